@@ -1,39 +1,56 @@
-"""Bisect: the very commit, or release, at which a patch turns, in as few tries as halving takes."""
+"""Bisect: the upstream commit that changes the state of a patch, or the answer of a command, on a real repository."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks.drift import State
+from sparkwright.cherry_picks import bisect
 from sparkwright.cli import main
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
-GOOD: tuple[State, ...] = ("applies", "moves")
-BAD: tuple[State, ...] = ("already-upstream", "likely-upstream", "empty", "conflict")
 
 
 def edited(*changes: tuple[int, str]) -> bytes:
-    made = TEXT.decode()
+    text = TEXT.decode()
     for number, line in changes:
-        made = made.replace(f"line {number}\n", line)
-    return made.encode()
+        text = text.replace(f"line {number}\n", line)
+    return text.encode()
 
 
-# Over commits.
+@settings(max_examples=30)
+@given(st.data())
+def test_a_change_is_found_around_states_without_an_answer(data: st.DataObject) -> None:
+    """Whichever states give no answer: only those lie between both results, and no state is asked twice."""
+    count = data.draw(st.integers(2, 100))
+    change = data.draw(st.integers(1, count - 1))
+    silent = data.draw(st.sets(st.integers(1, max(count - 2, 1)), max_size=30)) - {0, count - 1}
+    asked: list[int] = []
+
+    def ask(number: int) -> bool | None:
+        asked.append(number)
+        return None if number in silent else number < change
+
+    last, first = bisect.search(count, ask)
+
+    assert last < change <= first
+    assert set(range(last + 1, first)) <= silent
+    assert len(asked) == len(set(asked)) <= 3 + math.ceil(math.log2(count)) + len(silent)
 
 
-@pytest.fixture(name="made")
-def _made(host: Host) -> Host:
-    """Return the host with a release, two patches of ours, and a dozen commits after it."""
+@pytest.fixture(name="stack")
+def _stack(host: Host) -> Host:
+    """Return the host with a release and two patches of ours."""
     host.work.commit({"a.txt": TEXT, "b.txt": TEXT}, "Begin")
     host.lock()
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
@@ -41,81 +58,89 @@ def _made(host: Host) -> Host:
     return host
 
 
-def go_on(host: Host, count: int, files: Mapping[str, bytes | None] | None = None, message: str = "Go on") -> list[str]:
-    """Let upstream make *count* commits that do not matter, then one that changes *files*, if given; return them."""
-    made = [host.work.commit({f"other/{number}.txt": host.work.git("rev-parse", "HEAD").encode()}, message) for number in range(count)]
+def go_on(host: Host, count: int, files: dict[str, bytes | None] | None = None, subject: str = "Change what matters") -> str:
+    """Let upstream make *count* commits that do not matter, then one that changes *files*, if given; return the last."""
+    for number in range(count):
+        host.work.commit({"n.txt": f"{number} {subject}".encode()}, "Go on")
     if files:
-        made.append(host.work.commit(files, "Change what matters"))
+        host.work.commit(files, subject)
     host.push()
-    return made
+    return host.work.git("rev-parse", "HEAD")
 
 
-def found(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    """Return the turn that the verb tells of."""
+def result(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """Return the document of a search that ends well."""
     capsys.readouterr()
     assert main.main(["patch", "bisect", *host.words, "--json", *words]) == 0, capsys.readouterr().err
-    return msgspec.json.decode(capsys.readouterr().out)["turn"]
+    return msgspec.json.decode(capsys.readouterr().out)["bisect"]
 
 
-def test_the_commit_that_took_a_pick_is_found(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the pick's own base on, without a word about where to begin; the evidence and the page are there."""
-    go_on(made, 5)
-    head = made.pull(7, {"c.txt": b"picked\n"})
-    merge = made.squash(7)
-    made.carry(7, head, merge)
-    go_on(made, 6)
-    turn = found(made, capsys, "7")
+def test_the_commit_that_took_a_pick_is_found(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """The search starts from the pick's own base; the evidence and the page are in the result."""
+    go_on(stack, 5)
+    head = stack.pull(7, {"c.txt": b"picked\n"})
+    merge = stack.squash(7)
+    stack.carry(7, head, merge)
+    go_on(stack, 6)
+    change = result(stack, capsys, "7")
 
-    assert turn["first"]["base"] == merge[:12]
-    assert (turn["last"]["state"], turn["first"]["state"]) == ("applies", "already-upstream")
-    assert turn["commit"] == f"{merge[:12]} 2026-11-01 Improve it (#7)"
-    assert turn["page"] == "https://github.com/acme/widget/pull/7"
-    assert turn["tried"][1] == 8
-    assert {one["test"] for one in turn["first"]["evidence"] if one["holds"]} == {"ancestor", "patch-id", "reverse"}
+    assert (change["commit"], change["line"]) == (merge, f"{merge[:12]} 2026-11-01 Improve it (#7)")
+    assert (change["before"], change["page"]) == ("applies", "https://github.com/acme/widget/pull/7")
+    assert change["after"].startswith(f"is upstream (ancestor: {merge[:12]} is part of")
+    assert change["commits"] == 8
 
 
 @pytest.mark.parametrize("name", ["first", "first.patch"])
-def test_the_commit_that_broke_a_patch_of_ours_is_found(made: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """A patch that only moves still fits; the commit that changed its lines is the turn."""
-    go_on(made, 3, {"a.txt": b"new\n" + TEXT})
-    *_, breaking = go_on(made, 4, {"a.txt": b"new\n" + edited((10, "theirs\n"))})
-    go_on(made, 3)
-    turn = found(made, capsys, name, "--from", "v1")
+def test_the_commit_that_broke_a_patch_is_found(stack: Host, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """A patch that only moves still applies; the commit that changed its lines is the result, after few tries."""
+    go_on(stack, 3, {"a.txt": b"new\n" + TEXT})
+    breaking = go_on(stack, 4, {"a.txt": b"new\n" + edited((10, "theirs\n"))})
+    go_on(stack, 3)
+    change = result(stack, capsys, name, "--from", "v1")
 
-    assert turn["first"]["base"] == breaking[:12]
-    assert (turn["last"]["state"], turn["first"]["state"]) == ("moves", "conflict")
-    assert turn["commit"].endswith(" Change what matters")
-    assert turn["page"] == ""
-    assert turn["tried"] == [turn["tried"][0], 13]
-    assert turn["tried"][0] <= 2 + math.ceil(math.log2(13))
+    assert (change["commit"], change["page"]) == (breaking, "")
+    assert (change["before"], change["after"]) == ("applies at other lines", "conflicts")
+    assert change["tried"] <= 2 + math.ceil(math.log2(13))
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "reference", "what"),
     [
-        (["third", "--from", "v1"], "no patch 'third'"),
-        (["8"], "no patch '8'"),
-        (["first"], "needs a commit to start from"),
-        (["first", "--from", "v9"], "no branch, tag or commit v9"),
-        (["first", "--from", "v1", "--to", "v9"], "no branch, tag or commit v9"),
-        (["first", "--from", "0" * 40], "no branch, tag or commit 0000"),
-        (["first", "--from", "abcdef123"], "no branch, tag or commit abcdef123"),
-        (["first", "--from", "main", "--to", "v1"], "does not follow"),
+        (["third", "--from", "v1"], "not-provided", "no patch 'third'"),
+        (["first"], "not-provided", "needs a commit to start from"),
+        (["--run", "true"], "not-provided", "needs a commit to start from"),
+        (["first", "--from", "v9"], "not-provided", "no branch, tag or commit v9"),
+        (["first", "--from", "0" * 40], "not-provided", "no branch, tag or commit 0000"),
+        (["first", "--from", "abcdef123"], "not-provided", "no branch, tag or commit abcdef123"),
+        (["first", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
+        (["first", "--from", "v1"], "bisect-undecided", "changes nowhere for certain"),
+        (["--from", "v1", "--run", "true"], "bisect-undecided", "changes nowhere for certain"),
+        (["--from", "v1", "--run", "sh", "-c", "exit 128"], "command-failed", "status 128"),
+        (["first", "--run", "true"], "usage", "a patch, or --run"),
+        ([], "usage", "a patch, or --run"),
     ],
 )
-def test_names_that_mean_nothing_are_refused(made: Host, words: list[str], what: str) -> None:
-    """A patch, a start or an end that nobody knows is an error that says which; so are ends the wrong way round."""
-    go_on(made, 2)
+def test_a_search_without_a_result_is_refused(stack: Host, words: list[str], reference: str, what: str) -> None:
+    """Unknown patches and ends, ends in the wrong order or of one answer, a command that breaks down."""
+    go_on(stack, 2)
 
-    with refusal("not-provided", match=what):
-        main.run(["patch", "bisect", *made.words, *words])
+    with refusal(reference, match=what):
+        main.run(["patch", "bisect", *stack.words, *words])
 
 
-def test_ends_that_agree_are_said(made: Host) -> None:
-    """A patch that still fits has no turn; the error names both ends and how to choose others."""
-    go_on(made, 2)
-
-    with refusal("bisect-undecided") as caught:
-        main.run(["patch", "bisect", *made.words, "first", "--from", "v1"])
-    assert [line.partition(": ")[2] for line in caught.value.details] == ["good", "good"]
-    assert "--from" in caught.value.todo
+@pytest.mark.parametrize("skipped", ["", "4 Grow", "3 Grow"])
+def test_the_commit_that_changed_the_answer_of_a_command_is_found(stack: Host, capsys: pytest.CaptureFixture[str], skipped: str) -> None:
+    """The command sees upstream's commit with the patches applied; states that it skips are searched around, and never guessed."""
+    growth = go_on(stack, 5, {"size.h": b"/" * 2000}, "Grow")
+    go_on(stack, 0, {"b.txt": edited((30, "theirs\n"))}, "Break a patch")
+    go_on(stack, 3, {"b.txt": TEXT}, "Take it back")
+    text = "import pathlib, sys\nassert b'first' in pathlib.Path('a.txt').read_bytes()\n"
+    text += f"n = pathlib.Path('n.txt')\nif n.exists() and n.read_text() == {skipped!r}: sys.exit(125)\n"
+    text += "sys.exit(pathlib.Path('size.h').exists())\n"
+    words = ["--from", "v1", "--run", sys.executable, "-c", text]
+    if skipped == "4 Grow":
+        with refusal("bisect-undecided"):
+            main.run(["patch", "bisect", *stack.words, *words])
+    else:
+        change = result(stack, capsys, *words)
+        assert (change["commit"], change["before"], change["after"]) == (growth, "exit status 0", "exit status 1")

@@ -245,7 +245,8 @@ def test_a_file_in_another_form_is_named(mini: Mini) -> None:
         main.run(["patch", "export", "--check", *mini.words])
     assert caught.value.details == (path.name,)
 
-    assert main.run(["patch", "export", "--fork", "vllm", *mini.words]) == 0
+    for verb in ("rebase", "export"):
+        assert main.run(["patch", verb, "--fork", "vllm", *mini.words]) == 0
     assert path.read_bytes() == exact
 
 

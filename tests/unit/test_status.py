@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +11,6 @@ import pytest
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.core import github
-from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
@@ -31,40 +29,24 @@ def edited(*changes: tuple[int, str]) -> bytes:
 
 @pytest.fixture(name="made")
 def _made(host: Host) -> Host:
-    """Return the host with two stacks on one release: a pick in both, two patches of ours in one."""
+    """Return the host with a release, a pick, and two patches of ours."""
     host.work.commit({"a.txt": TEXT, "b.txt": TEXT, "docs/big.txt": TEXT}, "Begin")
     host.lock()
-    host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1"), stacks=("2026.11",))
+    host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1"))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
-    other = host.root / "forks" / "2026.11"
-    shutil.copytree(host.root / "forks" / host.stack, other)
-    for name in ("stack.yaml", "lock.yaml"):
-        (other / name).write_text((other / name).read_text().replace("stack: test", "stack: '2026.11'"))
-    shutil.rmtree(other / host.fork)
     return host
 
 
-def status(host: Host, capsys: pytest.CaptureFixture[str], *words: str, every: bool = False) -> Any:
-    """Return the document of the verb, run where neither a repository nor the index can be reached."""
+def lines(host: Host, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return the lines of the host's own stack by name, shown where neither a repository nor the index can be reached."""
     alive = host.mirrors
     host.mirrors = {host.url: f"{NOWHERE}widget.git", github.ADDRESS: NOWHERE}
-    given = host.words[2:] if every else host.words
+    words = host.words
     host.mirrors = alive
     capsys.readouterr()
-    assert main.main(["patch", "status", *given, "--json", *words]) == 0
-    return msgspec.json.decode(capsys.readouterr().out)["stacks"]
-
-
-def lines(host: Host, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Return the lines of the host's own stack by name."""
-    return {one["name"]: one for one in status(host, capsys)[host.stack]}
-
-
-def applied(host: Host) -> None:
-    """Apply the series, as the verb does."""
-    session = host.session()
-    series.apply_series(session, fetch.fetch(session, host.fork))
+    assert main.main(["patch", "status", *words, "--json"]) == 0
+    return {line["name"]: line for line in msgspec.json.decode(capsys.readouterr().out)["stacks"][host.stack]}
 
 
 def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,24 +55,13 @@ def test_a_line_says_what_and_why(made: Host, capsys: pytest.CaptureFixture[str]
     found = lines(made, capsys)
     age = (datetime.datetime.now(datetime.UTC).date() - datetime.date(2026, 11, 1)).days
 
-    shared = {"fork": "widget", "age": age, "here": "not tried", "needed": "not looked at", "superseded": ""}
+    shared = {"fork": "widget", "age": age, "needed": "not looked at", "superseded": ""}
     shared |= {"reason": "the test wants it", "drop_when": "the test ends"}
 
     assert found["#7"] == {
         **shared, "name": "#7", "subject": "Improve number 7", "lines": 7, "page": "https://github.com/acme/widget/pull/7",
     }  # fmt: skip
     assert found["first.patch"] == {**shared, "name": "first.patch", "subject": "Do the first", "lines": 9, "page": ""}
-
-
-def test_applied_is_what_was_applied_as_it_stands_now(made: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is known before an apply; after it every element is; a patch that was edited since takes that back."""
-    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
-    applied(made)
-    assert {one["here"] for one in lines(made, capsys).values()} == {"applied"}
-    path = made.series / "second.patch"
-    path.write_bytes(path.read_bytes().replace(b"As told.", b"As told, twice."))
-
-    assert {one["here"] for one in lines(made, capsys).values()} == {"not tried"}
 
 
 def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,7 +248,7 @@ def test_the_page_of_a_job_has_the_tables(mini: conftest.Mini, cli: conftest.Cli
     assert cli("fetch", *mini.words, "--fork", "nothing", env=env).returncode == 1
     text = page.read_text()
 
-    assert "| patch | age | here |" in text
+    assert "| patch | age | still needed? |" in text
     assert "| --- | ---: |" in text
     assert "error: not-provided:" in text
 

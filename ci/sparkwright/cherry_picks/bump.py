@@ -42,17 +42,6 @@ class Bump(msgspec.Struct, frozen=True):
     files: dict[str, str]
     difference: tuple[str, ...]
 
-    @property
-    def stuck(self) -> list[Trial]:
-        """
-        The picks that do not apply to the new base; only upstream or the ledger can change them.
-        """
-        return [
-            trial
-            for trial in self.trials
-            if trial.patch.startswith("#") and trial.state in ("conflict", "likely-upstream")
-        ]
-
 
 def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
     """
@@ -73,11 +62,8 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         raise SourceError("not-provided", f"{fork} is at {version} already.")
     patches = series.of(session, fork)
     if unknown := sorted(set(drop) - {patch.name for patch in patches}):
-        what, details = (
-            f"The series of {fork} has no patch {', '.join(unknown)} to drop.",
-            [patch.name for patch in patches],
-        )
-        raise SourceError("not-provided", what, details=details)
+        what = f"The series of {fork} has no patch {', '.join(unknown)} to drop."
+        raise SourceError("not-provided", what, details=[patch.name for patch in patches])
     stack_text = _stack_text(project, fork, before, after)
     resolved = resolve.resolve_fork(session, fork, after)
     source = fetch.fetch(session, fork, resolved)

@@ -7,9 +7,9 @@ Neither writes anything that is reviewed.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import email.utils
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -21,8 +21,6 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 
 #: Share of its added lines that are in a base on which a patch conflicts, from which on the base
@@ -30,6 +28,8 @@ from sparkwright.forks.context import RunContext
 LIKELY = 0.8
 
 State = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
+
+_UPSTREAM = ("already-upstream", "likely-upstream")
 
 #: Each state in words.
 MEANING = {
@@ -119,18 +119,11 @@ class Drift(msgspec.Struct, frozen=True):
     def absorbed(self, patch: str) -> Absorbed:
         """Return the end of the patch of that name."""
         trials = self.of(patch)
-        end = next(
-            (number for number, trial in enumerate(trials) if not trial.applies), len(trials)
-        )
-        first = next(
-            (trial for trial in trials if trial.state in ("already-upstream", "likely-upstream")),
-            None,
-        )
-        last = trials[end - 1].base if end else ""
-        state = trials[-1].state if trials else "conflict"
-        return Absorbed(
-            patch, last, first.base if first else "", state, first.proof if first else ""
-        )
+        fitting = list(itertools.takewhile(lambda trial: trial.applies, trials))
+        having = [trial for trial in trials if trial.state in _UPSTREAM][:1]
+        first, proof = (having[0].base, having[0].proof) if having else ("", "")
+        last = fitting[-1].base if fitting else ""
+        return Absorbed(patch, last, first, trials[-1].state, proof)
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -151,42 +144,30 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
     apply.
     """
-    session, book = upstream.session, upstream.book
-    merges = {record.name: record.merge for record in (book.records if book else ())}
-    names = [(patch.name, patch.sha256, merges.get(patch.name, "")) for patch in patches]
-    key = digest.key("trial", {"fork": upstream.fork, "base": base, "patches": names})
-    if stored := session.store.get("trial", key, list[Trial]):
-        return stored
-    reverting = apply.taken_away(session.objects, base.tree, patches)
-    outcomes = apply.evaluate(session.objects, base.tree, patches)
-    tried = [
+    objects = upstream.session.objects
+    reverting = apply.taken_away(objects, base.tree, patches)
+    outcomes = apply.evaluate(objects, base.tree, patches)
+    return [
         _trial(upstream, base, patch, outcome, reverts=patch.name in reverting)
         for patch, outcome in zip(patches, outcomes, strict=True)
     ]
-    tests = [test for trial in tried for test in trial.evidence if test.test == "patch-id"]
-    # A test that could not be made today may succeed tomorrow.
-    if not base.commit or all(test.holds is not None for test in tests):
-        session.store.put("trial", key, tried)
-    return tried
 
 
 def _trial(
     upstream: Upstream, base: Base, tried: Patch, outcome: Outcome, *, reverts: bool
 ) -> Trial:
     standing = patch.standing(upstream.session.objects, base.tree, tried.sections())
-    tests: tuple[Evidence, ...] = ()
     if outcome.status == "applied":
-        state: State = "moves" if outcome.moved and not tried.pick else "applies"
-    else:
-        tests = evidence(upstream, base, tried, reverts=reverts)
-        likely = standing[1] and standing[0] >= LIKELY * standing[1]
-        state = "likely-upstream" if likely else "conflict"
-        state = "empty" if outcome.status == "empty" else state
-        if outcome.status == "already-upstream" or any(test.holds for test in tests):
-            state = "already-upstream"
-    says = outcome.says if tests else ()
-    moved = outcome.moved
-    return Trial(tried.name, tried.sha256, base.name, state, moved, standing, tests, says)
+        moves: State = "moves" if outcome.moved and not tried.pick else "applies"
+        return Trial(tried.name, tried.sha256, base.name, moves, outcome.moved, standing, ())
+    tests = evidence(upstream, base, tried, reverts=reverts)
+    likely = standing[1] and standing[0] >= LIKELY * standing[1]
+    state: State = "likely-upstream" if likely else "conflict"
+    if outcome.status == "already-upstream" or any(test.holds for test in tests):
+        state = "already-upstream"
+    elif outcome.status == "empty":
+        state = "empty"
+    return Trial(tried.name, tried.sha256, base.name, state, 0, standing, tests, outcome.says)
 
 
 def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base]) -> Drift:
@@ -196,10 +177,10 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
     session, names, tried = upstream.session, list[str](), list[Trial]()
     for base in bases:
         results = trials(upstream, patches, base)
-        tried += results
-        names.append(base.name)
         count = sum(trial.applies for trial in results)
         console.note(f"{base.name}: {count} of {len(results)} apply")
+        tried += results
+        names.append(base.name)
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     drift = Drift(upstream.fork, session.project.stack, day, tuple(names), tuple(tried))
     if tried:
@@ -223,7 +204,6 @@ class Line(msgspec.Struct, frozen=True):
     Attributes:
         age: Days since its author's date; for a pick, since the commit that has it; −1 if unknown.
         lines: Lines of its diff; 0 if the diff is not in the store.
-        here: On the locked source: ``applied``, or ``not tried`` if the store has no result.
         needed: Whether it is still needed, by the last drift.
         superseded: What took its place, with the evidence; empty if nothing did.
         page: The page of a pull request.
@@ -234,7 +214,6 @@ class Line(msgspec.Struct, frozen=True):
     subject: str
     age: int
     lines: int
-    here: str
     needed: str
     superseded: str
     reason: str
@@ -245,41 +224,35 @@ class Line(msgspec.Struct, frozen=True):
 def status(session: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
     book, stack = ledger.load(session.project.root, fork), session.project.stack
-    applied, drift, lines = _applied(session, fork), last(session, fork), list[Line]()
-
-    def add(
-        name: str, subject: str, date: str, data: bytes, sha256: str, why: tuple[str, ...]
-    ) -> None:
-        try:
-            age = (today - email.utils.parsedate_to_datetime(date).date()).days
-        except ValueError:
-            age = (today - datetime.date.fromisoformat(date)).days if date[:1].isdigit() else -1
-        here = "applied" if name in applied else "not tried"
-        needed = _needed(drift, name, sha256)
-        lines.append(Line(fork, name, subject, age, data.count(b"\n"), here, *needed, *why))
-
+    drift, carried = last(session, fork), list[Patch]()
     for record in book.carried(stack) if book else ():
-        data = pull_requests.stored_diff(session, record)
-        sha256 = digest.sha256_bytes(patch.without(data, record.stacks[stack])) if data else ""
-        page = book.page(record.number) if book else ""
-        why = (record.reason, record.drop_when, page)
-        add(record.name, record.title, record.date, data, sha256, why)
-    for ours in series.load(session.project.series_folder(fork)):
-        reasons = (ours.reason, ours.drop_when)
-        add(ours.name, ours.subject, ours.date, ours.data, ours.sha256, reasons)
-    return lines
+        data = patch.without(pull_requests.stored_diff(session, record), record.stacks[stack])
+        sha256 = digest.sha256_bytes(data) if data else ""
+        why = (record.reason, record.drop_when)
+        names = (record.name, sha256, record.title, record.state, *why)
+        carried.append(Patch(*names, record.files, data, record.number, date=record.date))
+    carried += series.load(session.project.series_folder(fork))
+    return [
+        Line(
+            fork,
+            patch.name,
+            patch.subject,
+            _days_since(patch.date, today),
+            patch.data.count(b"\n"),
+            *_needed(drift, patch.name, patch.sha256),
+            patch.reason,
+            patch.drop_when,
+            book.page(patch.pick) if book and patch.pick else "",
+        )
+        for patch in carried
+    ]
 
 
-def _applied(session: RunContext, fork: str) -> frozenset[str]:
-    """
-    Return the names of the patches that applied to the locked source, if that is in the store.
-    """
+def _days_since(date: str, today: datetime.date) -> int:
     try:
-        source = fetch.fetch(dataclasses.replace(session, offline=True), fork)
-    except SparkwrightError:
-        return frozenset()
-    stored = series.stored_tree(session, fork, source.tree)
-    return frozenset(step.name for step in stored.steps) if stored else frozenset()
+        return (today - email.utils.parsedate_to_datetime(date).date()).days
+    except ValueError:
+        return (today - datetime.date.fromisoformat(date)).days if date[:1].isdigit() else -1
 
 
 def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:

@@ -73,15 +73,17 @@ class PatchError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "bisect-undecided": Advice(
-            "Both ends of the search answer the same, or one state does not answer the same "
-            "every time: no turn can be named for certain.",
-            "Choose other ends with --from and --to.",
+            "Both ends of the search give the same answer, or the states at the change give none, "
+            "so no commit can be named for certain.",
+            "Choose other ends with --from and --to, or let the command judge the states that it "
+            "skips.",
             exit_code=4,
         ),
         "export-mismatch": Advice(
             "The files of the series are not what its commits give: edited by hand, or made by "
             "another tool.",
-            "Run `sparkwright patch export`, read the difference that it makes, and commit it.",
+            "Run `sparkwright patch rebase` and `sparkwright patch export`, read the difference "
+            "that they make, and commit it.",
         ),
         "patch-already-upstream": Advice(
             "The base has this change already, so the patch has nothing left to do: upstream "
@@ -121,12 +123,6 @@ class PatchError(SparkwrightError):
             "still the pinned state.",
             "Read the difference above. Take the new state with `sparkwright patch pick NUMBER "
             "--accept`, or leave everything as it is.",
-        ),
-        "predicate-failed": Advice(
-            "The command of a search was killed or broke down, so what it said about this state "
-            "is no answer.",
-            "Run it by hand, with the variables that the log names; exit with 125 where a state "
-            "cannot be judged. Known answers are kept.",
         ),
         "rebase-unfinished": Advice(
             "A rebase is under way in the worktree: a patch conflicts and waits for you, or "

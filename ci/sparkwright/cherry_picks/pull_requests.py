@@ -8,18 +8,22 @@ git objects in either case, and must match the pins of the record from then on.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks import patch
+from sparkwright.cherry_picks import apply, conflict, patch
+from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitError, GitHubError
+from sparkwright.core.errors import GitError, GitHubError, UsageError
 from sparkwright.core.github import GitHub
+from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
@@ -311,3 +315,67 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
         pick=record.number,
         author=record.author,
     )
+
+
+def pin(
+    session: RunContext,
+    fork: str,
+    number: int,
+    *,
+    reason: str = "",
+    drop_when: str = "",
+    carry: bool = False,
+    drop: bool = False,
+    accept: bool = False,
+    excluded: Mapping[str, str] = {},
+) -> Record:
+    """
+    Pin pull request *number* of *fork* to its current state, and write the ledger.
+
+    Args:
+        reason, drop_when: Of the record; empty to leave them as they are.
+        carry, drop: Let the stack carry it, or not any more.
+        accept: Take another head than the one that is pinned.
+        excluded: Paths that the stack leaves out, each with the reason.
+
+    Raises:
+        UsageError: The record has no reason, or no condition for dropping it.
+        patch-conflict, patch-already-upstream, patch-no-effect: It does not apply to the stack
+            after the picks before it.
+        pick-moved, pick-mismatch, pull-request-gone: See `snapshot`, `record` and `check_head`.
+    """
+    # Without the lock, two runs could overwrite each other's record.
+    with console.step(f"pick {fork}#{number}"), session.store.lock(f"ledger-{fork}"):
+        book, stack = ledgers.require(session.project.root, fork), session.project.stack
+        earlier = book.find(number)
+        reason = reason or (earlier.reason if earlier else "")
+        drop_when = drop_when or (earlier.drop_when if earlier else "")
+        if not reason.strip() or not drop_when.strip():
+            raise UsageError(
+                "usage",
+                f"{fork}#{number} needs a reason and a condition for dropping it.",
+                todo="Give both: --reason TEXT --drop-when TEXT.",
+            )
+        seen = snapshot(session, book, number)
+        if earlier and not accept:
+            check_head(session, book, earlier, seen)
+        fresh = record(session, book, seen, number, reason, drop_when)
+        stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
+        if carry or excluded:
+            stacks[stack] = {**stacks.get(stack, {}), **excluded}
+        book = book.with_record(msgspec.structs.replace(fresh, stacks=stacks))
+        if stack in stacks:
+            _check_applies(session, book, fork, number)
+        ledgers.write(session.project.root, fork, book)
+    return book.record(number)
+
+
+def _check_applies(session: RunContext, book: Ledger, fork: str, number: int) -> None:
+    """Raise PatchError if a pick does not apply to the stack after the picks before it."""
+    source, stack = fetch.fetch(session, fork), session.project.stack
+    patches = [patch_of(session, book, record, stack) for record in book.carried(stack)]
+    patches = patches[: [patch.pick for patch in patches].index(number) + 1]
+    outcomes = apply.evaluate(session.objects, source.tree, patches)
+    if outcomes[-1].status != "applied":
+        base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
+        raise conflict.refusal(Upstream(session, fork, book), base, patches, outcomes)

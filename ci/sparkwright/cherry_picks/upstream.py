@@ -8,6 +8,7 @@ release on the package index, of which only the tree is known.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +22,7 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core import digest
 from sparkwright.core.console import console, one_line
-from sparkwright.core.errors import GitError, SparkwrightError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git_store import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
@@ -87,19 +88,8 @@ def merge_base(objects: Objects, first: str, second: str) -> str | None:
 
 def parents(objects: Objects, commit: str) -> list[str]:
     """Return the parents of *commit*, which themselves need not be there."""
-    raw = objects.run(["cat-file", "commit", commit])[1].decode("utf-8", "replace")
-    head = raw.partition("\n\n")[0]
-    return [line.split()[1] for line in head.splitlines() if line.startswith("parent ")]
-
-
-def before(objects: Objects, commit: str) -> str:
-    """Return the first parent of *commit*, or the empty tree."""
-    return next(iter(parents(objects, commit)), _EMPTY_TREE)
-
-
-def revisions(objects: Objects, *arguments: str) -> list[str]:
-    """Return the commits that ``git rev-list`` selects, oldest first."""
-    return objects.run(["rev-list", "--reverse", *arguments, "--"])[1].decode().split()
+    head = objects.run(["cat-file", "commit", commit])[1].partition(b"\n\n")[0]
+    return [name.decode() for name in re.findall(rb"(?m)^parent (\w+)$", head)]
 
 
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
@@ -128,21 +118,6 @@ def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> boo
         part.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in part.hunks)
         for part in patch.sections(out)
     )
-
-
-def range_diff(objects: Objects, old: tuple[str, str], new: tuple[str, str]) -> list[str]:
-    """
-    Return git's comparison of two series of commits, each (base, tip), whose files must be there.
-    """
-    ranges = [f"{base}..{tip}" for base, tip in (old, new)]
-    out = objects.run(["range-diff", "--no-color", "--creation-factor=80", *ranges])[1]
-    # It quotes both series, whose control characters must not reach a terminal.
-    return [
-        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)[
-            :200
-        ]
-        for line in out.decode("utf-8", "replace").split("\n")[:-1]
-    ]
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -237,9 +212,9 @@ class Upstream:
             return ""
         if re.fullmatch(r"[0-9a-f]{7,40}", name):
             words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
-            status, out, _ = self.session.objects.run(words, check=False)
-            if status == 0 or len(name) == 40:
-                return out.decode().strip() or name
+            commit = self.session.objects.run(words, check=False)[1].decode().strip()
+            if commit or len(name) == 40:
+                return commit or name
         return self.mirror.history(name, newest=not self.session.offline) or ""
 
     def named(self, name: str, patches: Collection[Patch]) -> Base:
@@ -273,23 +248,17 @@ class Upstream:
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
-        Yield the newest release (or *every* one) after the locked source, and the branch's tip,
-        oldest first; skip the unreachable ones.
+        Yield the newest release (or *every* one) after the locked source, and the branch's tip if
+        it can be reached, oldest first.
         """
-        releases, tip = self.later_releases(optional=True), self._newest(patches)
-        for release in releases if every else releases[-1:]:
-            # The tip of a mirror can be older than the newest releases.
-            if tip and release.day > tip.name.rpartition(" ")[2]:
-                yield tip
-                tip = None
-            try:
-                yield of_release(self.session, release)
-            except SourceError as error:
-                if error.reference != "source-unreachable":
-                    raise
-                console.warn(f"{release.project} {release.version} is left out: {error.what}")
-        if tip:
-            yield tip
+        listed, tip = self.later_releases(optional=True), self._newest(patches)
+        listed = listed if every else listed[-1:]
+        # The tip of a mirror can be older than the newest releases.
+        day = tip.name.rpartition(" ")[2] if tip else ""
+        older = [release for release in listed if not tip or release.day <= day]
+        yield from (of_release(self.session, release) for release in older)
+        yield from [tip] if tip else []
+        yield from (of_release(self.session, release) for release in listed[len(older) :])
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
         if not self.mirror or not self.book:
@@ -314,10 +283,9 @@ def of_release(session: RunContext, release: Release) -> Base:
     """
     tree = _stored(session, release)
     if not tree:
-        project, version = release.project, release.version
-        file = FileLock(project, version, release.filename, release.sha256, 0, release.folder)
-        with console.step(f"release {project} {version}"), session.store.lock("objects"):
-            tree = fetch.import_file(session, file)
+        names = (release.project, release.version, release.filename, release.sha256)
+        with session.store.lock("objects"):
+            tree = fetch.import_file(session, FileLock(*names, 0, release.folder))
         session.store.put("release", _key(release), tree)
     return Base(release.version, tree)
 
@@ -344,25 +312,23 @@ def releases(session: RunContext, project: str, *, optional: bool = False) -> li
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    key = digest.key("releases", project)
+    key, by_version = digest.key("releases", project), {}
     if session.offline:
         stored = session.store.get("releases", key, list[Release]) or []
         return [release for release in stored if _stored(session, release)]
-    by_version = {}
     try:
-        for file in package_index.files(project):
-            try:
-                version = parse_sdist_filename(file.name)[1]
-            except InvalidSdistFilename:
-                continue
-            if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
-                pins = (str(version), file.name, file.sha256, file.day)
-                by_version[version] = Release(project, *pins)
+        files = package_index.files(project)
     except SourceError as error:
-        if error.reference != "source-unreachable" or not optional:
+        if not optional:
             raise
         console.note(error.what)
         return []
+    for file in files:
+        with contextlib.suppress(InvalidSdistFilename):
+            version = parse_sdist_filename(file.name)[1]
+            if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
+                pins = (str(version), file.name, file.sha256, file.day)
+                by_version[version] = Release(project, *pins)
     listed = [by_version[version] for version in sorted(by_version)]
     session.store.put("releases", key, listed)
     return listed
@@ -408,9 +374,9 @@ def evidence(
 def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
-    objects = upstream.session.objects
-    fetched = base.commit and objects.has(f"{record.merge}^{{commit}}")
-    holds = is_ancestor(objects, record.merge, base.commit) if fetched else None
+    objects, holds = upstream.session.objects, None
+    if base.commit and objects.has(f"{record.merge}^{{commit}}"):
+        holds = is_ancestor(objects, record.merge, base.commit)
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
@@ -422,26 +388,21 @@ def _patch_id(
     """
     Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.
     """
-    objects, candidates = upstream.session.objects, None
+    objects, context = upstream.session.objects, 3 if record else CONTEXT
     wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
-    paths = record.files if record else ours.files
     if not wanted:
         return None, "the diff is empty"
-    try:
-        candidates = _same_files(objects, paths, base.commit) if base.commit else None
-    except GitError as error:
-        console.detail(error.what)
-    if candidates is None or not upstream.mirror:
+    if not upstream.mirror or not base.commit:
         return None, f"the history of {base.name} is not known here"
-    for name in candidates:
-        try:
-            parent = before(objects, name)
+    try:
+        for name in _same_files(objects, record.files if record else ours.files, base.commit):
+            parent = [*parents(objects, name), _EMPTY_TREE][0]
             upstream.mirror.files(patch.blobs(objects, parent, name))
-            diff = patch.render(objects, parent, name, context=3 if record else CONTEXT)
-        except SparkwrightError as error:
-            return None, f"{name[:12]} changes the same files, but cannot be read: {error.what}"
-        if patch.patch_id(objects, diff) == wanted:
-            return True, f"{commit(objects, name).line()} has patch-id {wanted[:12]}"
+            diff = patch.render(objects, parent, name, context=context)
+            if patch.patch_id(objects, diff) == wanted:
+                return True, f"{commit(objects, name).line()} has patch-id {wanted[:12]}"
+    except SparkwrightError as error:
+        return None, f"the history of {base.name} is not known here: {error.what}"
     return False, f"no commit of {base.name} has patch-id {wanted[:12]}"
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.core import git
 from sparkwright.core.errors import UsageError
+from sparkwright.core.github import Repository
 from sparkwright.core.github_summary import block, plain, table
-from sparkwright.operate.upkeep import foreseen
+from sparkwright.operate.upkeep import foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
+from sparkwright.operate.upkeep.proposal import Proposed
 
 #: Folders whose files a bump writes.
 FOLDERS = ("forks", "cherry_picks")
@@ -71,3 +73,16 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
     ]  # fmt: skip
     text = "\n".join(parts) + "\n"
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition("\n")[0] + "\n```\n\n*Cut here; `git diff` has the rest.*\n"
+
+
+def propose(
+    repository: Repository, root: Path, stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | None, *, base: str
+) -> Proposed:
+    """
+    Open or update the pull request of a bump of the checkout *root* against the branch *base*.
+
+    Raises:
+        github-unreachable, github-refused, github-limited: It cannot be done.
+    """
+    texts = {"title": title(stack, made), "body": body(stack, made, range_diff, units)}
+    return proposal.propose(repository, base, head(root), branch(stack, made), changed(root), **texts)

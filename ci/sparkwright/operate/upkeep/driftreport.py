@@ -8,7 +8,10 @@ from pathlib import Path
 from sparkwright.cherry_picks.drift import Document, Drift, Trial
 from sparkwright.core import files
 from sparkwright.core.errors import FileError
+from sparkwright.core.github import Repository
 from sparkwright.core.github_summary import block, plain, table
+from sparkwright.operate.upkeep import issue
+from sparkwright.operate.upkeep.issue import Kept
 
 #: Bytes of the largest report that is read; one of every release of vLLM since the lock has some hundred thousand.
 LARGEST = 16 * 1024 * 1024
@@ -90,3 +93,17 @@ def _patch(one: Drift, trial: Trial) -> Iterator[str]:
 def _counts(one: Drift) -> str:
     newest = [trial for trial in one.trials if trial.base == one.bases[-1]]
     return f"{sum(trial.state in ('applies', 'moves') for trial in newest)} of {len(newest)} apply on {plain(one.bases[-1])}"
+
+
+def keep_issue(repository: Repository, drifts: Sequence[Drift], *, author: str, run: str = "") -> Kept:
+    """
+    Open, update or close the issue about *drifts*; see `issue.keep` and `body`.
+
+    Raises:
+        github-unreachable, github-refused, github-limited: It cannot be done.
+    """
+    found = asking(drifts)
+    stacks = ", ".join(dict.fromkeys(one.stack for one, _ in found))
+    count = f"{len(found)} patches of {stacks} ask" if len(found) != 1 else f"a patch of {stacks} asks"
+    title = f"Drift: {count} for a person" if found else "Drift"
+    return issue.keep(repository, "drift", title, body(drifts, run=run), author=author, wanted=bool(found))
