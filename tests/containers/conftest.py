@@ -24,9 +24,11 @@ from typing import Any, NoReturn
 
 import docker
 import pytest
+from docker import DockerClient
 from tests.conftest import running
 
-from sparkwright.builder.container import BuilderImage, Engine, builder_image, connect
+from sparkwright.builder.container import builder_image, connected
+from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -110,12 +112,12 @@ def engine_address() -> Iterator[str]:
 
 
 @pytest.fixture
-def engine(engine_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(engine_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerClient]:
     """Return the engine as sparkwright reaches it; no test may leave a container behind."""
     monkeypatch.setenv("DOCKER_HOST", engine_address)
-    reached = connect()
-    yield reached
-    assert not reached.client.containers.list(all=True)
+    with connected() as reached:
+        yield reached
+        assert not reached.containers.list(all=True)
 
 
 def debian(architecture: str, store: Store, packages: str = "", kept: str = "") -> Path:
@@ -224,7 +226,7 @@ def take(engine_address: str) -> Callable[[Path, str], str]:
 
 
 @pytest.fixture
-def contained_demo(demo_session: RunContext, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+def contained_demo(demo_session: RunContext, engine: DockerClient, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     """Return the locked demo with the recipe of the builder image; what sparkwright itself requires comes from the user's index."""
     monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")
     shutil.copy(ROOT / "build" / "builder.Dockerfile", demo_session.project.root / "build")
@@ -232,9 +234,9 @@ def contained_demo(demo_session: RunContext, engine: Engine, monkeypatch: pytest
 
 
 @pytest.fixture
-def builder(contained_demo: RunContext, engine: Engine, base: str) -> BuilderImage:
+def builder(contained_demo: RunContext, engine: DockerClient, base: str) -> tuple[str, str, Interpreter]:
     """Return the builder image, made by the first test that asks for it."""
-    return builder_image(contained_demo, engine, base, "")
+    return builder_image(contained_demo, engine, base)
 
 
 class Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from docker import DockerClient
 
 from sparkwright.builder import container
-from sparkwright.builder.container import OWNER, PROGRAM, BindMount, BuilderImage, Engine
+from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.cli import demo, main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
@@ -46,9 +46,9 @@ def wheel_of(folder: Path) -> Path:
     return path
 
 
-def ours(engine: Engine) -> list[Any]:
+def ours(engine: DockerClient) -> list[Any]:
     """Return the containers that some sparkwright owns."""
-    return list(engine.client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True))
+    return list(engine.containers.list(all=True, filters={"name": "sparkwright-run-"}, ignore_removed=True))
 
 
 def test_inside_and_outside_the_same_code_is_made(contained_run: Run, contained_demo: RunContext) -> None:
@@ -80,7 +80,7 @@ def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
 
 
 @pytest.fixture
-def another_user(contained_run: Run, contained_demo: RunContext, builder: BuilderImage, engine_address: str) -> Iterator[dict[str, Any]]:
+def another_user(contained_run: Run, contained_demo: RunContext, builder: tuple[str, str, Interpreter], engine_address: str) -> Iterator[dict[str, Any]]:
     """Return how to run as a user who may use the engine and is not root; the demo is moved to where that user may go."""
     options: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": []}
     try:
@@ -94,10 +94,10 @@ def another_user(contained_run: Run, contained_demo: RunContext, builder: Builde
         place = Path(folder, "demo")
         # The links lead to the store of whoever runs the tests; only the few files that the build reads come along.
         shutil.copytree(contained_run.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*demo.SHARED))
-        for file in container.needed(contained_demo, builder.python):
-            kept = package_index.path_of(contained_demo.store, file.sha256, file.filename)
-            (place / "store" / "downloads" / file.sha256).mkdir(parents=True)
-            shutil.copyfile(kept, place / "store" / "downloads" / file.sha256 / file.filename)
+        for _, filename, sha256 in container.needed(contained_demo, builder[2]):
+            kept = package_index.path_of(contained_demo.store, sha256, filename)
+            (place / "store" / "downloads" / sha256).mkdir(parents=True)
+            shutil.copyfile(kept, place / "store" / "downloads" / sha256 / filename)
         subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
         contained_run.folder, contained_run.store = place, place / "store"
         yield options
@@ -113,7 +113,7 @@ def test_what_is_made_belongs_to_the_caller(contained_run: Run, another_user: di
 
 
 #: When the interruption comes: what has to be seen first.
-MOMENTS: dict[str, Callable[[Run, Engine], object]] = {
+MOMENTS: dict[str, Callable[[Run, DockerClient], object]] = {
     "the container is there": lambda run, engine: ours(engine),
     "a compiler runs": lambda run, engine: any((run.store / "containers").glob("*/*/demo/vllm/build/launch/calls.jsonl")),
 }
@@ -122,7 +122,7 @@ MOMENTS: dict[str, Callable[[Run, Engine], object]] = {
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interruption_leaves_no_container(
-    moment: str, number: signal.Signals, contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]
+    moment: str, number: signal.Signals, contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any]
 ) -> None:
     """Whenever it comes, the container is gone when the program has ended, and the next run finishes the work."""
     with contained_run.running() as child:
@@ -135,21 +135,21 @@ def test_an_interruption_leaves_no_container(
     contained_run.run()
 
 
-def test_an_interruption_ends_an_image_build(contained_run: Run, engine: Engine, until: Callable[..., Any]) -> None:
+def test_an_interruption_ends_an_image_build(contained_run: Run, engine: DockerClient, until: Callable[..., Any]) -> None:
     """The engine is not left building an image that nobody waits for."""
     recipe = contained_run.folder / "project" / "build" / "builder.Dockerfile"
     recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN sleep 900\n")
     with contained_run.running() as child:
-        until(lambda: child.poll() is not None or engine.client.containers.list())
+        until(lambda: child.poll() is not None or engine.containers.list())
         child.send_signal(signal.SIGINT)
         _, said = child.communicate(timeout=PATIENCE)
 
     assert child.returncode == 130, said[-2000:]
-    until(lambda: not engine.client.containers.list(all=True))
+    until(lambda: not engine.containers.list(all=True))
 
 
 def test_what_kill_leaves_the_next_run_removes(
-    contained_run: Run, engine: Engine, builder: BuilderImage, until: Callable[..., Any]
+    contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any]
 ) -> None:
     """After kill -9 the container lives on, and the next run ends it before it does anything else, and then finishes the work."""
     with contained_run.running() as child:
@@ -161,34 +161,3 @@ def test_what_kill_leaves_the_next_run_removes(
 
     assert f"removed the container of a run that was killed: {left.name}" in done.stderr
     assert wheel_of(contained_run.folder / "dist")
-
-
-def test_the_other_processor_under_emulation(contained_demo: RunContext, engine: Engine, other_base: str, other: str) -> None:
-    """In a container of the other architecture the program plans natively, and the locked nvcc for it compiles a unit for 12.1."""
-    builder = container.builder_image(contained_demo, engine, other_base, other)
-    for file in container.needed(contained_demo, builder.python):
-        package_index.obtain(contained_demo.store, file.project, file.filename, file.sha256)
-    words = ["--stack", "demo", "--fork", "vllm", "--source", "git"]
-    assert container.run_program(contained_demo, engine, builder, ["plan", *words]) == (0, {})
-    (store,) = (contained_demo.store.root / "containers").iterdir()
-    lines: list[str] = []
-    folders = [BindMount(store, store, writable=True)]
-    result = container.run(engine, builder.image, [PROGRAM, "-c", COMPILE, str(store)], folders=folders, on_out=lines.append)
-
-    assert builder.python.machine != platform.machine()
-    assert result.status == 0
-    assert json.loads("".join(lines)) == {"architecture": builder.python.machine, "cubins": ["sm_121f"]}
-
-
-#: Compiles one CUDA unit with the nvcc of the tools that the plan installed, and says for what.
-COMPILE = """\
-import json, pathlib, platform, re, subprocess, sys, tempfile
-cuda = next(pathlib.Path(sys.argv[1]).glob("environments/*/lib/python3*/site-packages/nvidia/cu13"))
-with tempfile.TemporaryDirectory() as folder:
-    unit = pathlib.Path(folder, "unit.cu")
-    unit.write_text("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }")
-    flags = ["-gencode", "arch=compute_121f,code=sm_121f", "-cubin", "-o", f"{folder}/unit.cubin"]
-    subprocess.run([cuda / "bin" / "nvcc", *flags, unit], check=True)
-    shown = subprocess.run([cuda / "bin" / "cuobjdump", "-elf", f"{folder}/unit.cubin"], check=True, capture_output=True, text=True).stdout
-print(json.dumps({"architecture": platform.machine(), "cubins": sorted(set(re.findall(r"sm_\\w+", shown)))}))
-"""

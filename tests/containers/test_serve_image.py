@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker import DockerClient
 from tests.conftest import running
 from tests.containers.conftest import (
     OTHER,
@@ -29,7 +30,6 @@ from tests.containers.conftest import (
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, reference, registry
 from tests.support import githubwork, workflows
 
-from sparkwright.builder.container import Engine
 from sparkwright.core.store import Store
 from sparkwright.demo.base import serve
 from sparkwright.operate.image import installed, recorded
@@ -65,7 +65,7 @@ def _built(own: Maker) -> dict[str, Any]:
 
 
 @pytest.fixture(name="image")
-def _image(built: dict[str, Any], engine: Engine) -> str:
+def _image(built: dict[str, Any], engine: DockerClient) -> str:
     """Return the id of that image."""
     found: str = built["image"]["id"]
     return found
@@ -116,7 +116,7 @@ def test_a_second_run_builds_nothing(own: Maker, image: str) -> None:
     assert "install" not in named["said"]
 
 
-def test_equal_inputs_make_equal_layers(own: Maker, built: dict[str, Any], engine: Engine) -> None:
+def test_equal_inputs_make_equal_layers(own: Maker, built: dict[str, Any], engine: DockerClient) -> None:
     """Made again from nothing but the system stage, the layer of the set has the same bytes, whatever the clock says."""
     named, found = own.publish(), list[list[str]]()
     for _ in range(2):
@@ -135,7 +135,7 @@ def ancestors(own: Maker, image: str) -> list[str]:
     return [str(one["Id"]) for one in own.client.images.get(image).history()]
 
 
-def test_a_further_name(own: Maker, built: dict[str, Any], engine: Engine) -> None:
+def test_a_further_name(own: Maker, built: dict[str, Any], engine: DockerClient) -> None:
     """--tag names the image in the engine."""
     made = own.run("2026.11.1", "--tag", "spark/vllm:test")
 
@@ -146,7 +146,7 @@ def test_a_further_name(own: Maker, built: dict[str, Any], engine: Engine) -> No
 
 
 @pytest.fixture(name="current")
-def _current(own: Maker, built: dict[str, Any], engine: Engine) -> str:
+def _current(own: Maker, built: dict[str, Any], engine: DockerClient) -> str:
     """Return the id of the image of 2026.11.1, whoever removed and made it again."""
     found: str = own.run("2026.11.1")["image"]["id"]
     return found
@@ -218,12 +218,12 @@ def test_the_health_check_is_a_program_of_the_image(own: Maker, current: str) ->
     ],
     ids=["tag", "unknown id", "no registry", "platform", "release"],
 )  # fmt: skip
-def test_what_there_is_no_image_of(own: Maker, built: dict[str, Any], engine: Engine, words: list[str], wanted: str) -> None:
+def test_what_there_is_no_image_of(own: Maker, built: dict[str, Any], engine: DockerClient, words: list[str], wanted: str) -> None:
     """The base, the platform and the release are each told apart."""
     assert reference(own.run(*words, status=5 if wanted == "source-unreachable" else 1)) == wanted
 
 
-def test_a_candidate_says_what_it_lacks(own: Maker, built: dict[str, Any], engine: Engine) -> None:
+def test_a_candidate_says_what_it_lacks(own: Maker, built: dict[str, Any], engine: DockerClient) -> None:
     """What is not proved has to be asked for, and its image is labelled for everybody who looks."""
     named = own.publish(judged=False)
 
@@ -238,12 +238,12 @@ def containers_of(own: Maker) -> list[str]:
     """Return the names of containers that install."""
     # Those of build steps come and go between the engine's two answers.
     found = own.client.containers.list(all=True, ignore_removed=True)
-    return [str(one.name) for one in found if str(one.name).startswith(installed.NAME)]
+    return [str(one.name) for one in found if str(one.name).startswith("sparkwright-run-")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["SIGINT", "SIGTERM", "SIGKILL"])
 def test_whenever_it_ends_the_next_run_finishes(
-    own: Maker, built: dict[str, Any], engine: Engine, until: Callable[..., Any], number: signal.Signals
+    own: Maker, built: dict[str, Any], engine: DockerClient, until: Callable[..., Any], number: signal.Signals
 ) -> None:
     """A run that is stopped while it installs leaves no image; what only kill -9 leaves behind, the next run removes first."""
     own.publish()
@@ -410,7 +410,7 @@ def _spark(engine_address: str, user_store: Store, tmp_path_factory: pytest.Temp
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_other_processor(spark: tuple[Maker, str], engine: Engine) -> None:
+def test_the_other_processor(spark: tuple[Maker, str], engine: DockerClient) -> None:
     """Under emulation the image starts through its entrypoint, is that processor's, and holds the release for it, whole."""
     made, image = spark
     script = f"uname -m; {PROGRAM} -I -m sparkwright doctor --json --deep --into {VENV}"
@@ -436,7 +436,7 @@ def test_the_other_processor(spark: tuple[Maker, str], engine: Engine) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_every_command_of_the_other_processor(
-    spark: tuple[Maker, str], engine: Engine, words: list[str], variables: dict[str, str], wanted: str
+    spark: tuple[Maker, str], engine: DockerClient, words: list[str], variables: dict[str, str], wanted: str
 ) -> None:
     """Each gets as far as a machine without a GPU, a model or another machine lets it, and says why no further."""
     status, _, said = spark[0].said(spark[1], *words, variables=variables)
@@ -446,7 +446,7 @@ def test_every_command_of_the_other_processor(
     assert "error: fault" not in said
 
 
-def test_the_other_processor_takes_everything_as_it_comes(spark: tuple[Maker, str], engine: Engine) -> None:
+def test_the_other_processor_takes_everything_as_it_comes(spark: tuple[Maker, str], engine: DockerClient) -> None:
     """Variables and arguments arrive unchanged, and SIGTERM ends it."""
     made, image = spark
     status, out, said = made.said(image, *SHOW, AWKWARD, variables={"GIVEN": AWKWARD})
@@ -460,12 +460,12 @@ def test_the_other_processor_takes_everything_as_it_comes(spark: tuple[Maker, st
         assert child.attrs["State"]["ExitCode"] == 128 + signal.SIGTERM
 
 
-def test_the_base_has_to_be_of_that_platform(own: Maker, spark: tuple[Maker, str], engine: Engine) -> None:
+def test_the_base_has_to_be_of_that_platform(own: Maker, spark: tuple[Maker, str], engine: DockerClient) -> None:
     """An id names one image, whose programs are for one processor."""
     assert reference(spark[0].run("--base", own.base, status=1)) == "image-mismatch"
 
 
-def test_the_workflow_makes_it(spark: tuple[Maker, str], engine_address: str, engine: Engine, tmp_path: Path) -> None:
+def test_the_workflow_makes_it(spark: tuple[Maker, str], engine_address: str, engine: DockerClient, tmp_path: Path) -> None:
     """Job `image` of the releases logs in as GitHub has it, makes the image of what is published, pushes it, and keeps its digest."""
     if not shutil.which("docker"):
         missing("the command line docker is not installed: apt-get install docker-cli")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import Mount
 from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
-from sparkwright.builder.container import Engine
 from sparkwright.core.store import Store
 
 pytestmark = [pytest.mark.containers, pytest.mark.server]
@@ -110,7 +110,7 @@ def state(made: Container) -> dict[str, Any]:
     return found
 
 
-def test_a_question_is_answered(serving: Serving, engine: Engine, until: Callable[..., Any]) -> None:
+def test_a_question_is_answered(serving: Serving, engine: DockerClient, until: Callable[..., Any]) -> None:
     """From variables alone the entrypoint starts vLLM, which answers from outside; the engine finds it healthy; SIGTERM ends it well."""
     port = free()
     with serving.started(port) as made:
@@ -128,7 +128,7 @@ def test_a_question_is_answered(serving: Serving, engine: Engine, until: Callabl
         assert state(made)["ExitCode"] == 0, made.logs(tail=40).decode()
 
 
-def test_what_loads_can_be_stopped(serving: Serving, engine: Engine, until: Callable[..., Any]) -> None:
+def test_what_loads_can_be_stopped(serving: Serving, engine: DockerClient, until: Callable[..., Any]) -> None:
     """SIGTERM while vLLM starts ends the container by itself, long before the engine would kill it."""
     port = free()
     with serving.started(port, "serve") as made:
@@ -140,7 +140,7 @@ def test_what_loads_can_be_stopped(serving: Serving, engine: Engine, until: Call
         assert asked(port, "x") == {}
 
 
-def test_a_flag_that_vllm_does_not_know_is_refused(serving: Serving, engine: Engine) -> None:
+def test_a_flag_that_vllm_does_not_know_is_refused(serving: Serving, engine: DockerClient) -> None:
     """What nobody would read never gets as far as vLLM."""
     with serving.started(free(), "serve", VLLM_EXTRA_ARGS="--no-such-flag 1") as made:
         status = int(made.wait(timeout=PATIENCE)["StatusCode"])

@@ -23,7 +23,7 @@ from tests.conftest import NOWHERE, running
 
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.ninja import CompilerCall
-from sparkwright.builder.environment import cross as target
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo as demo_verb
 from sparkwright.core import digest
@@ -198,9 +198,9 @@ def undisturbed(both: tuple[Demo, Demo]) -> Demo:
 def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Demo:
     """Return a demo that is locked against an official wheel of the other kind of machine, and was built for that machine."""
     other = next(machine for machine in MACHINES if machine != platform.machine())
-    program = f"{target.triple(other)}-g++"
+    program = f"{toolchain.triple(other)}-g++"
     if shutil.which(program) is None:
-        pytest.skip(f"needs {program}: sudo apt-get install {target.package(other)}")
+        pytest.skip(f"needs {program}: sudo apt-get install g++-{toolchain.triple(other)}")
     folder = tmp_path_factory.mktemp("crossed")
     for name in demo_verb.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)

@@ -38,9 +38,7 @@ def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytes
     other = type(demo)(tmp_path / "other")
     shutil.copytree(demo.folder, other.folder, symlinks=True)
     with redis() as address:
-        config = tmp_path / "config.yaml"
-        config.write_text(f"compiler_cache: {{remote: '{address}'}}\n")
-        monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(config))
+        monkeypatch.setenv("CCACHE_REMOTE_STORAGE", address)
         demo.build()
         assert demo.compiled() == demo.units()
         said = other.build().stderr

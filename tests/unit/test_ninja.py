@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.support import endings
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.compile.ninja import BuildFolder, CompileLimits
-from sparkwright.builder.environment.ccache import Ccache
+from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.core.store import Store
 
@@ -82,13 +82,13 @@ class Work:
         """Return the costs, as the stack ships them and as this folder's record has them."""
         return Costs(self.store, "test", self.costs, {})
 
-    def build_folder(self, cache: Ccache | None = None) -> BuildFolder:
+    def build_folder(self, cache: Mapping[str, str] | None = None) -> BuildFolder:
         """Return the build folder, without a sandbox."""
-        env = {**os.environ, **(cache.environment if cache else {})}
+        env = {**os.environ, **(cache or {})}
         log = self.folder / "compile.log"
-        return BuildFolder("test", NINJA, self.folder, Sandbox("none"), env, log, cache)
+        return BuildFolder("test", NINJA, self.folder, Sandbox("none"), env, log)
 
-    def compile(self, limits: CompileLimits = LIMITS, cache: Ccache | None = None) -> list[str]:
+    def compile(self, limits: CompileLimits = LIMITS, cache: Mapping[str, str] | None = None) -> list[str]:
         """Compile everything, and return the units that were not taken from the cache."""
         calls = self.build_folder(cache).compile((), self.ledger(), limits)
         return sorted(call.unit for call in calls if not call.hit)
@@ -262,8 +262,8 @@ def test_a_call_outside_of_a_build_becomes_the_program(work: Work) -> None:
 @pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
 def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
     """The second build folder compiles nothing."""
-    settings = {"CCACHE_DIR": str(work.folder / "ccache"), "CCACHE_DEPEND": "true"}
-    cache = Ccache(shutil.which("ccache") or "", settings)
+    program = shutil.which("ccache") or ""
+    cache = {ccache.PROGRAM: program, "CCACHE_DIR": str(work.folder / "ccache"), "CCACHE_DEPEND": "true"}
     work.add("a.cpp", "int a() { return 1; }\n")
     assert work.compile(cache=cache) == ["a.cpp"]
     shutil.rmtree(work.build)

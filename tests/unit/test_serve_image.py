@@ -189,7 +189,7 @@ def test_room_is_looked_for_first(shop: Callable[..., Shop], tmp_path: Path) -> 
     """A set that cannot fit is refused with both numbers before a byte of it is fetched."""
     large = Pinned("vllm", "1", "vllm-1-py3-none-any.whl", "0" * 64, "https://wheels.example/vllm", 1 << 50)
     with refusal("disk-full") as caught:
-        selected.check_room(shop().session, SimpleNamespace(root=str(tmp_path)), [large])  # type: ignore[arg-type]
+        selected.check_room(shop().session, SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)}), [large])  # type: ignore[arg-type]
 
     assert "needed" in caught.value.details[0]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import cross, pylock, toolchain
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.wheel import graft
 from sparkwright.cli import context, main
@@ -55,7 +55,7 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
     toolchain.compiler_version.cache_clear()
 
     with refusal("tool-missing") as failure:
-        cross.of(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
+        toolchain.target(session_for(OTHER, tmp_path / "cache"), Toolchain("key", tmp_path))
 
     assert failure.value.what.startswith(f"{OTHER}-linux-gnu-g++ is not installed")
     assert failure.value.todo == f"sudo apt-get install g++-{OTHER.replace('_', '-')}-linux-gnu"

@@ -54,10 +54,8 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path
     assert (cuda / "lib" / "libcudart.so").resolve() == cuda / "lib" / "libcudart.so.13"
 
 
-@pytest.mark.parametrize("text", ["", "#error no\n"])
-def test_a_header_without_functions_is_an_error(cuda: Path, tmp_path: Path, text: str) -> None:
-    """An empty stub would make wheels that cannot be loaded."""
-    (cuda / "include" / "cuda.h").write_text(text)
+def test_a_header_that_cannot_be_read_is_an_error(cuda: Path, tmp_path: Path) -> None:
+    (cuda / "include" / "cuda.h").write_text("#error no\n")
     with refusal("command-failed"):
         toolchain.complete_cuda(cuda, tmp_path / "log")
 

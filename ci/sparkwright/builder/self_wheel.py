@@ -1,25 +1,28 @@
 """
 The running program as a wheel, and the files that it requires for the Python of an image.
 
-The requirements are resolved once per program and Python and stored by hash, so that the image can
-be built again without a network.
+No build backend makes the wheel: an installed program has none, nor has a machine without a
+network, and a release adds files of its own. The requirements are resolved once per program and
+Python and stored by hash, so that the image can be built again without a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import requires
 from pathlib import Path
 
+from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockSelectError
+from packaging.requirements import Requirement
+
 import sparkwright
-from sparkwright.builder.environment import pylock
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder.environment.pylock import Interpreter, LockedWheel
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.sbom import LockedFile, SbomInput
+from sparkwright.builder.wheel.sbom import SbomInput
 from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, project_data
-from sparkwright.core.console import console
-from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
@@ -33,10 +36,6 @@ def stated_requirements(extra: str = "full") -> list[str]:
     Return the requirements in the running program's metadata, with those of *extra* (empty: the
     client alone).
     """
-    from importlib.metadata import requires
-
-    from packaging.requirements import Requirement
-
     return sorted(
         f"{requirement.name}{requirement.specifier}"
         for requirement in map(Requirement, requires("sparkwright") or ())
@@ -92,44 +91,37 @@ def required(
 
     Raises:
         offline: They are not resolved or not downloaded, and the run is offline.
-        source-unreachable, source-mismatch, disk-full: As `download.obtain`.
+        source-unreachable, source-mismatch, disk-full: As `toolchain.download`.
         not-provided: A requirement has neither a wheel for that Python nor a source distribution.
     """
     lines = [*requirements] or [*stated_requirements(), *BACKENDS]
+    store = context.store
     key = digest.key("program", {"requires": lines, "python": python})
-    locked = context.store.get("program", key, tuple[LockedFile, ...])
-    if locked is None:
+    files = store.get("program", key, tuple[LockedWheel, ...])
+    if files is None:
         if context.offline:
-            what = f"The requirements of sparkwright on Python {python.version} are not resolved."
-            raise SourceError("offline", what)
-        locked = tuple(sorted(_resolve(context, python, lines)))
-        context.store.put("program", key, locked)
-    paths = []
-    with console.progress("download", len(locked)) as progress:
-        for count, file in enumerate(locked, start=1):
-            paths.append(
-                package_index.obtain(
-                    context.store, file.project, file.filename, file.sha256, offline=context.offline
-                )
+            raise SourceError(
+                "offline",
+                f"The requirements of sparkwright on Python {python.version} are not resolved.",
             )
-            progress.update(count, file.filename)
-    return paths
-
-
-def _resolve(
-    context: RunContext, python: Interpreter, lines: Sequence[str]
-) -> Iterator[LockedFile]:
-    from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockSelectError
-
-    source = context.store.write("cache/program.in", "\n".join([*lines, ""]).encode())
-    target = ["--python-version", python.version]
-    target += ["--python-platform", f"{python.machine}-unknown-linux-gnu"]
-    lock = Pylock.from_dict(pylock.compile_requirements(context.store, source, *target))
-    try:
-        for package, file in lock.select(**python.selection()):
-            assert isinstance(file, PackageWheel | PackageSdist)
-            name = str(file.url).rpartition("/")[2].partition("#")[0]
-            yield LockedFile(str(package.name), name, file.hashes["sha256"])
-    except PylockSelectError as error:
-        what = "A requirement of sparkwright has no file for the Python of the image."
-        raise SourceError("not-provided", what, details=[str(error)]) from error
+        source = store.write("cache/program.in", "\n".join([*lines, ""]).encode())
+        target = ["--python-version", python.version]
+        target += ["--python-platform", f"{python.machine}-unknown-linux-gnu"]
+        lock = Pylock.from_dict(pylock.compile_requirements(store, source, *target))
+        try:
+            selection = list(lock.select(**python.selection()))
+        except PylockSelectError as error:
+            raise SourceError(
+                "not-provided",
+                "A requirement of sparkwright has no file for the Python of the image.",
+                details=[str(error)],
+            ) from error
+        files = tuple(
+            sorted(
+                (str(package.name), str(file.filename), file.hashes["sha256"])
+                for package, file in selection
+                if isinstance(file, PackageWheel | PackageSdist)
+            )
+        )
+        store.put("program", key, files)
+    return toolchain.download(store, files, offline=context.offline)

@@ -13,8 +13,7 @@ from pathlib import Path
 from sparkwright.builder import configure, source_tree, vendored
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.configure import Configured
-from sparkwright.builder.environment import cross, toolchain
-from sparkwright.builder.environment.cross import Target
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
@@ -60,9 +59,9 @@ class Workspace:
         return self._session.store.folder("work", self._session.project.stack, fork, variant)
 
     @cached_property
-    def target(self) -> Target:
-        """The headers and libraries that the fork is compiled and linked against."""
-        return cross.of(self._session, self._tools)
+    def target(self) -> Toolchain:
+        """The tools, with the libraries of the machine that wheels are made for."""
+        return toolchain.target(self._session, self._tools)
 
     @cached_property
     def sandbox(self) -> Sandbox:
@@ -74,8 +73,8 @@ class Workspace:
 
     def _mounts(self) -> dict[Path, str]:
         mounts = {self.folder: self._fork, self._tools.root: "tools"}
-        if self.target.cross:
-            mounts[self.target.root] = "target"
+        if self.target.libraries:
+            mounts[self.target.libraries] = "target"
         for need in self._session.project.fork(self._fork).needs:
             mounts[self._folder(need, "needed")] = f"needed/{need}"
         return mounts
@@ -160,8 +159,7 @@ class Workspace:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, with the paths of the sandbox."""
-        changed = {**self.target.environment(self._tools), **self._settings.variables}
-        return self._translated(self._tools.environment(**changed))
+        return self._translated(self.target.environment(**self._settings.variables))
 
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
         return {name: self.sandbox.translate(value) for name, value in values.items()}

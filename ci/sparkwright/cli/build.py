@@ -11,6 +11,7 @@ from sparkwright.audit import policy, report
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import costs
+from sparkwright.builder.environment.sandbox import VARIABLE
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.cli import argtypes, context, stages
@@ -51,12 +52,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="build in a container without network, privileges or root",
     )
     add(
-        "--platform",
-        choices=("linux/arm64", "linux/amd64"),
-        default="",
-        help="with --container: platform of the image (default: the engine's)",
-    )
-    add(
         "--base",
         default="",
         metavar="IMAGE@sha256:HEX",
@@ -66,17 +61,16 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
-    if (arguments.base or arguments.platform) and not arguments.container:
-        raise UsageError("usage", "--base and --platform belong to --container.")
+    if arguments.base and not arguments.container:
+        raise UsageError("usage", "--base belongs to --container.")
     if arguments.wheels and not arguments.again:
         raise UsageError("usage", "Wheels belong to --again.")
     session = context.checkout(arguments)
-    if arguments.container:
+    # In the container the same command line runs again.
+    if arguments.container and VARIABLE not in os.environ:
         from sparkwright.builder import container
 
-        status, document = container.build(
-            session, arguments.words, base=arguments.base, platform=arguments.platform
-        )
+        status, document = container.build(session, arguments.words, base=arguments.base)
         console.document(document)
         return status
     if arguments.again:

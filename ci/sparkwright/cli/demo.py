@@ -22,7 +22,7 @@ from sparkwright import demo as package
 from sparkwright.audit import report
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.arch import plan
-from sparkwright.builder.environment import cross, pylock, toolchain
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import argtypes, context, stages
 from sparkwright.core import process
@@ -141,16 +141,16 @@ def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
             session.objects.archive(
                 mirror.tree(session.objects.resolve(f"{commit}^{{tree}}")), tree
             )
-        target = cross.of(session, tools)
+        target = toolchain.target(session, tools)
         wheel_path = base.write_base_wheel(
             folder / "files",
             trees["vllm"],
             trees["cutlass"],
             nvcc=target.cuda / "bin" / "nvcc",
-            env=tools.environment(**target.environment(tools)),
+            env=target.environment(),
             scratch=folder.parent / "scratch",
             machine=session.machine,
-            compiler=f"{target.triple}-g++" if target.cross else "",
+            compiler=toolchain.compilers(session)[0][0] if session.cross else "",
         )
         base.write_index(folder, wheel_path)
     before = os.environ.get("SPARKWRIGHT_INDEX_URL")

@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.builder import container
 from sparkwright.cli import argtypes, context
 from sparkwright.cli import release as releases
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import LabError
-from sparkwright.operate.image import made, picked, recorded, registry
+from sparkwright.operate.image import picked
 from sparkwright.operate.image.picked import PLATFORMS
 from sparkwright.operate.site import making, night
 from sparkwright.operate.site.records import Night
@@ -208,6 +207,10 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 def image(arguments: argparse.Namespace) -> int:
     """Check a release, and build, tag and push its image."""
+    # These load docker.
+    from sparkwright.builder import container
+    from sparkwright.operate.image import made, recorded, registry
+
     session = context.checkout(arguments)
     publisher = _publisher(session, arguments)
     image_request = made.Asked(_wish(arguments), arguments.platform, arguments.base)

@@ -20,15 +20,11 @@ class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The cache of compiled units, beside the build folder.
 
     Attributes:
-        tool: ``auto`` takes ccache where it is installed, ``ccache`` fails without it.
-        remote: Address of a cache that machines share (``redis://…``, ``http://…``,
-            ``s3://bucket/prefix?endpoint=…&region=…``),
-            without secrets.
+        tool: ``auto`` takes ccache if it is installed.
         size: The most that the local cache may hold, as ccache spells it.
     """
 
-    tool: Literal["auto", "ccache", "none"] = "auto"
-    remote: str = ""
+    tool: Literal["auto", "none"] = "auto"
     size: str = "10G"
 
 

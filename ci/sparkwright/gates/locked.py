@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.core import digest
-from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 
 
@@ -22,10 +21,7 @@ def obtain(session: RunContext, name: str, title: str, lock: Path) -> Path:
     wheels = pylock.select(lock)
     key = digest.key(name, {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
     root = session.store.root / "environments" / f"{name}-{key[:16]}"
-    if not (root / "complete").exists():
-        with session.store.lock(f"environment-{name}-{key[:16]}"):
-            if not (root / "complete").exists():
-                with console.step(f"{title}: {len(wheels)} locked wheels"):
-                    toolchain.install(session.store, root, toolchain.download(session.store, wheels, offline=session.offline))
-                (root / "complete").write_text("made whole by sparkwright\n")
+    with toolchain.completing(session.store, root) as lacking:
+        if lacking:
+            toolchain.install(session, root, wheels, title)
     return root / "bin" / "python"

@@ -20,7 +20,7 @@ from sparkwright.builder import source_tree
 from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spell
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
 from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
-from sparkwright.builder.environment import cross, toolchain
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
@@ -123,7 +123,7 @@ def obtain(
         "settings": msgspec.structs.replace(settings.deciding(), requires={}),
         "vendored": (session.lock.forks[source.fork].vendored, fork.ignored),
         "arch": session.project.spec.arch,
-        "target": cross.key(session, tools),
+        "target": toolchain.target_key(session, tools),
         "compiler": toolchain.compiler(session),
     }
     key = digest.key("plan", inputs)

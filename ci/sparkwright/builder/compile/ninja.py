@@ -21,11 +21,10 @@ import msgspec
 from sparkwright.builder.compile import launcher, ninja_file
 from sparkwright.builder.compile.costs import Cost, Costs
 from sparkwright.builder.environment import ccache
-from sparkwright.builder.environment.ccache import Ccache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.core import config, process
+from sparkwright.core import process
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError, StoreError
 from sparkwright.core.store import translate_disk_full
@@ -136,10 +135,9 @@ class BuildFolder:
         sandbox: Sandbox,
         env: Mapping[str, str],
         log: Path,
-        cache: Ccache | None = None,
     ) -> None:
         self._name, self._path, self._program = name, work / "build", ninja
-        self._sandbox, self._log, self._cache = sandbox, log, cache
+        self._sandbox, self._log = sandbox, log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
@@ -147,7 +145,6 @@ class BuildFolder:
             **env,
             "NINJA_STATUS": "[%f/%t] ",
             "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
-            "SPARKWRIGHT_CCACHE": cache.program if cache else "",
             # Not into a /tmp that may be memory; and the next run finds and removes them here.
             "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
         }
@@ -165,10 +162,9 @@ class BuildFolder:
         """Return the build folder of *fork*, with the compiler cache of the session."""
         log = f"{session.project.stack}-{session.named(fork)}-compile.log"
         base = None if sandbox.mounts else session.store.root
-        cache = ccache.of(session, config.config().compiler_cache, base)
-        variables = {**ccache.without_settings(env), **(cache.environment if cache else {})}
+        variables = ccache.variables(session, env, base)
         log_path = session.store.folder("logs") / log
-        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cache)
+        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path)
 
     def compile(
         self, targets: Sequence[str], costs: Costs, limits: CompileLimits
@@ -203,7 +199,7 @@ class BuildFolder:
         compiled = [call for call in calls if not call.hit]
         work = duration(sum(call.seconds for call in compiled))
         cached = len(calls) - len(compiled)
-        note = f", {cached} taken from the compiler cache" if self._cache else ""
+        note = f", {cached} taken from the compiler cache" if ccache.PROGRAM in self._env else ""
         console.note(f"{len(compiled)} units compiled ({work} of work){note}")
         return calls
 
@@ -237,7 +233,7 @@ class BuildFolder:
                     log=self._log,
                     env=self._env,
                     on_line=on_line,
-                    network=self._cache is not None and self._cache.remote,
+                    network=ccache.REMOTE in self._env,
                     failure=partial(BuildError, "compile-failed"),
                     what=f"{self._name} does not compile.",
                 )

@@ -6,13 +6,19 @@ Wheels are named by file and hash, not by address: they come from the index that
 
 from __future__ import annotations
 
+import functools
 import platform
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from packaging.markers import default_environment
+from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockValidationError
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
+from uv import find_uv_bin
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
@@ -21,14 +27,13 @@ from sparkwright.forks import package_index
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import MACHINES, Project
 
-if TYPE_CHECKING:
-    from packaging.tags import Tag
-
 #: glibc 2.*this*: of DGX OS 7 (Ubuntu 24.04), on which wheels of another machine are to run;
 #: nothing newer is taken or linked against.
 GLIBC = 39
-#: ABIs and interpreters of the wheels that a lock holds.
-PYTHONS = ("cp311", "cp312", "cp313", "cp314", "abi3", "none")
+#: Minor versions of the Pythons whose wheels a lock holds.
+PYTHONS = (11, 12, 13, 14)
+#: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 #: Projects whose wheels make the code that nvcc writes.
 CODE_GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
@@ -53,8 +58,6 @@ class Interpreter(msgspec.Struct, frozen=True):
 
     def selection(self) -> dict[str, Any]:
         """Return its environment and wheel tags, as arguments of `Pylock.select`."""
-        from packaging.markers import default_environment
-
         version = [int(part) for part in self.version.split(".")[:2]]
         environment = {
             **default_environment(),
@@ -66,25 +69,13 @@ class Interpreter(msgspec.Struct, frozen=True):
         return {"environment": environment, "tags": tags(version, self.machine, newest)}
 
 
-def uv_program() -> str:
-    """Return the path of uv."""
-    from uv import find_uv_bin
-
-    return find_uv_bin()
-
-
 def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     """Return the wheel tags that CPython *python* takes on *machine* with glibc 2.*newest*."""
-    from packaging.tags import compatible_tags, cpython_tags
-
-    # Tags with a name instead of a version (PEP 600): manylinux2014 is 2.17; older ones are for
-    # x86-64 alone.
-    legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
     platforms = []
     for minor in range(newest, 4 if machine == "x86_64" else 16, -1):
         platforms.append(f"manylinux_2_{minor}_{machine}")
-        if minor in legacy:
-            platforms.append(f"{legacy[minor]}_{machine}")
+        if minor in _LEGACY:
+            platforms.append(f"{_LEGACY[minor]}_{machine}")
     version = tuple(python[:2])
     interpreter = f"cp{version[0]}{version[1]}"
     return [
@@ -96,8 +87,15 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
 def wheels(
     project: Project, machine: str = "", python: Interpreter | None = None
 ) -> tuple[LockedWheel, ...]:
+    """Return the selection of the stack's ``pylock.toml``, as `select` does."""
+    return select(project.build_folder / "pylock.toml", machine, python)
+
+
+def select(
+    path: Path, machine: str = "", python: Interpreter | None = None
+) -> tuple[LockedWheel, ...]:
     """
-    Return the selection of the stack's ``pylock.toml``, sorted.
+    Return the selection of the lock at *path*, sorted.
 
     Args:
         machine: The machine to select for; empty for this one.
@@ -106,36 +104,23 @@ def wheels(
     Raises:
         file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
     """
-    return select(project.build_folder / "pylock.toml", machine, python)
-
-
-def select(
-    path: Path, machine: str = "", python: Interpreter | None = None
-) -> tuple[LockedWheel, ...]:
-    """Return the selection of the lock at *path*, as `wheels` does."""
-    from packaging.pylock import Pylock, PylockSelectError, PylockValidationError
-
     machine = machine or platform.machine()
     if python is None and machine != platform.machine():
         python = Interpreter(platform.python_version(), machine)
-    options = python.selection() if python else {}
+    chosen = []
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
-        chosen = [_wheel(package.name, wheel) for package, wheel in lock.select(**options)]
-    except (OSError, tomllib.TOMLDecodeError, PylockValidationError, PylockSelectError) as error:
+        for package, wheel in lock.select(**(python.selection() if python else {})):
+            if not isinstance(wheel, PackageWheel) or not wheel.path:
+                raise ValueError(f"{package.name} is not locked as a wheel with a path")
+            chosen.append((str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]))
+    except (OSError, ValueError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
-            f"{path} does not lock the tools for Python {platform.python_version()} on {machine}.",
+            f"{path} does not lock the tools for this Python and {machine}.",
             details=[str(error)],
         ) from error
     return tuple(sorted(chosen))
-
-
-def _wheel(project: str, wheel: Any) -> LockedWheel:
-    path = getattr(wheel, "path", None) or ""
-    if not path.endswith(".whl"):
-        raise FileError("file-invalid", f"pylock.toml has no wheel of {project} for this machine.")
-    return str(project), Path(path).name, wheel.hashes["sha256"]
 
 
 def resolve(store: Store, source: Path, *options: str) -> str:
@@ -152,39 +137,11 @@ def resolve(store: Store, source: Path, *options: str) -> str:
     compiled = compile_requirements(
         store, source, "--universal", "--python-version", "3.11", *options
     )
-    return "".join(_render(compiled))
-
-
-def compile_requirements(store: Store, source: Path, *options: str) -> dict[str, Any]:
-    """
-    Return the lock of the requirements in the file *source* as uv resolves them.
-
-    Raises:
-        source-unreachable: The requirements cannot be resolved on the index.
-    """
-    arguments = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-    arguments += ["--default-index", package_index.index_url()]
-    env = process.clean_environment(
-        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
-        UV_NO_CONFIG="1",
-        UV_FIND_LINKS="",
-        UV_INDEX_URL="",
-        UV_DEFAULT_INDEX="",
-    )
-    command = [uv_program(), "pip", "compile", *arguments, *options, str(source)]
-    try:
-        return tomllib.loads(process.output(command, env=env))
-    except CommandError as error:
-        if error.reference != "command-failed":
-            raise
-        what = f"{source} cannot be resolved."
-        raise SourceError("source-unreachable", what, details=error.details) from error
-
-
-def _render(resolved: dict[str, Any]) -> Iterator[str]:
-    yield "# Written by `sparkwright lock`; review it, do not edit it.\n"
-    yield 'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"\n'
-    for package in resolved["packages"]:
+    lines = [
+        "# Written by `sparkwright lock`; review it, do not edit it.",
+        'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
+    ]
+    for package in compiled["packages"]:
         files = {
             wheel["url"].rpartition("/")[2].partition("#")[0]: wheel["hashes"]["sha256"]
             for wheel in package.get("wheels", [])
@@ -196,27 +153,52 @@ def _render(resolved: dict[str, Any]) -> Iterator[str]:
                 f"{package['name']} {package['version']} has no wheel for Linux on "
                 f"{' or '.join(MACHINES)}.",
             )
-        yield f'\n[[packages]]\nname = "{package["name"]}"\nversion = "{package["version"]}"\n'
+        lines += ["\n[[packages]]", f'name = "{package["name"]}"']
+        lines.append(f'version = "{package["version"]}"')
         if marker := package.get("marker"):
-            quoted = marker.replace("\\", "\\\\").replace('"', '\\"')
-            yield f'marker = "{quoted}"\n'
-        yield "wheels = [\n"
-        for filename in usable:
-            hashes = f'{{ sha256 = "{files[filename]}" }}'
-            yield f'  {{ path = "wheels/{filename}", hashes = {hashes} }},\n'
-        yield "]\n"
+            # A string of JSON is one of TOML.
+            lines.append(f"marker = {msgspec.json.encode(marker).decode()}")
+        lines.append("wheels = [")
+        lines += [
+            f'  {{ path = "wheels/{name}", hashes = {{ sha256 = "{files[name]}" }} }},'
+            for name in usable
+        ]
+        lines.append("]")
+    return "\n".join([*lines, ""])
+
+
+def compile_requirements(store: Store, source: Path, *options: str) -> dict[str, Any]:
+    """
+    Return the lock of the requirements in the file *source* as uv resolves them.
+
+    Raises:
+        source-unreachable: The requirements cannot be resolved on the index.
+    """
+    arguments = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
+    index = ["--default-index", package_index.index_url()]
+    env = process.clean_environment(
+        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
+        UV_NO_CONFIG="1",
+        UV_FIND_LINKS="",
+        UV_INDEX_URL="",
+        UV_DEFAULT_INDEX="",
+    )
+    command = [find_uv_bin(), "pip", "compile", *arguments, *index, *options, str(source)]
+    try:
+        return tomllib.loads(process.output(command, env=env))
+    except CommandError as error:
+        raise SourceError(
+            "source-unreachable", f"{source} cannot be resolved.", details=error.details
+        ) from error
+
+
+@functools.cache
+def _tags_in_locks() -> frozenset[Tag]:
+    return frozenset(
+        tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
+    )
 
 
 def _usable(filename: str) -> bool:
     """Return whether the wheel is for a machine and a Python that sparkwright builds on."""
-    from packaging.utils import parse_wheel_filename
-
-    *_, tags_of_wheel = parse_wheel_filename(filename)
-    return any(
-        (tag.platform == "any" or ("manylinux" in tag.platform and tag.platform.endswith(MACHINES)))
-        and (
-            tag.abi in PYTHONS
-            and (tag.interpreter in PYTHONS or tag.interpreter.startswith(("py3", "py2", "cp3")))
-        )
-        for tag in tags_of_wheel
-    )
+    return not _tags_in_locks().isdisjoint(parse_wheel_filename(filename)[-1])

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ import msgspec
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, SparkwrightError
 
 #: namespace: its own network, mounts and processes · container: the engine gave it no network ·
 #: none: no isolation.
@@ -36,11 +35,26 @@ INSIDE = Path("/usr/local/src")
 #: Set by `sparkwright build --container` for the program that it starts inside.
 VARIABLE = "SPARKWRIGHT_ISOLATION"
 
-_SCRIPT = Path(__file__).parents[1] / "_scripts" / "isolate.py"
-#: Messages of git, curl, pip and CMake about a host that they cannot reach.
+#: Mounts an empty folder at $1 and in it $2 folders (pairs of source and target), then runs the
+#: rest. The shell stays: it reaps orphans, and signals reach programs as they do elsewhere.
+_MOUNT = """\
+count=$2
+[ "$count" -eq 0 ] || mount -t tmpfs none "$1"
+shift 2
+while [ "$count" -gt 0 ]; do
+    mkdir -p "$2"; mount --rbind "$1" "$2"; shift 2; count=$((count - 1))
+done
+status=0; "$@" || status=$?; exit "$status"
+"""
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+#: Nothing listens at the port "discard".
+_NO_PROXY_LISTENS = "http://127.0.0.1:9"
+#: Messages of git, curl, CMake, pip and Python about a host that they cannot reach.
 _UNREACHED = re.compile(
-    r"(?:Could not resolve host:? |unable to access '|Failed to connect to |Could not connect to "
-    r"server: )([^\s']+)"
+    r"(?:Could not resolve host(?:name)?:? |unable to access '(?=\w+://)|Failed to connect to "
+    r"|Could not connect to server: |HTTPS?ConnectionPool\(host='|Could not fetch URL )"
+    r"(?P<host>[^\s',]+)"
+    r"|Temporary failure in name resolution"
 )
 
 
@@ -68,19 +82,22 @@ class Sandbox(msgspec.Struct, frozen=True):
         Raises:
             isolation-missing: It is needed, and this machine offers none.
         """
-        if os.environ.get(VARIABLE) == "container" and _only_loopback():
+        # From the kernel: /sys may not be mounted, or be that of another network.
+        devices = {name for _, name in socket.if_nameindex()}
+        if os.environ.get(VARIABLE) == "container" and devices == {"lo"}:
             return cls("container")
         refusal = _refusal()
         if refusal is None:
             paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
-            # A store below the folder that gets hidden would vanish for the launcher and caches.
-            used = (*paths, Path(sys.executable), _SCRIPT.absolute())
-            hidden = any(path.is_relative_to(INSIDE) for path in used)
+            # A folder below the one that gets hidden would vanish.
+            hidden = any(path.is_relative_to(INSIDE) for path in (*paths, Path(sys.executable)))
             return cls("namespace", {} if hidden else paths)
         if needed:
-            what = "This machine lets no build run without a network."
-            raise BuildError("isolation-missing", what, details=[refusal])
-        _warn(refusal)
+            raise BuildError(
+                "isolation-missing",
+                "This machine lets no build run without a network.",
+                details=[refusal],
+            )
         return cls("none")
 
     def sandbox_path(self, path: Path) -> Path:
@@ -106,68 +123,60 @@ class Sandbox(msgspec.Struct, frozen=True):
         Run *command* in the sandbox as `process.run` does.
 
         Args:
-            network: Leave it the network, for a compiler cache on another host. The variables of a
-                proxy still name the one that refuses everything.
+            network: Leave it the network, for a compiler cache on another host. Programs that heed
+                the variables of a proxy still reach no host.
 
         Raises:
             tool-missing: The program is not installed.
-            build-downloads: The program tried to reach a host, even if it succeeded without it.
+            build-downloads: The program reports a host that it could not reach, even if it
+                succeeded without it.
         """
         program = os.fspath(command[0])
-        inside = Path(program).is_relative_to(INSIDE)
-        if not inside and shutil.which(program, path=env.get("PATH")) is None:
+        if not Path(program).is_relative_to(INSIDE) and not shutil.which(
+            program, path=env.get("PATH")
+        ):
             raise CommandError("tool-missing", f"{program} is not installed.")
-        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            requests = Path(folder, "requests")
-            spec = {
-                "inside": str(INSIDE),
-                "binds": {str(folder): str(mount) for folder, mount in self.mounts.items()},
-                "loopback": self.kind == "namespace" and not network,
-                "requests": str(requests),
+        variables = {name: text for name, text in env.items() if name.lower() not in _PROXIES}
+        if self.kind == "none" or network:
+            # Without a proxy a program names the host that it wants; with this one it reaches none.
+            variables |= {
+                spelling: _NO_PROXY_LISTENS
+                for name in _PROXIES[:-1]
+                for spelling in (name, name.upper())
             }
-            script = [sys.executable, "-IS", str(_SCRIPT), msgspec.json.encode(spec).decode()]
-            unshare = _unshare(network=network) if self.kind == "namespace" else []
+        wrapped, end_by = list(command), signal.SIGTERM
+        if self.kind == "namespace":
+            pairs = [str(folder) for pair in self.mounts.items() for folder in pair]
+            shell = ["sh", "-euc", _MOUNT, "sh", str(INSIDE), str(len(self.mounts)), *pairs]
+            wrapped = [*_unshare(network=network), *shell, *command]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
-            end_by = signal.SIGKILL if self.kind == "namespace" else signal.SIGTERM
-            full = [*unshare, *script, *command]
-            try:
-                process.run(full, shown=command, log=log, env=env, end_by=end_by, **options)
-            except (CommandError, BuildError) as error:
-                _raise_for_downloads(requests, log, error)
-                raise
-            _raise_for_downloads(requests, log, None)
+            end_by = signal.SIGKILL
+        failure: SparkwrightError | None = None
+        try:
+            process.run(wrapped, shown=command, log=log, env=variables, end_by=end_by, **options)
+        except SparkwrightError as error:
+            failure = error
+        _raise_for_downloads(log, failure)
+        if failure:
+            raise failure
 
 
-def _raise_for_downloads(
-    requests: Path, log: Path, error: CommandError | BuildError | None
-) -> None:
-    text = log.read_text("utf-8", "replace")
-    wanted = requests.read_text("utf-8", "replace").splitlines() if requests.exists() else []
-    if error:
-        # Only the output shows an attempt past the proxy, and only a failed program is judged by
-        # its output.
-        wanted += sorted({match[1] for match in _UNREACHED.finditer(text)})
-    wanted = list(dict.fromkeys(wanted))
-    if not wanted:
-        return
-    hosts = {re.sub(r"^\w+ |^\w+://|:\d+$|/.*$", "", line) for line in wanted} - {""}
+def _raise_for_downloads(log: Path, failure: SparkwrightError | None) -> None:
+    """Raise `build-downloads` if the program of *log* reports a host that it could not reach."""
     # The first line is the command itself.
-    lines = dict.fromkeys(
-        line.strip() for line in text.splitlines()[1:] if any(host in line for host in hosts)
-    )
-    others = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
-    raise BuildError(
-        "build-downloads",
-        f"The build tried to download from {wanted[0].removeprefix('CONNECT ')}{others}.",
-        details=[*(f"asked for: {line}" for line in wanted), *list(lines)[:6], f"full log: {log}"],
-        data={"wanted": wanted},
-    ) from error
-
-
-@functools.cache
-def _warn(refusal: str) -> None:
-    console.warn(f"builds run with a network here, in folders of this machine's names: {refusal}")
+    lines = log.read_text("utf-8", "replace").splitlines()[1:]
+    reports = [
+        (line.strip(), match["host"]) for line in lines if (match := _UNREACHED.search(line))
+    ]
+    hosts = list(dict.fromkeys(host for _, host in reports if host))
+    if reports:
+        raise BuildError(
+            "build-downloads",
+            f"The build tried to download from {', '.join(hosts) or 'another host'}.",
+            details=[*dict.fromkeys(line for line, _ in reports), f"full log: {log}"],
+            data={"wanted": hosts},
+        ) from failure
 
 
 def _unshare(*, network: bool = False) -> list[str]:
@@ -181,19 +190,12 @@ def _unshare(*, network: bool = False) -> list[str]:
 
 @functools.cache
 def _refusal() -> str | None:
-    """Return the reason why this machine offers no new namespaces, None if it does."""
+    """Return the reason why this machine offers no new namespaces, and warn; None if it does."""
     command = [*_unshare(), "mount", "-t", "tmpfs", "none", str(INSIDE)]
     try:
         process.output(command, timeout=60)
     except CommandError as error:
-        return "; ".join([error.what, *error.details])
+        refusal = "; ".join([error.what, *error.details])
+        console.warn(f"builds run with a network and in folders of other names here: {refusal}")
+        return refusal
     return None
-
-
-def _only_loopback() -> bool:
-    # From the kernel: /sys may not be mounted, and shows the devices of the network that it was
-    # mounted in.
-    try:
-        return [name for _, name in socket.if_nameindex()] == ["lo"]
-    except OSError:
-        return False

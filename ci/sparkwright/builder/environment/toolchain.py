@@ -1,28 +1,39 @@
 """
 The tools of a build: an environment made of exactly the wheels that ``pylock.toml`` names by hash
-(PEP 751).
+(PEP 751), the host compiler, and the libraries of the machine that wheels are made for.
 
-A whole CUDA toolkit lies among them. What its wheels leave out (unversioned library names,
+A whole CUDA toolkit lies among the wheels. What they leave out (unversioned library names,
 ``lib64``, a stub of the driver to link against) is added here, once, when the environment is made.
+
+For another machine, programs (cmake, ninja, nvcc, ptxas, Python) are this machine's. The headers
+and libraries that are compiled and linked against are of the other machine's wheels, which the same
+``pylock.toml`` names, unpacked and never run. Together they are a CUDA toolkit as NVIDIA lays one
+out, so that nvcc and CMake find everything where they look for it. No wheel has the headers of
+Python: x86-64 and aarch64 Linux have the same C types and byte order, so this machine's serve.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from uv import find_uv_bin
 
 from sparkwright.builder.environment import pylock
-from sparkwright.builder.environment.pylock import LockedWheel, uv_program
+from sparkwright.builder.environment.pylock import LockedWheel
 from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
@@ -32,8 +43,30 @@ from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
-#: Version of the additions below; part of the environment's address.
+#: Version of `complete_cuda`; part of the addresses of environments.
 ADDITIONS = 2
+#: Projects that are compiled and linked against; the other wheels of the lock hold programs and
+#: Python packages, which this machine runs.
+LINKED = ("torch", "nvidia-")
+
+#: CMake's toolchain file of a cross build. Paths are relative to it, because a build sees its
+#: folders under other names (`sparkwright.builder.environment.sandbox`).
+_CROSS = """\
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR {machine})
+set(CMAKE_C_COMPILER {triple}-gcc)
+set(CMAKE_CXX_COMPILER {triple}-g++)
+set(CMAKE_CUDA_HOST_COMPILER {triple}-g++)
+set(CMAKE_CUDA_COMPILER "${{CMAKE_CURRENT_LIST_DIR}}/nvidia/cu13/bin/nvcc")
+# For the FindCUDA that torch carries: it would look below targets/, which the wheels do not have.
+set(CUDA_TOOLKIT_TARGET_DIR "${{CMAKE_CURRENT_LIST_DIR}}/nvidia/cu13")
+# Libraries and headers are this folder's or the cross compiler's own;
+# those in this machine's folders are for this machine.
+set(CMAKE_FIND_ROOT_PATH "${{CMAKE_CURRENT_LIST_DIR}}")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+"""
 
 
 class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,8 +89,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         distribution: Name of the wheel's project.
         memory: Path pattern of a unit → megabytes that its compiler may hold, if this machine has
             no record of it yet.
-        disk: Kind of build → megabytes that it takes in the cache directory, without tools and
-            downloads.
         seconds: Measured work of a whole build on one core; for the first estimate.
         longest: Measured work of its longest unit.
     """
@@ -72,7 +103,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requires: dict[str, str] = {}
     distribution: str = ""
     memory: dict[str, int] = {}
-    disk: dict[str, int] = {}
     seconds: float = 0
     longest: float = 0
 
@@ -88,20 +118,14 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def deciding(self) -> ForkEnvironment:
         """
-        Return the settings that decide the bytes of a wheel, without those about time, memory and
-        disk.
+        Return the settings that decide the bytes of a wheel, without those about time and memory.
         """
-        return msgspec.structs.replace(self, seconds=0, longest=0, memory={}, disk={})
+        return msgspec.structs.replace(self, seconds=0, longest=0, memory={})
 
     def __post_init__(self) -> None:
-        from packaging.requirements import InvalidRequirement, Requirement
-        from packaging.utils import canonicalize_name
-
         for project, text in self.requires.items():
-            try:
-                requirement = Requirement(text or project)
-            except InvalidRequirement as error:
-                raise ValueError(f"requires: {text or project!r} is not a requirement") from error
+            # An invalid requirement is a ValueError, too.
+            requirement = Requirement(text or project)
             if canonicalize_name(requirement.name) != project or requirement.url:
                 raise ValueError(
                     f"requires: {text!r} is not a version of {project} on the package index, or "
@@ -122,17 +146,129 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = ""
 
 
+def spec(project: Project) -> EnvironmentSpec:
+    """
+    Return ``build/<stack>/environment.yaml``.
+
+    Raises:
+        file-invalid: It is malformed, or has a setting that the fork's kind of build ignores.
+    """
+    path = project.build_folder / "environment.yaml"
+    read = strict_yaml.load(path, EnvironmentSpec)
+    for fork, settings in read.forks.items():
+        if settings.targets or (settings.requires and project.fork(fork).build != "graft"):
+            raise FileError(
+                "file-invalid",
+                f"{path} sets targets of {fork}, or requires of {fork}, which is not grafted.",
+                todo="Name targets in stack.yaml or core_targets.",
+            )
+    return read
+
+
+def settings(session: RunContext, fork: str) -> ForkEnvironment:
+    """
+    Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
+    targets.
+
+    Raises:
+        file-invalid: As `spec`.
+    """
+    own = spec(session.project).forks[fork]
+    if session.project.fork(fork).build != "graft":
+        return own
+    targets = session.targets or session.project.fork(fork).targets or own.core_targets or ("all",)
+    chosen = msgspec.structs.replace(
+        own, targets=("all",) if "all" in targets else tuple(sorted(set(targets)))
+    )
+    if chosen.needs_vendored:
+        return chosen
+    return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
+
+
+# The host compiler.
+
+
+def python_header() -> Path:
+    """Return the path of ``Python.h`` of this Python, installed or not."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
+def triple(machine: str) -> str:
+    """Return the prefix of the names of Debian's cross compiler for *machine*."""
+    return f"{machine}-linux-gnu"
+
+
+def host_compiler() -> list[str]:
+    """Return the command of this machine's C++ compiler, as CMake takes it: ``CXX``, else c++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def compilers(session: RunContext) -> list[list[str]]:
+    """Return the commands of the C++ compilers that make the session's libraries."""
+    if session.cross:
+        return [[f"{triple(session.machine)}-g++"]]
+    cuda = shlex.split(os.environ.get("CUDAHOSTCXX", ""))
+    return [host_compiler(), *([cuda] if cuda else [])]
+
+
+def compiler(session: RunContext) -> str:
+    """
+    Return version and target of `compilers`, such as ``12.2.0 x86_64-linux-gnu``; empty if one is
+    not installed.
+    """
+    versions = [compiler_version(*command) for command in compilers(session)]
+    return " ".join(versions) if all(versions) else ""
+
+
+def require_compiler(session: RunContext) -> str:
+    """
+    Return version and target of the session's compilers.
+
+    Raises:
+        tool-missing: One is not installed.
+    """
+    if version_text := compiler(session):
+        return version_text
+    names = ", ".join(command[0] for command in compilers(session))
+    package = f"g++-{triple(session.machine)}".replace("_", "-") if session.cross else "g++"
+    raise CommandError(
+        "tool-missing",
+        f"{names} is not installed; it compiles for {session.machine}.",
+        todo=f"sudo apt-get install {package}",
+    )
+
+
+@functools.cache
+def compiler_version(*command: str) -> str:
+    """Return version and target of the compiler *command*; empty if it is not installed."""
+    try:
+        # GCC answers only the first of such options.
+        answers = [
+            process.output([*command, option]) for option in ("-dumpfullversion", "-dumpmachine")
+        ]
+    except CommandError:
+        return ""
+    return " ".join(answer.strip() for answer in answers)
+
+
+# The locked tools.
+
+
 class Toolchain(msgspec.Struct, frozen=True):
     """
     An installed environment.
 
     Attributes:
-        key: Address of its content: the hashes of the wheels for this Python and machine.
+        key: Address of its content: the hashes of the wheels for this Python and machine, and of
+            the libraries.
         root: The virtual environment.
+        libraries: For another machine: the folder of the headers and libraries that wheels are
+            compiled and linked against.
     """
 
     key: str
     root: Path
+    libraries: Path | None = None
 
     @property
     def python(self) -> Path:
@@ -140,7 +276,12 @@ class Toolchain(msgspec.Struct, frozen=True):
 
     @property
     def cuda(self) -> Path:
-        """The CUDA toolkit: bin, include, lib64, nvvm."""
+        """
+        The CUDA toolkit: programs (bin, nvvm) for this machine; headers and libraries (include,
+        lib64) for the one that wheels are made for.
+        """
+        if self.libraries:
+            return self.libraries / "nvidia" / "cu13"
         return next(iter(self.root.glob("lib/python3.*/site-packages/nvidia/cu13")))
 
     def tool(self, name: str) -> Path:
@@ -170,106 +311,34 @@ class Toolchain(msgspec.Struct, frozen=True):
         }
         return process.clean_environment(**{**own, **extra})
 
-
-def python_header() -> Path:
-    """Return the path of ``Python.h`` of this Python, installed or not."""
-    return Path(sysconfig.get_path("include")) / "Python.h"
-
-
-def host_compiler() -> list[str]:
-    """Return the command of this machine's C++ compiler, as CMake takes it: ``CXX``, else c++."""
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
-
-
-def compilers(session: RunContext) -> list[list[str]]:
-    """Return the commands of the C++ compilers that make the session's libraries."""
-    if session.cross:
-        return [[f"{session.machine}-linux-gnu-g++"]]
-    cuda = shlex.split(os.environ.get("CUDAHOSTCXX", ""))
-    return [host_compiler(), *([cuda] if cuda else [])]
+    def defines(self) -> dict[str, str]:
+        """Return the CMake cache entries for the libraries of another machine."""
+        if not self.libraries:
+            return {}
+        return {
+            "CMAKE_TOOLCHAIN_FILE": str(self.libraries / "toolchain.cmake"),
+            # The Python that CMake asks is this machine's and names its own torch, of the same
+            # version; a set folder comes before that.
+            "Torch_DIR": str(self.libraries / "torch" / "share" / "cmake" / "Torch"),
+            "Python_INCLUDE_DIR": str(self.libraries / "python"),
+        }
 
 
-def compiler(session: RunContext) -> str:
-    """
-    Return version and target of `compilers`, such as ``12.2.0 x86_64-linux-gnu``; empty if one is
-    not installed.
-    """
-    versions = [compiler_version(*command) for command in compilers(session)]
-    return " ".join(versions) if all(versions) else ""
-
-
-@functools.cache
-def compiler_version(*command: str) -> str:
-    """Return version and target of the compiler *command*; empty if it is not installed."""
-    try:
-        # GCC answers only the first of such options.
-        answers = [
-            process.output([*command, option]) for option in ("-dumpfullversion", "-dumpmachine")
-        ]
-    except CommandError:
-        return ""
-    return " ".join(answer.strip() for answer in answers)
-
-
-def spec(project: Project) -> EnvironmentSpec:
-    """
-    Return ``build/<stack>/environment.yaml``.
-
-    Raises:
-        file-invalid: It is malformed, or has a setting that the fork's kind of build ignores.
-    """
-    path = project.build_folder / "environment.yaml"
-    read = strict_yaml.load(path, EnvironmentSpec)
-    for fork, settings in read.forks.items():
-        if settings.targets:
-            raise FileError(
-                "file-invalid",
-                f"{path} names targets of {fork}, which stack.yaml or core_targets names.",
-            )
-        if settings.requires and project.fork(fork).build != "graft":
-            raise FileError(
-                "file-invalid",
-                f"{path} changes requirements of {fork}, which is not grafted onto a wheel that "
-                f"has any.",
-            )
-    return read
-
-
-def settings(session: RunContext, fork: str) -> ForkEnvironment:
-    """
-    Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
-    targets.
-
-    Raises:
-        file-invalid: As `spec`.
-    """
-    own = spec(session.project).forks[fork]
-    if session.project.fork(fork).build != "graft":
-        return own
-    targets = session.targets or session.project.fork(fork).targets or own.core_targets or ("all",)
-    chosen = msgspec.structs.replace(
-        own, targets=("all",) if "all" in targets else tuple(sorted(set(targets)))
-    )
-    if chosen.needs_vendored:
-        return chosen
-    return msgspec.structs.replace(chosen, defines={**own.defines, **own.core_defines})
-
-
-def _root(session: RunContext, wheels: Sequence[LockedWheel]) -> tuple[str, Path]:
-    """Return the address of the environment made of *wheels*, and its folder."""
+def _tools(session: RunContext) -> Toolchain:
+    """Return the stack's tools, installed or not."""
     inputs = {
-        "wheels": wheels,
+        "wheels": pylock.wheels(session.project),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "additions": ADDITIONS,
     }
     key = digest.key("environment", inputs)
-    return key, session.store.root / "environments" / key[:16]
+    return Toolchain(key, session.store.root / "environments" / key[:16])
 
 
 def installed(session: RunContext) -> bool:
     """Return whether the stack's locked tools are installed."""
-    return (_root(session, pylock.wheels(session.project))[1] / "complete").exists()
+    return (_tools(session).root / "complete").exists()
 
 
 def obtain(session: RunContext) -> Toolchain:
@@ -280,19 +349,29 @@ def obtain(session: RunContext) -> Toolchain:
         source-unreachable, source-mismatch, offline, disk-full: As `download`.
         command-failed: The installer failed.
     """
-    wheels = pylock.wheels(session.project)
-    tools = Toolchain(*_root(session, wheels))
-    complete = tools.root / "complete"
-    if not complete.exists():
-        with session.store.lock(f"environment-{tools.key[:16]}"):
-            if not complete.exists():
-                with console.step(f"tools: {len(wheels)} locked wheels"):
-                    files = download(session.store, wheels, offline=session.offline)
-                    install(session.store, tools.root, files)
-                    log = session.store.folder("logs") / "environment.log"
-                    complete_cuda(tools.cuda, log)
-                    complete.write_text("made whole by sparkwright\n")
+    tools = _tools(session)
+    with completing(session.store, tools.root) as lacking:
+        if lacking:
+            install(session, tools.root, pylock.wheels(session.project), "tools")
+            complete_cuda(tools.cuda, session.store.folder("logs") / "environment.log")
     return tools
+
+
+@contextlib.contextmanager
+def completing(store: Store, root: Path) -> Iterator[bool]:
+    """
+    Yield True if the environment *root* has to be made, under its lock; a block that ends without
+    an error has made it.
+    """
+    complete = root / "complete"
+    if complete.exists():
+        yield False
+        return
+    with store.lock(f"environment-{root.name}"):
+        lacking = not complete.exists()
+        yield lacking
+        if lacking:
+            complete.write_text("made whole by sparkwright\n")
 
 
 def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = False) -> list[Path]:
@@ -303,42 +382,45 @@ def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = Fal
         source-unreachable, source-mismatch, offline, disk-full: As
             `sparkwright.forks.package_index.obtain`.
     """
-
-    def file(wheel: LockedWheel) -> Path:
-        return package_index.obtain(store, *wheel, offline=offline)
-
-    files = []
+    files: list[Path] = []
     with (
         concurrent.futures.ThreadPoolExecutor(4) as pool,
         console.progress("download", len(wheels)) as line,
     ):
-        for count, path in enumerate(pool.map(file, wheels), start=1):
+        for path in pool.map(
+            lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels
+        ):
             files.append(path)
-            line.update(count, path.name)
+            line.update(len(files), path.name)
     return files
 
 
-def install(store: Store, root: Path, files: list[Path], machine: str = "") -> None:
+def install(
+    session: RunContext, root: Path, wheels: Sequence[LockedWheel], title: str, machine: str = ""
+) -> None:
     """
-    Make the environment *root* of exactly the wheels *files*.
+    Make the environment *root* of exactly the *wheels*.
 
     Args:
+        title: The environment, for people.
         machine: If given, make a plain folder of wheels for that machine instead, which is not run.
 
     Raises:
+        source-unreachable, source-mismatch, offline, disk-full: As `download`.
         command-failed: The installer failed.
     """
-    log = store.folder("logs") / "environment.log"
+    log = session.store.folder("logs") / "environment.log"
     # Offline and without dependencies: nothing but the lock may be resolved or fetched.
     env = process.clean_environment(
-        UV_CACHE_DIR=str(store.root / "cache" / "uv"),
+        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
         UV_OFFLINE="1",
         UV_FIND_LINKS="",
         UV_LINK_MODE="hardlink",
     )
-    uv, options = uv_program(), ["--python", str(root / "bin" / "python")]
-    with console.step(f"install {len(files)} wheels"):
+    uv, options = find_uv_bin(), ["--python", str(root / "bin" / "python")]
+    with console.step(f"{title}: {len(wheels)} locked wheels"):
+        files = download(session.store, wheels, offline=session.offline)
         if machine:
             tags = f"{machine}-manylinux_2_{pylock.GLIBC}"
             options = ["--target", str(root), "--python", sys.executable, "--python-platform", tags]
@@ -358,7 +440,7 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         cc: The C compiler of the machine that the libraries are for.
 
     Raises:
-        command-failed: ``cuda.h`` cannot be read, or declares no function of the driver.
+        command-failed: ``cuda.h`` cannot be read.
     """
     lib = cuda / "lib"
     for versioned in sorted(lib.glob("lib*.so.*")):
@@ -374,11 +456,81 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
         # not be loaded; so the stub defines every function.
         header = cuda / "include" / "cuda.h"
         declared = process.output([cc, "-E", "-P", "-x", "c", "-I", header.parent, header])
-        names = sorted(set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared)))
-        if not names:
-            raise CommandError("command-failed", f"{header} declares no function of the driver.")
+        names = set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", declared))
         stub.parent.mkdir(exist_ok=True)
         source = stub.parent / "driver.c"
-        source.write_text("".join(f"void {name}(void) {{}}\n" for name in names))
+        source.write_text("".join(f"void {name}(void) {{}}\n" for name in sorted(names)))
         options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub)]
         process.run([cc, *options, str(source)], log=log)
+
+
+# The machine that wheels are made for.
+
+
+def target(session: RunContext, tools: Toolchain) -> Toolchain:
+    """
+    Return *tools* with the headers and libraries of the machine that wheels are made for.
+
+    Raises:
+        tool-missing: The cross compiler is not installed.
+        source-unreachable, source-mismatch, offline, disk-full, command-failed: As for the tools.
+    """
+    if not session.cross:
+        return tools
+    machine, key = session.machine, target_key(session, tools)
+    root = session.store.root / "environments" / f"{key[:16]}-{machine}"
+    crossed = msgspec.structs.replace(tools, key=key, libraries=root)
+    with completing(session.store, root) as lacking:
+        if lacking:
+            shutil.rmtree(root, ignore_errors=True)
+            install(session, root, _linked_wheels(session), machine, machine)
+            for name in ("bin", "nvvm"):
+                # These hold programs: this machine's take their place.
+                folder = crossed.cuda / name
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(tools.cuda / name, folder, copy_function=os.link)
+            log = session.store.folder("logs") / "environment.log"
+            complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
+            text = _CROSS.format(machine=machine, triple=triple(machine))
+            (root / "toolchain.cmake").write_text(text)
+            if python_header().exists():
+                shutil.copytree(python_header().parent, root / "python")
+                shutil.copyfile(_python_config(), root / "python" / "pyconfig.h")
+    return crossed
+
+
+def target_key(session: RunContext, tools: Toolchain) -> str:
+    """
+    Return the address of everything that the session's libraries are compiled and linked against.
+
+    Raises:
+        tool-missing: The cross compiler is not installed.
+    """
+    if not session.cross:
+        return tools.key
+    parts = {
+        "tools": tools.key,
+        "wheels": _linked_wheels(session),
+        "compiler": require_compiler(session),
+        "python": digest.sha256_file(_python_config()) if python_header().exists() else "",
+        "machine": session.machine,
+        "toolchain": _CROSS,
+        "additions": ADDITIONS,
+    }
+    return digest.key("target", parts)
+
+
+def _linked_wheels(session: RunContext) -> tuple[LockedWheel, ...]:
+    wheels = pylock.wheels(session.project, session.machine)
+    return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))
+
+
+def _python_config() -> Path:
+    """
+    Return the ``pyconfig.h`` that holds the values; Debian's own one only includes that of the
+    machine, from another folder.
+    """
+    include = python_header().parent
+    multiarch = str(sysconfig.get_config_var("MULTIARCH"))
+    debian = include.parent / multiarch / include.name / "pyconfig.h"
+    return debian if debian.exists() else include / "pyconfig.h"

@@ -27,7 +27,7 @@ from sparkwright import __version__
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.environment import cross, toolchain
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive, graft, sbom, version
@@ -265,7 +265,7 @@ def _dist_info(
         stack=context.project.stack,
         arch=context.project.spec.arch,
         sources=sources.sha256,
-        tools=cross.key(context, tools),
+        tools=toolchain.target_key(context, tools),
         compiler=toolchain.compiler(context),
         modules={module.name: sha256 for module, sha256 in hashes.items()},
     )
@@ -301,11 +301,11 @@ class AotBuilder:
         self, context: RunContext, tools: toolchain.Toolchain, spec: AotSpec, wheel: Path
     ) -> None:
         self._context, self._tools, self._spec, self._wheel = context, tools, spec, wheel
-        self._target = cross.of(context, tools)
+        self._target = toolchain.target(context, tools)
         name = context.named(spec.distribution)
         self.folder = context.store.folder("work", context.project.stack, name)
         mounts = {self.folder: spec.distribution, tools.root: "tools"}
-        mounts |= {self._target.root: "target"} if self._target.cross else {}
+        mounts |= {self._target.libraries: "target"} if self._target.libraries else {}
         self._sandbox = Sandbox.create(mounts)
 
     def generate(self) -> tuple[AotModule, ...]:
@@ -352,8 +352,7 @@ class AotBuilder:
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
-        native = shlex.join(toolchain.host_compiler())
-        compiler = f"{self._target.triple}-g++" if self._target.cross else native
+        compiler = shlex.join(toolchain.compilers(self._context)[0])
         own = {
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
@@ -366,7 +365,7 @@ class AotBuilder:
             "CC": compiler,
             "CXX": compiler,
         }
-        base = self._tools.environment(**self._target.environment(self._tools))
+        base = self._target.environment()
         variables = {name: text for name, text in base.items() if not _UNWANTED.fullmatch(name)}
         return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 

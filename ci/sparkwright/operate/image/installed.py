@@ -11,12 +11,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from docker import DockerClient
+from docker.models.containers import Container
 
 from sparkwright.builder import container
-from sparkwright.builder.container import Engine, ExitStatus
 from sparkwright.builder.errors import ContainerError
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, by_reference
@@ -24,15 +25,21 @@ from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import lent
 from sparkwright.operate.image.picked import Picked
 
-if TYPE_CHECKING:
-    from docker.models.containers import Container
-
 #: Where the set and the program lie in the image (build/serve.Dockerfile, build/entrypoint.sh).
 PLACE = "/opt/sparkwright"
 VENV = f"{PLACE}/set"
 REPOSITORY = "sparkwright-serve-set"
-#: Begins the name of a container that installs; the rest is its owner. Labels would go into the image.
-NAME = "sparkwright-set-"
+
+#: Differs from other containers: root writes to the image, and nothing of the container is kept beside that.
+_OPTIONS: dict[str, Any] = {
+    "environment": {},
+    "user": "0:0",
+    "init": False,
+    "read_only": False,
+    # The store may be readable by its owner alone.
+    "cap_add": ["DAC_READ_SEARCH"],
+    "entrypoint": ["/bin/sh"],
+}
 
 #: Run with the address of the index, channel and release; `install` prints the one JSON document.
 SCRIPT = f"""\
@@ -52,7 +59,7 @@ $python -I -m sparkwright.operate.image.settled {PLACE}
 """
 
 
-def obtain(session: RunContext, engine: Engine, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
+def obtain(session: RunContext, engine: DockerClient, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
     """
     Return the id of the image *system* with the release installed, made when the engine has none of that *key*.
 
@@ -64,7 +71,7 @@ def obtain(session: RunContext, engine: Engine, system: str, key: str, picked: P
     """
     tag = f"{REPOSITORY}:{key[:16]}"
     if found := container.find_image(engine, tag):
-        return found.id
+        return str(found.id)
     said: list[str] = []
     heard: list[str] = []
 
@@ -75,16 +82,16 @@ def obtain(session: RunContext, engine: Engine, system: str, key: str, picked: P
 
     with console.step(f"install {picked.entry.name} in a container"), lent.folders(session, picked, installer) as folders:
         words = ["-c", SCRIPT, "sh", picked.index.manifest.url, picked.entry.channel, picked.entry.name]
-        ended = container.run(
-            engine, system, words, folders=folders, further=_options(engine), after=keep, init=False,
+        status = container.run(
+            engine, system, words, folders=folders, further=_OPTIONS, after=keep,
             on_out=said.append, on_err=lambda line: _hear(heard, line),
         )  # fmt: skip
-    if ended.status:
-        raise _failure(engine, ended, said, heard)
+    if status:
+        raise _failure(status, said, heard)
     made = container.find_image(engine, tag)
     if made is None:
         raise ContainerError("image-build-failed", "The engine did not keep what was installed.", details=[tag])
-    return made.id
+    return str(made.id)
 
 
 def _hear(heard: list[str], line: str) -> None:
@@ -93,37 +100,10 @@ def _hear(heard: list[str], line: str) -> None:
     console.detail(line)
 
 
-def _options(engine: Engine) -> dict[str, Any]:
-    """Return what is otherwise than in other containers: root writes to the image, and nothing of the container is kept beside that."""
-    return {
-        "name": NAME + container.owner_id().replace("/", "."),
-        "labels": {},
-        "environment": {},
-        "user": "0:0",
-        "userns_mode": engine.user[1] or None,
-        "read_only": False,
-        # The store may be readable by its owner alone.
-        "cap_add": ["DAC_READ_SEARCH"],
-        "entrypoint": ["/bin/sh"],
-    }
-
-
-def sweep(engine: Engine) -> None:
-    """Remove the containers of runs that were killed while they installed."""
-    from docker.errors import APIError
-
-    with engine.errors_translated():
-        for left in engine.client.containers.list(all=True, filters={"name": NAME}, ignore_removed=True):
-            if container.has_exited(str(left.name).removeprefix(NAME).replace(".", "/")):
-                with contextlib.suppress(APIError):
-                    left.remove(force=True)
-                console.note(f"removed the container of a run that was killed: {left.name}")
-
-
 @contextlib.contextmanager
-def patient(engine: Engine) -> Iterator[None]:
+def patient(engine: DockerClient) -> Iterator[None]:
     """Wait for the engine's answers as long as they take: writing or sending a layer of gigabytes takes minutes."""
-    api = engine.client.api
+    api = engine.api
     before = api.timeout
     # Types of the SDK know numbers alone; requests takes None for no limit.
     api.timeout = None  # type: ignore[assignment]
@@ -133,14 +113,11 @@ def patient(engine: Engine) -> Iterator[None]:
         api.timeout = before
 
 
-def _failure(engine: Engine, ended: ExitStatus, said: Sequence[str], heard: Sequence[str]) -> SparkwrightError:
+def _failure(status: int, said: Sequence[str], heard: Sequence[str]) -> SparkwrightError:
     """Return what ended the container: the words of the program inside, where it had any."""
     with contextlib.suppress(msgspec.DecodeError):
         told = msgspec.json.decode("\n".join(said), type=dict[str, Any]).get("error") or {}
         if kind := by_reference(str(told.get("reference"))):
             return kind(told["what"], details=told["details"], todo=told["todo"])
-    if ended.out_of_memory or ended.status > 130:
-        why = "the kernel ended a program for want of memory" if ended.out_of_memory else f"status {ended.status}"
-        return ContainerError("container-killed", "The installation in the container did not come to its end.", details=[*heard[-10:], why])
-    lines = "\n".join([*heard[-25:], f"status: {ended.status}"])
-    return engine.translate_error(lines, partial(ContainerError, "image-build-failed"), "The release could not be installed in the image.")
+    lines = "\n".join([*heard[-25:], f"status: {status}"])
+    return container.translate_error(lines, partial(ContainerError, "image-build-failed"), "The release could not be installed in the image.")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from docker import DockerClient
 
 from sparkwright.builder import container
-from sparkwright.builder.container import Engine
 from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.builder.errors import ContainerError
 from sparkwright.core import digest
@@ -78,20 +78,16 @@ def make(session: RunContext, asked: Asked, found: Picked, base: str) -> Made:
         installer-unfit,
         offline, source-unreachable, download-invalid, environment-unusable, set-mixed: See there.
     """
-    with container.termination_interrupts():
-        reached = container.connect()
-        installed.sweep(reached)
-        container.remove_stale(reached)
-        with reached.errors_translated(), console.step(f"serving image of {found.entry.name} for {asked.platform}"):
-            return _make(session, reached, asked.platform, found, base)
+    with container.connected() as reached, console.step(f"serving image of {found.entry.name} for {asked.platform}"):
+        return _make(session, reached, asked.platform, found, base)
 
 
-def _make(session: RunContext, reached: Engine, platform: str, found: Picked, base: str) -> Made:
+def _make(session: RunContext, reached: DockerClient, platform: str, found: Picked, base: str) -> Made:
     brought = container.prepare_base(session, reached, base, platform)
     stages = _stages(session, brought, platform)
     files_of = {"Dockerfile": stages.dockerfile, ENTRYPOINT: stages.entrypoint}
     system = container.build_image(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
-    python = container.image_python(session, reached, system)
+    python = container.image_python(reached, system)
     if python.machine != PLATFORMS[platform]:
         raise ContainerError("image-mismatch", f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
     program = selected.installer(session, found, python)
@@ -113,7 +109,7 @@ def _stages(session: RunContext, base: str, platform: str) -> _Stages:
     return _Stages(text, entrypoint, platform, key)
 
 
-def _bring_set(session: RunContext, reached: Engine, set_key: str, found: Picked, python: Interpreter) -> None:
+def _bring_set(session: RunContext, reached: DockerClient, set_key: str, found: Picked, python: Interpreter) -> None:
     """Bring the files of the set into the store, where the engine does not have them installed."""
     if container.find_image(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
         packages = selected.packages(found, python, installed.VENV).packages
@@ -121,7 +117,7 @@ def _bring_set(session: RunContext, reached: Engine, set_key: str, found: Picked
         files.obtain(picked.outside(session), packages)
 
 
-def _read(reached: Engine, name: str, platform: str, base: str, *, already: bool) -> Made:
+def _read(reached: DockerClient, name: str, platform: str, base: str, *, already: bool) -> Made:
     """Return the image as the engine has it; an earlier run may have labelled it with an earlier serial."""
-    there = reached.client.images.get(name)
+    there = reached.images.get(name)
     return Made(str(there.id), name, platform, base, already, dict(sorted(there.labels.items())))

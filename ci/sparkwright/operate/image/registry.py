@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from docker import DockerClient
+from docker.errors import APIError
+
 from sparkwright.builder import container
-from sparkwright.builder.container import Engine
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.operate.errors import ImageError
@@ -46,9 +48,8 @@ def split(name: str) -> tuple[str, str]:
 
 def tagged(made: Made, repository: str, tag: str) -> None:
     """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
-    reached = container.connect()
-    with reached.errors_translated():
-        reached.client.images.get(made.id).tag(repository, tag)
+    with container.connected() as reached:
+        reached.images.get(made.id).tag(repository, tag)
 
 
 def tag_of(release: str, platform: str) -> str:
@@ -64,51 +65,47 @@ def push(made: Made, repository: str, tag: str) -> str:
         registry-unreachable, registry-refused: The registry did not take it. image-tag-taken: The tag is another image's there.
         image-digest-differs: Afterwards the registry names other bytes. engine-unreachable, engine-refused, disk-full: See there.
     """
-    with container.termination_interrupts():
-        reached = container.connect()
-        name = f"{repository}:{tag}"
-        with reached.errors_translated(), patient(reached), console.step(f"push {name}"):
-            image = reached.client.images.get(made.id)
-            _check_free(reached, name, repository, made.id)
-            image.tag(repository, tag)
-            sent = _send(reached, repository, tag)
-            found = _asked(reached, name)
-            if found != sent:
-                raise ImageError(
-                    "image-digest-differs", f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"]
-                )
+    name = f"{repository}:{tag}"
+    with container.connected() as reached, patient(reached), console.step(f"push {name}"):
+        image = reached.images.get(made.id)
+        _check_free(reached, name, repository, made.id)
+        image.tag(repository, tag)
+        sent = _send(reached, repository, tag)
+        found = _asked(reached, name)
+        if found != sent:
+            raise ImageError(
+                "image-digest-differs", f"{name} is another image than was pushed.", details=[f"pushed: {sent}", f"there:  {found}"]
+            )
     return sent
 
 
-def _check_free(reached: Engine, name: str, repository: str, id_: str) -> None:
+def _check_free(reached: DockerClient, name: str, repository: str, id_: str) -> None:
     """Raise `image-tag-taken` where *name* is an image in the registry that is not this one."""
     there = _asked(reached, name)
-    ours = reached.client.images.get(id_).attrs.get("RepoDigests") or []
+    ours = reached.images.get(id_).attrs.get("RepoDigests") or []
     if there and f"{repository}@{there}" not in ours:
         raise ImageError("image-tag-taken", f"{name} is there already, as another image.", details=[f"there: {there}"])
 
 
-def _asked(reached: Engine, name: str) -> str:
+def _asked(reached: DockerClient, name: str) -> str:
     """Return the digest of *name* in its registry; empty where the registry has no such name."""
-    from docker.errors import APIError
-
     try:
-        said: dict[str, Any] = reached.client.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
+        said: dict[str, Any] = reached.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
         return str(said["Descriptor"]["digest"])
     except APIError as error:
         text = str(error.explanation or error)
         if re.search(r"manifest unknown|name unknown|not found|not known to registry", text, re.I):
             return ""
-        raise _meaning(reached, name, text) from error
+        raise _meaning(name, text) from error
 
 
-def _send(reached: Engine, repository: str, tag: str) -> str:
+def _send(reached: DockerClient, repository: str, tag: str) -> str:
     sizes: dict[str, tuple[int, int]] = {}
     digested = ""
     with console.progress("layers", 0, "bytes") as line:
-        for news in reached.client.api.push(repository, tag=tag, stream=True, decode=True):
+        for news in reached.api.push(repository, tag=tag, stream=True, decode=True):
             if "error" in news:
-                raise _meaning(reached, f"{repository}:{tag}", str(news["error"]))
+                raise _meaning(f"{repository}:{tag}", str(news["error"]))
             digested = str((news.get("aux") or {}).get("Digest", "")) or digested
             _count(sizes, news)
             line.total = sum(total for _, total in sizes.values())
@@ -123,7 +120,7 @@ def _count(sizes: dict[str, tuple[int, int]], news: Mapping[str, Any]) -> None:
         sizes[news.get("id", "")] = (detail.get("current", 0), total)
 
 
-def _meaning(reached: Engine, name: str, text: str) -> SparkwrightError:
+def _meaning(name: str, text: str) -> SparkwrightError:
     if _UNREACHED.search(text):
         return ImageError("registry-unreachable", f"The registry of {name} is not reached.", details=text.splitlines()[-5:])
-    return reached.translate_error(text, partial(ImageError, "registry-refused"), f"The registry does not take {name}.")
+    return container.translate_error(text, partial(ImageError, "registry-refused"), f"The registry does not take {name}.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from docker import DockerClient
+from packaging.tags import Tag
 
 from sparkwright.builder import self_wheel
-from sparkwright.builder.container import Engine
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.core import digest
@@ -25,9 +25,6 @@ from sparkwright.release.client.placing import MOST_METADATA
 from sparkwright.release.client.state import Chosen, Pinned
 from sparkwright.release.environment import Environment
 from sparkwright.release.manifest import places
-
-if TYPE_CHECKING:
-    from packaging.tags import Tag
 
 #: What an installer has that can serve; older ones lack it.
 NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/argtypes.py"))
@@ -63,11 +60,11 @@ def packages(picked: Picked, python: Interpreter, folder: str) -> Chosen:
     return target.chosen(picked.index, picked.entry, picked.release, inside(python, folder))[0]
 
 
-def check_room(session: RunContext, engine: Engine, pinned: Sequence[Pinned]) -> None:
+def check_room(session: RunContext, engine: DockerClient, pinned: Sequence[Pinned]) -> None:
     """Raise `disk-full` where the store cannot take the files that it lacks, or the engine what they unpack to."""
     lacking, unpacked = files.missing(outside(session), pinned), change.UNPACKED * sum(one.size for one in pinned)
     wanted = {session.store.root: lacking}
-    root = Path(engine.root)
+    root = Path(str(engine.info().get("DockerRootDir", "")))
     if root.is_dir():
         same = placing.same_disk(session.store.root, root)
         wanted = {root: unpacked + lacking} if same else {**wanted, root: unpacked}
