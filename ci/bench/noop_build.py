@@ -17,7 +17,7 @@ if missing := [fork for fork in session.forks if pipeline.current(session, fork)
     sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
 tools = toolchain.obtain(session)
 settings = toolchain.settings(session, "vllm")
-folder = Workspace(session, tools, settings, "vllm").build
+folder = Workspace(session, tools, "vllm").build
 places = ["--root", str(session.project.root), "--cache-dir", str(session.store.root)]
 ours = [sys.executable, "-m", "sparkwright", "build", *places, "--offline"]
 theirs = [str(tools.tool("cmake")), "--build", str(folder), "--target", *settings.targets]

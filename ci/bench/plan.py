@@ -13,7 +13,6 @@ from sparkwright.builder.workspace import Workspace
 options = measure.arguments(__doc__ or "")
 session = measure.session(options)
 tools = toolchain.obtain(session)
-settings = toolchain.settings(session, "vllm")
 source = source_tree.make(session, "vllm")
 
 
@@ -24,7 +23,7 @@ def ours() -> None:
 
 def theirs() -> None:
     """Configure once, into an empty folder, as a user would."""
-    bare = Workspace(session, tools, settings, "vllm", "bench")
+    bare = Workspace(session, tools, "vllm", "bench")
     bare.fill(source.tree)
     bare.configure()
     shutil.rmtree(bare.folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shutil
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,19 +40,6 @@ def base_of(demo: Demo) -> Path:
     """Return the official wheel that the demo's lock names."""
     base = locked_base(demo)
     return demo.folder / "store" / "downloads" / base.sha256 / base.filename
-
-
-def test_a_trial_without_a_rule_costs_the_real_build_nothing(built_demo: Demo) -> None:
-    """After such a plan, a build that has to go through every stage again compiles no unit and makes the same wheel."""
-    before = built_demo.sha256()
-    built_demo.run("plan", "--fork", "vllm", "--without-rule", "supported-12.1", status=1)
-    shutil.rmtree(built_demo.folder / "store" / "wheels" / before)
-
-    said = built_demo.build().stderr
-
-    assert "vllm: rebuilding: its wheel is gone from the store\n" in said
-    assert built_demo.compiled() == []
-    assert built_demo.sha256() == before
 
 
 def test_a_base_wheel_of_another_release_is_refused(demo: Demo) -> None:

@@ -67,7 +67,6 @@ def test_two_sites_instead_of_one() -> None:
     with refusal("rule-mismatch", match="matches 2 places") as caught:
         rewrite(twice, RULE)
     assert {"CMakeLists.txt:4: matches", "CMakeLists.txt:5: matches"} <= set(caught.value.details)
-    assert len(rewrite(twice, change(sites=2))[1]) == 2
 
 
 @pytest.mark.parametrize("expect", ["7.5;12.0", "7.5;12.0;12.1"])
@@ -116,4 +115,3 @@ def test_the_reviewed_files_are_readable(path: Path) -> None:
     rules = archs.load(path)
     reasons = [rule.reason for rule in rules.rules] + [entry.reason for entry in rules.kept]
     assert all(len(reason) > 40 for reason in reasons)
-    assert rules.without(rules.rules[0].name).rules == rules.rules[1:]

@@ -610,7 +610,7 @@ def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:
     (tmp_path / "b.o").write_bytes(b"no object")
     gencode = ("compute_121f:sm_121f",)
     good, *bad = (
-        PlannedUnit("_C", f"csrc/{name}.cu", gencode, "native", object=f"{name}.o")
+        PlannedUnit("_C", f"csrc/{name}.cu", gencode, f"{name}.o", verdict="native")
         for name in "abc"
     )
 

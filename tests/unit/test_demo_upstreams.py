@@ -146,12 +146,12 @@ def test_server_does_not_start_without_its_parts(tmp_path: Path, part: str) -> N
 @pytest.mark.toolchain
 def test_the_unpatched_tree_configures_up_to_its_external_projects(tree: Path, tmp_path: Path, tools: Toolchain) -> None:
     env = tools.environment(TORCH_CUDA_ARCH_LIST="12.1f")
-    with refusal("configure-failed", "compiler-too-old") as caught:
+    with refusal("configure-failed") as caught:
         configure.configure(tree, tmp_path / "build", cmake=tools.tool("cmake"), defines=settings(tree), env=env, log=tmp_path / "log")
     said = "\n".join(caught.value.details)
     assert "CUDA supported target architectures: 12.0\n" in (tmp_path / "log").read_text()
     # GCC 13 and later get as far as the download, which the settings forbid.
-    assert caught.value.reference == "compiler-too-old" or "external_projects/big.cmake" in said
+    assert "GCC" in said or "external_projects/big.cmake" in said
 
 
 @pytest.mark.toolchain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,27 +28,6 @@ def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) ->
     tree = subprocess.run([*plain, "write-tree"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
 
     assert made.patched == tree
-
-
-# Leaving rules out.
-
-
-def test_a_rule_can_be_left_out(mini: Mini) -> None:
-    """Without a rule its site stays as upstream has it, and the others are changed as before."""
-    whole = source_tree.make(mini.session(), "vllm")
-    without = source_tree.make(dataclasses.replace(mini.session(), without=(whole.sites[0].rule,)), "vllm")
-
-    assert without.sites == whole.sites[1:]
-    assert without.tree not in (whole.tree, whole.patched)
-    assert without.patched == whole.patched
-
-
-def test_a_rule_that_does_not_exist_cannot_be_left_out(mini: Mini) -> None:
-    """A misspelt rule is wrong usage, with the names that there are."""
-    with refusal("usage", match="has no rule supported-12") as caught:
-        source_tree.make(dataclasses.replace(mini.session(), without=("supported-12",)), "vllm")
-
-    assert "supported-12.1" in caught.value.details[0]
 
 
 # What goes wrong.

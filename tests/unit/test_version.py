@@ -59,8 +59,6 @@ def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
     before = version.patch_set(session.objects, (vllm, needed))
     assert before == version.patch_set(session.objects, (vllm,)) != version.patch_set(session.objects, (vllm, other))
 
-    object.__setattr__(session, "without", (source_tree.all_rules(session).rules[0].name,))
-    assert version.patch_set(session.objects, (source_tree.make(session, "vllm"), needed)) != before
 
 
 NVCC = '[[packages]]\nname = "nvidia-cuda-nvcc"\nversion = "{}"\n'

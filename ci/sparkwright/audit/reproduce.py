@@ -112,7 +112,6 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
         project=project,
         forks=(fork,),
         source=record.source.source.kind,
-        without=(),
         targets=record.targets,
         target=next((machine for machine in MACHINES if tag.endswith(machine)), ""),
     )

@@ -54,14 +54,6 @@ _PASSED_ON = frozenset(
 _GENCODE = ("-gencode", "--generate-code")
 _ARCH = ("-arch", "--gpu-architecture")
 _CODE = ("-code", "--gpu-code")
-#: The words in which projects refuse a compiler: vLLM, PyTorch, CUTLASS, oneDNN, CMake itself.
-_REFUSED_COMPILER = re.compile(
-    r"(?:GCC|G\+\+|GNU|Clang|compiler)\b[^.;\n]{0,60}?"
-    r"(?:>=|at least|requires?|(?:newer|later|higher) than|minimum(?: version)?(?: is)?)"
-    r"\s*(?:version\s*)?(?P<needed>\d+(?:\.\d+)*).{0,60}?"
-    r"\b(?:found|got|have|is|version)\b\D{0,20}(?P<here>\d+(?:\.\d+)+).{0,400}",
-    re.IGNORECASE,
-)
 
 
 class TranslationUnit(msgspec.Struct, frozen=True, order=True):
@@ -138,7 +130,6 @@ def configure(
 
     Raises:
         configure-failed: CMake ended with an error, or made no target of one of the names.
-        compiler-too-old: A source refuses this machine's compiler.
         build-downloads: CMake tried to download something.
     """
     sandbox = sandbox or Sandbox.create({})
@@ -157,17 +148,8 @@ def configure(
     command += ["--trace-expand", "--trace-format=json-v1"]
     command += [f"--trace-redirect={folders[1] / TRACE}"]
     command += [f"--trace-source={name}" for name in sorted(names | scripts)]
-    try:
-        sandbox.run(
-            command,
-            env=env,
-            log=log,
-            failure=partial(BuildError, "configure-failed"),
-            what=what,
-        )
-    except BuildError as error:
-        _raise_for_compiler(error)
-        raise
+    failure = partial(BuildError, "configure-failed")
+    sandbox.run(command, env=env, log=log, failure=failure, what=what)
     made = _targets(build)
     if missing := [name for name in targets if name not in made]:
         details = [f"targets: {', '.join(sorted(made)) or 'none'}"]
@@ -175,18 +157,6 @@ def configure(
         raise BuildError("configure-failed", no_target, details=details)
     units = (unit for unit in _units(*folders, build) if unit.target in (targets or made))
     return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox, traced=names))
-
-
-def _raise_for_compiler(error: BuildError) -> None:
-    """Raise `compiler-too-old` if CMake's message says that this is the reason of *error*."""
-    from packaging.version import Version
-
-    # CMake breaks its messages into lines.
-    match = _REFUSED_COMPILER.search(" ".join(" ".join(error.details).split()))
-    if match and Version(match["here"]) < Version(match["needed"]):
-        what = f"The sources need a compiler {match['needed']} or newer; it is {match['here']}."
-        details = [match[0], *error.details]
-        raise BuildError("compiler-too-old", what, details=details) from error
 
 
 def _targets(build: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class BuildError(SparkwrightError):
         "arch-mismatch": Advice(
             "CMake folded or dropped the requested architecture for these units; the wheel would "
             "not hold machine code for it.",
-            "Apply the rule named beside each unit, or list the unit under `kept` with a reason.",
+            "Apply the rule named beside each unit, or list the unit under `kept` with a reason. "
+            "Correct entries that are not true; list a unit that a rule removes under `dropped`.",
         ),
         "arch-trap": Advice(
             "The tree holds code that compiles for the requested architecture and fails at run "
@@ -45,17 +46,13 @@ class BuildError(SparkwrightError):
             "Read the compiler's lines above. If they report a fault of the compiler itself, run "
             "the build again, and report the fault to its maker if it stays.",
         ),
-        "compiler-too-old": Advice(
-            "A source of the build needs a C++ standard library or language version that this "
-            "machine's host compiler does not have.",
-            "Install a newer one beside it (sudo apt-get install g++-13) and name it: "
+        "configure-failed": Advice(
+            "CMake could not configure the patched tree: a tool is missing or too old, or the "
+            "tree needs a source that the lock does not name.",
+            "Read its last lines above; the full log is named there. If they ask for a newer "
+            "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
             "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
             "vendored sources: leave --targets out.",
-        ),
-        "configure-failed": Advice(
-            "CMake could not configure the patched tree: a tool is missing, or the tree needs a "
-            "source that the lock does not name.",
-            "Read its last lines above; the full log is named there.",
         ),
         "early-check-failed": Advice(
             "The build would fail later; the checks before it list all findings at once.",

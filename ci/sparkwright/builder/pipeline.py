@@ -322,7 +322,7 @@ def _graft(
         plans = plan.obtain(session, tools, source, configured=True)
         plan.show(plans.after, plans.before)
         plan.check(plans.after, plans.before)
-        workspace = Workspace(session, tools, settings, fork)
+        workspace = Workspace(session, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
         build_folder = BuildFolder.of(

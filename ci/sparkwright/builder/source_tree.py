@@ -12,7 +12,6 @@ from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -37,27 +36,9 @@ class SourceTree(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
 
 
-def all_rules(session: RunContext) -> ArchRules:
-    """Return the stack's arch rules, with those that the command line leaves out."""
-    return archs.load(session.project.build_folder / "archs.yaml")
-
-
 def rules_of(session: RunContext) -> ArchRules:
-    """
-    Return the stack's arch rules, less those that the command line leaves out.
-
-    Raises:
-        UsageError: A rule to leave out does not exist.
-    """
-    rules = all_rules(session)
-    names = [rule.name for rule in rules.rules]
-    if unknown := [name for name in session.without if name not in names]:
-        raise UsageError(
-            "usage",
-            f"archs.yaml has no rule {', '.join(unknown)}.",
-            details=[f"rules: {', '.join(names)}"],
-        )
-    return rules.without(*session.without)
+    """Return the stack's arch rules."""
+    return archs.load(session.project.build_folder / "archs.yaml")
 
 
 def make(session: RunContext, fork: str) -> SourceTree:

@@ -15,7 +15,7 @@ from sparkwright.builder.compile import ninja
 from sparkwright.builder.configure import Configured
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
-from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.wheel import version
@@ -29,24 +29,22 @@ class Workspace:
     The folder of one fork; callers hold its lock (`Store.lock` of `name`).
 
     Args:
-        settings: Those of the fork for this run (`toolchain.settings`).
-        variant: Distinguishes the folders of a fork; empty for the one that is built. A run that
-            leaves rules out has one of its own, since CMake writes sources that depend on the arch,
-            and the real build would have to compile those again. So has a build with the vendored
-            sources.
+        variant: Distinguishes the folders of a fork. A plan without the rules has one of its own,
+            since CMake writes sources that depend on the arch, and the real build would have to
+            compile those again. So has a build with the vendored sources.
     """
 
     def __init__(
         self,
         session: RunContext,
         tools: Toolchain,
-        settings: ForkEnvironment,
         fork: str,
-        variant: str = "",
+        variant: str = "build",
     ) -> None:
-        self._session, self._tools, self._settings, self._fork = session, tools, settings, fork
-        variant = variant or ("trial" if session.without else "build")
-        self.variant = f"vendored-{variant}" if settings.needs_vendored else variant
+        self._session, self._tools, self._fork = session, tools, fork
+        #: Those of the fork for this run.
+        self.settings = toolchain.settings(session, fork)
+        self.variant = f"vendored-{variant}" if self.settings.needs_vendored else variant
         self.folder = self._folder(fork, session.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
 
@@ -69,7 +67,7 @@ class Workspace:
         The sandbox of configure and compile: the folder, its needs and the tools, under the same
         names on every machine.
         """
-        return Sandbox.create(self._mounts(), needed=self._settings.needs_vendored)
+        return Sandbox.create(self._mounts(), needed=self.settings.needs_vendored)
 
     def _mounts(self) -> dict[Path, str]:
         mounts = {self.folder: self._fork, self._tools.root: "tools"}
@@ -88,7 +86,7 @@ class Workspace:
         Raises:
             source-unresolved, source-mismatch: As `vendored.fetch`.
         """
-        return vendored.fetch(self._session, self._fork) if self._settings.needs_vendored else {}
+        return vendored.fetch(self._session, self._fork) if self.settings.needs_vendored else {}
 
     def fill(self, tree: str) -> None:
         """Make the source folder hold *tree*, and the folder of each vendored source its own."""
@@ -104,7 +102,6 @@ class Workspace:
 
         Raises:
             configure-failed: CMake ended with an error.
-            compiler-too-old: A source refuses this machine's compiler.
             source-unlocked: CMake asked for a source that the lock does not pin.
             tool-missing: The headers of this Python, which extension modules are compiled against,
                 are not installed.
@@ -131,7 +128,7 @@ class Workspace:
                     defines=self._translated(defines),
                     env=self.environment(),
                     log=session.store.folder("logs") / log,
-                    targets=self._settings.named_targets,
+                    targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
                     traced=[
@@ -145,7 +142,7 @@ class Workspace:
             self._check_downloads(complete=False)
             raise
         record.write_text(identity, "utf-8")
-        self._check_downloads(complete="all" in self._settings.targets)
+        self._check_downloads(complete="all" in self.settings.targets)
         return configured
 
     def declarations(self) -> tuple[Declaration, ...]:
@@ -159,7 +156,7 @@ class Workspace:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, with the paths of the sandbox."""
-        return self._translated(self.target.environment(**self._settings.variables))
+        return self._translated(self.target.environment(**self.settings.variables))
 
     def _translated(self, values: Mapping[str, str]) -> dict[str, str]:
         return {name: self.sandbox.translate(value) for name, value in values.items()}
@@ -187,7 +184,7 @@ class Workspace:
             "CMAKE_MAKE_PROGRAM": str(tools.tool("ninja")),
             **self.target.defines(),
             **vendored.defines(self.vendored),
-            **self._settings.defines,
+            **self.settings.defines,
         }
         try:
             return {

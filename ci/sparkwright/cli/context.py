@@ -81,7 +81,6 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         mirrors=mirror_map(arguments.mirror),
         jobs=getattr(arguments, "jobs", 0),
         memory=int(getattr(arguments, "memory", 0) * 1e9),
-        without=tuple(getattr(arguments, "without_rule", ())),
         targets=tuple(name for name in targets.split(",") if name),
         target=getattr(arguments, "target", ""),
     )

@@ -88,9 +88,8 @@ def lock_vendored(session: RunContext, fork: str) -> None:
     while True:
         # A copy reads the lock file again.
         session = dataclasses.replace(session, targets=("all",))
-        settings = toolchain.settings(session, fork)
         with session.store.lock(name):
-            workspace = Workspace(session, tools, settings, fork, "lock")
+            workspace = Workspace(session, tools, fork, "lock")
             workspace.fill(source_tree.make(session, fork).tree)
             try:
                 workspace.configure()

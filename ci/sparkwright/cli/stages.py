@@ -55,13 +55,6 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     """Add the options that change what is planned and built."""
     _add_target(parser)
     parser.add_argument(
-        "--without-rule",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="leave this arch rule out; may be repeated",
-    )
-    parser.add_argument(
         "--targets",
         action="append",
         default=[],

@@ -48,7 +48,6 @@ class RunContext:
         forks: The forks to work on, in the order of the stack.
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.
-        without: Names of arch rules to leave out, to see what they do.
         targets: CMake targets to compile in place of those of the stack; ``all`` for every target.
         output: Where finished wheels go.
         target: The machine that wheels are made for; empty for this one.
@@ -65,7 +64,6 @@ class RunContext:
     mirrors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     jobs: int = 0
     memory: int = 0
-    without: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     target: str = ""
     cached: bool = True

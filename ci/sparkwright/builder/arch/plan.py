@@ -37,23 +37,18 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FORM = 4
 
 
-class PlannedUnit(msgspec.Struct, frozen=True):
+class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
     """
     A CUDA unit with its verdict.
 
     Attributes:
         reason: Why a unit is kept, or is not although it is listed.
         cause: Why a unit fails.
-        object: The path of its object in the build folder.
     """
 
-    target: str
-    source: str
-    gencode: tuple[str, ...]
     verdict: Verdict
     reason: str = ""
     cause: ArchCause | None = None
-    object: str = ""
 
     @property
     def code(self) -> str:
@@ -150,15 +145,15 @@ def examine_both(
 
 
 def _configure_and_examine(
-    session: RunContext, tools: Toolchain, source: SourceTree, variant: str = ""
+    session: RunContext, tools: Toolchain, source: SourceTree, variant: str = "build"
 ) -> ArchPlan:
-    settings = toolchain.settings(session, source.fork)
-    rules = source_tree.all_rules(session).of(source.fork)
-    if not settings.needs_vendored:
+    rules = source_tree.rules_of(session).of(source.fork)
+    workspace = Workspace(session, tools, source.fork, variant)
+    if not workspace.settings.needs_vendored:
         # Entries about vendored units say nothing of a build without them.
         rules = rules.without_folder(f"<build>/{DEPS}/")
-    workspace = Workspace(session, tools, settings, source.fork, variant)
-    with console.step(f"plan {source.fork} ({'without' if variant else 'with'} the rules)"):
+    applied = "with" if variant == "build" else "without"
+    with console.step(f"plan {source.fork} ({applied} the rules)"):
         workspace.fill(source.tree)
         configured = workspace.configure()
     return examine(
@@ -212,19 +207,15 @@ def _target(arch: str) -> str:
 def _plan_unit(
     unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException], trace: Trace
 ) -> PlannedUnit:
-    planned = PlannedUnit(
-        unit.target, unit.source, unit.gencode, _verdict(unit.gencode, arch), object=unit.object
-    )
-    if planned.verdict == "native":
-        return planned
+    verdict, reason, cause = _verdict(unit.gencode, arch), "", None
     entry = next((entry for entry in exceptions if entry.covers(unit.source)), None)
-    if entry and _runs(unit.gencode, entry.gencode, arch):
-        return msgspec.structs.replace(planned, verdict="kept", reason=entry.reason)
-    reason = entry and (
-        f"listed as kept at {entry.gencode} with PTX that a {arch} can compile, which is not what "
-        f"CMake gives it"
-    )
-    return msgspec.structs.replace(planned, reason=reason or "", cause=trace.cause(unit))
+    if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
+        verdict, reason = "kept", entry.reason
+    elif verdict != "native":
+        cause = trace.cause(unit)
+        listed = entry and f"listed as kept at {entry.gencode} with PTX that a {arch} can compile"
+        reason = f"{listed}, which is not what CMake gives it" if listed else ""
+    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason, cause=cause)
 
 
 def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
@@ -279,29 +270,19 @@ def check(plan: ArchPlan, before: ArchPlan | None = None) -> None:
         arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true,
             or a unit is gone without a reason.
     """
-    if plan.failing:
-        what = (
-            f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be "
-            f"compiled for {plan.arch} ({plan.gencode})."
-        )
-        raise BuildError("arch-mismatch", what, details=[*_explain(plan), *plan.stale])
-    if plan.stale:
-        raise BuildError(
-            "arch-mismatch",
-            f"{len(plan.stale)} entries of archs.yaml are not true for {plan.fork}.",
-            details=plan.stale,
-            todo="Correct the entries under `kept` and `dropped` in archs.yaml.",
-        )
     lost = [unit for unit in removed(plan, before) if not plan.drop_reason(unit)]
-    if lost:
-        raise BuildError(
-            "arch-mismatch",
-            f"{_units(len(lost))} of {plan.fork} would no longer be compiled, and nothing says "
-            f"why.",
-            details=[f"{unit.source} ({unit.code})" for unit in lost],
-            todo="Find the rule that empties their list; mend it, or list them under `dropped` in "
-            "archs.yaml with the reason.",
-        )
+    faults = {
+        f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
+        f"for {plan.arch} ({plan.gencode})": list(_explain(plan)),
+        f"{len(plan.stale)} entries of archs.yaml are not true for {plan.fork}": plan.stale,
+        f"{_units(len(lost))} of {plan.fork} would no longer be compiled, and nothing says why": [
+            f"{unit.source} ({unit.code})" for unit in lost
+        ],
+    }
+    details = [line for lines in faults.values() for line in lines]
+    if details:
+        what = "; ".join(text for text, lines in faults.items() if lines)
+        raise BuildError("arch-mismatch", f"{what}.", details=details)
 
 
 def _explain(plan: ArchPlan) -> Iterator[str]:

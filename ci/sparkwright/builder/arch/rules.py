@@ -3,7 +3,7 @@ Arch rules, as reviewed data: how the arch lists in a fork's CMake are changed, 
 another arch, and which texts no compiled tree may hold.
 
 A rule names one argument of one command in one branch, and the value that it expects there. It
-appends to that list and does nothing else; if it matches another number of places, upstream has
+appends to that list and does nothing else; if it does not match exactly one place, upstream has
 moved, and the rewrite stops.
 
 A guard names code that compiles for the requested arch and fails when it runs there, because it
@@ -47,7 +47,6 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         append: The elements that are added to it.
         under: Texts that must each occur in a condition around the command (of an if chain, in the
             branch that the command is in).
-        sites: The number of places that the rule must match.
         drop_when: The change upstream after which the rule is no longer needed.
     """
 
@@ -62,7 +61,6 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Prose
     drop_when: Prose
     under: tuple[str, ...] = ()
-    sites: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class DroppedUnits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,12 +139,6 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             guards=tuple(entry for entry in self.guards if entry.fork == fork),
         )
 
-    def without(self, *names: str) -> ArchRules:
-        """Return a copy without the rules of these names, to see their effect."""
-        return msgspec.structs.replace(
-            self, rules=tuple(rule for rule in self.rules if rule.name not in names)
-        )
-
     def without_folder(self, folder: str) -> ArchRules:
         """Return a copy without the entries for units in *folder*."""
         kept = tuple(entry for entry in self.kept if not entry.unit.startswith(folder))
@@ -192,7 +184,7 @@ def rewrite(
         rules: The rules of one fork.
 
     Raises:
-        rule-mismatch: A rule matches another number of places than it expects, has no effect, or
+        rule-mismatch: A rule does not match exactly one place, has no effect, or
             its file is missing or malformed.
     """
     texts: dict[str, bytes] = {}
@@ -204,20 +196,20 @@ def rewrite(
             what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
             raise FileError("rule-mismatch", what, details=[rule.file])
         texts[rule.file] = text
-        for command in _matches(rule, cmake_file.parse(text, rule.file)):
-            argument = command.arguments[rule.argument]
-            if argument in values.setdefault(rule.file, {}):
-                what = f"Rule {rule.name} changes a list that another rule changes."
-                raise FileError("rule-mismatch", what, details=[f"{rule.file}:{command.line}"])
-            after = ";".join([*filter(None, [argument.text]), *rule.append])
-            values[rule.file][argument] = after
-            sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
+        command = _match(rule, cmake_file.parse(text, rule.file))
+        argument = command.arguments[rule.argument]
+        if argument in values.setdefault(rule.file, {}):
+            what = f"Rule {rule.name} changes a list that another rule changes."
+            raise FileError("rule-mismatch", what, details=[f"{rule.file}:{command.line}"])
+        after = ";".join([*filter(None, [argument.text]), *rule.append])
+        values[rule.file][argument] = after
+        sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
     changed = {file: cmake_file.replace(texts[file], new) for file, new in values.items()}
     return changed, tuple(sites)
 
 
-def _matches(rule: ArchRule, commands: Sequence[CMakeCommand]) -> list[CMakeCommand]:
-    """Return the commands whose list *rule* changes, as many as it expects."""
+def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
+    """Return the command whose list *rule* changes."""
     candidates = {
         command: _mismatch(rule, command)
         for command in commands
@@ -226,8 +218,8 @@ def _matches(rule: ArchRule, commands: Sequence[CMakeCommand]) -> list[CMakeComm
         and rule.argument < len(command.arguments)
     }
     matches = [command for command, mismatch in candidates.items() if not mismatch]
-    if len(matches) != rule.sites:
-        what = f"matches {len(matches)} places in {rule.file} instead of {rule.sites}"
+    if len(matches) != 1:
+        what = f"matches {len(matches)} places in {rule.file} instead of 1"
         details = [
             f"{rule.file}:{command.line}: {mismatch or 'matches'}"
             for command, mismatch in candidates.items()
@@ -239,7 +231,7 @@ def _matches(rule: ArchRule, commands: Sequence[CMakeCommand]) -> list[CMakeComm
             todo="See where upstream moved the list, or whether upstream has done what the rule "
             f"does. It may go when: {rule.drop_when}",
         )
-    return matches
+    return matches[0]
 
 
 def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
