@@ -102,7 +102,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    for name, value in {"json": False, "verbose": False, "_depth": 0, "_document": {}, "_lines": []}.items():
+    for name, value in {"json": False, "verbose": False, "_depth": 0, "_document": {}}.items():
         monkeypatch.setattr(console, name, value)
     home = tmp_path / "home"
     home.mkdir()
@@ -147,8 +147,10 @@ def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, too
     """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
     bare = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
     session = demo.prepare(RunContext(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
-    with demo.official(session, tools):
-        demo.lock_all(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
+        with demo.official(session, tools):
+            demo.lock_all(session)
     return session.project.root.parent
 
 

@@ -135,13 +135,6 @@ def ancestors(own: Maker, image: str) -> list[str]:
     return [str(one["Id"]) for one in own.client.images.get(image).history()]
 
 
-def test_a_further_name(own: Maker, built: dict[str, Any], engine: DockerClient) -> None:
-    """--tag names the image in the engine."""
-    made = own.run("2026.11.1", "--tag", "spark/vllm:test")
-
-    assert own.client.images.get("spark/vllm:test").id == made["image"]["id"]
-
-
 # How it runs.
 
 

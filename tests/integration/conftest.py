@@ -206,8 +206,10 @@ def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: 
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
     bare = Project(Path(demo_verb.__file__).parents[1] / "demo" / "project", "demo")
     session = demo_verb.prepare(RunContext(bare, Store(folder), (), folder / "dist", target=other), None)
-    with demo_verb.official(session, tools):
-        demo_verb.lock_all(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKWRIGHT_INDEX_URL", os.environ.get("SPARKWRIGHT_INDEX_URL", ""))
+        with demo_verb.official(session, tools):
+            demo_verb.lock_all(session)
     made = Demo(session.project.root.parent, other)
     made.build()
     return made

@@ -198,16 +198,14 @@ def found(folder: Path) -> Ground:
     )  # fmt: skip
 
 
-def github(url: str, patience: float = 5.0) -> GitHub:
+def github(url: str, seconds: float = 5.0) -> GitHub:
     """Return the client, with the token that the hub knows."""
-    return GitHub(url, TOKEN, patience=patience)
+    return GitHub(url, TOKEN, seconds=seconds)
 
 
 def main(words: list[str]) -> None:
     """Run in a process of its own what a test wants to kill: ``once FOLDER``."""
-    from sparkwright.cli.runner import _interrupted
-
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     here = found(Path(words[1]))
     if words[0] == "once":
         once.once(here, github(here.settings.api))

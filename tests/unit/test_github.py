@@ -31,7 +31,6 @@ PULL: dict[str, Any] = {
     "user": {"login": "octocat", "id": 1},
     "head": {"sha": HEAD, "ref": "count", "repo": None},
     "base": {"ref": "main", "sha": MERGE},
-    "updated_at": "2026-05-06T23:59:59Z",
     "body": "Field that nobody reads",
 }
 
@@ -76,8 +75,8 @@ def mirror_back(handler: Handler) -> None:
     reply(int(handler.path.rpartition("/")[2]), json.dumps({"message": words, "state": words}), Retry_After=secret)(handler)
 
 
-def pull(world: World, token: str = "", *, patience: float = 20, longest_wait: float = 10) -> PullRequest:
-    return GitHub(world.api, token, patience=patience, longest_wait=longest_wait).pull("vllm-project", "vllm", 7)
+def pull(world: World, token: str = "", *, seconds: float = 20) -> PullRequest:
+    return GitHub(world.api, token, seconds=seconds).pull("vllm-project", "vllm", 7)
 
 
 def everything(error: SparkwrightError) -> str:
@@ -87,7 +86,7 @@ def everything(error: SparkwrightError) -> str:
 
 def test_pull_request_is_read(world: World) -> None:
     """GitHub's merge_commit_sha of an open pull request is a trial merge that no branch holds, and is left out."""
-    assert pull(world) == PullRequest(7, "Teach the kernel to count", "octocat", "open", HEAD, "main", "", "2026-05-06")
+    assert pull(world) == PullRequest(7, "Teach the kernel to count", "octocat", "open", HEAD, "main", "")
     assert world.asked == [("api", "GET", "/repos/vllm-project/vllm/pulls/7")]
     answer(world, record(state="closed", merged=True))
     assert (pull(world).state, pull(world).merge) == ("merged", MERGE)
@@ -139,7 +138,7 @@ def test_passing_faults_are_asked_again(world: World, capsys: pytest.CaptureFixt
 
     assert pull(world).number == 7
     assert time.monotonic() - began >= 1
-    assert "asks to wait 1 s" in capsys.readouterr().err
+    assert "answered 403; waiting 1 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -167,7 +166,7 @@ def test_limit_says_when_it_ends(world: World, status: int, headers: dict[str, s
     answer(world, reply(status, '{"message": "API rate limit exceeded"}', **headers))
 
     with refusal("github-limited") as caught:
-        pull(world, patience=3 if status == 403 else 20)
+        pull(world)
     assert caught.value.details[0] == f"the limit ends: {ends}"
     assert "GITHUB_TOKEN" in caught.value.todo
     assert len(world.asked) == 1
@@ -238,9 +237,6 @@ def test_what_is_no_pull_request_is_shown_by_its_beginning(world: World, body: b
         {"base": {"ref": "main\nx"}},
         {"user": {"login": "\x1b[2J"}},
         {"user": []},
-        {"updated_at": "2026-05-06"},
-        {"updated_at": "2026-05-06T00:00:00"},
-        {"updated_at": "2026-13-06T00:00:00Z"},
     ],
     ids=str,
 )
@@ -252,40 +248,12 @@ def test_a_pull_request_of_another_shape_is_no_answer(world: World, changes: dic
         pull(world)
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "http://127.0.0.1:{other}/x",
-        "//127.0.0.1:{other}/x",
-        "http://localhost:{other}/x",
-        "http://localhost:{own}/x",
-        "https://127.0.0.1:{own}/x",
-        "http://127.0.0.1:{other}\\@127.0.0.1:{own}/x",
-        "http://127.0.0.1:{own}@127.0.0.1:{other}/x",
-        "http://127.0.0.1:{own}\\@127.0.0.1:{other}/x",
-        " http://127.0.0.1:{other}/x",
-        "file:///etc/passwd",
-        "http://[",
-        "http://127.0.0.1:{own}9999/",
-    ],
-)
-def test_no_other_host_is_asked(world: World, location: str) -> None:
-    """A redirect to another host, port or scheme is an error, however it is written; neither token nor request goes there."""
-    own, other = (world.hosts[name].server_port for name in ("api", "elsewhere"))
-    answer(world, reply(302, Location=location.format(own=own, other=other)), reply(404))
-
-    with refusal("github-unreachable", "pull-request-gone") as caught:
+def test_no_other_address_is_asked(world: World) -> None:
+    """A redirect is not followed, so neither token nor request goes elsewhere; a renamed repository is gone."""
+    answer(world, reply(301, Location=f"http://127.0.0.1:{world.hosts['elsewhere'].server_port}/x"))
+    with refusal("pull-request-gone"):
         pull(world, TOKEN)
-    assert {host for host, _, _ in world.asked} == {"api"}
-    assert TOKEN not in everything(caught.value)
-
-
-def test_renamed_repository_is_followed(world: World) -> None:
-    """GitHub answers for a renamed repository with a redirect on its own host, which the token goes along with."""
-    answer(world, reply(301, Location="/repositories/1/pulls/7"), record())
-
-    assert pull(world, TOKEN).number == 7
-    assert world.authorizations == [f"Bearer {TOKEN}"] * 2
+    assert [host for host, _, _ in world.asked] == ["api"]
 
 
 @pytest.mark.parametrize("number", [200, 301, 401, 404, 429, 500])
@@ -295,7 +263,7 @@ def test_server_cannot_make_messages_hold_the_token(world: World, capsys: pytest
     console.verbose = True
     try:
         with pytest.raises(SparkwrightError) as caught:
-            GitHub(world.api, TOKEN, patience=2).pull("vllm-project", "vllm", number)
+            GitHub(world.api, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
     finally:
         console.verbose = False
 
@@ -309,18 +277,12 @@ def echo_status_line(handler: Handler) -> None:
     handler.close_connection = True
 
 
-def echo_host(handler: Handler) -> None:
-    """Redirect to a host whose name is the client's token."""
-    handler.answer(302, Location=f"http://{handler.headers['Authorization'].removeprefix('Bearer ')}.example/")
-
-
-@pytest.mark.parametrize("answered", [echo_status_line, echo_host])
-def test_token_in_a_status_line_or_a_host_is_not_shown(world: World, caplog: pytest.LogCaptureFixture, answered: Answer) -> None:
+def test_token_in_a_status_line_is_not_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Neither the error holds it, in any case of letters, nor a log of the HTTP libraries."""
     caplog.set_level(0)
-    answer(world, answered)
+    answer(world, echo_status_line)
     with refusal("github-unreachable") as caught:
-        pull(world, TOKEN, patience=2)
+        pull(world, TOKEN, seconds=2)
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "secret" not in (everything(caught.value) + caplog.text).lower()

@@ -130,8 +130,8 @@ def _world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def opened(world: World, tag: str = TAG, token: str = githubapi.TOKEN, *, longest_wait: float = 10) -> GitHubReleases:
-    return GitHubReleases(GitHub(world.api, token, patience=60, longest_wait=longest_wait), world.repository, tag, uploads=world.uploads)
+def opened(world: World, tag: str = TAG, token: str = githubapi.TOKEN, *, seconds: float = 60) -> GitHubReleases:
+    return GitHubReleases(GitHub(world.api, token, seconds=seconds), world.repository, tag, uploads=world.uploads)
 
 
 def only(world: World) -> Release:

@@ -284,15 +284,6 @@ def test_need_goes_patch_by_patch() -> None:
     assert "- Of 3 patches: 1 needed, 2 unknown." in said
 
 
-def test_need_shows_what_the_stock_wheel_holds_only_where_somebody_looked() -> None:
-    """Without a look into the official wheel its column says so; with one, the architectures stand side by side."""
-    assert "not looked at" in row(section(markdown(), "Do you still need this fork?"), "`vllm/_C.abi3.so`", r"sm\_121f (76)")
-    known = {"vllm": (Library("vllm/_C.abi3.so", 98_000_000, "base", {"sm_120f": 60}),)}
-    text = rendered.as_markdown(whole.need(RELEASE, proof(), known))
-    assert row(text, "`vllm/_C.abi3.so`", r"sm\_120f (60)", "98.0 MB", r"sm\_121f (76)", "99.0 MB")
-    assert "not looked at" not in text
-
-
 def test_need_says_what_an_interval_supports() -> None:
     """Faster only where the whole interval is; the baseline counts as the stock wheel because its hash is named."""
     said = section(markdown(), "Do you still need this fork?")

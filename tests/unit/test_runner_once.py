@@ -167,7 +167,7 @@ def test_a_network_that_is_gone_is_said_within_bounds(tmp_path: Path) -> None:
     with runnerhub.hub() as server:
         port = server.server_port
     ground = runnerhub.ground(tmp_path, f"http://127.0.0.1:{port}", registration=0.001)
-    settings, client = ground.settings, runnerhub.github(ground.settings.api, patience=0.2)
+    settings, client = ground.settings, runnerhub.github(ground.settings.api, seconds=0.2)
     waited: list[float] = []
     with refusal("runner-unregistered"):
         registration.register(client, settings, ("self-hosted",), 20, waited.append)

@@ -311,16 +311,6 @@ def test_every_release_has_a_tag(name: str, platform: str) -> None:
     assert registry.TAG.fullmatch(registry.tag_of(f"2026.11.{name}", platform))
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("vllm", ("vllm", "latest")), ("spark/vllm:1", ("spark/vllm", "1")), ("host:5000/vllm", ("host:5000/vllm", "latest")),
-     ("host:5000/vllm:x", ("host:5000/vllm", "x"))],
-)  # fmt: skip
-def test_a_further_name_is_split_as_docker_does(name: str, wanted: tuple[str, str]) -> None:
-    """A port is no tag."""
-    assert registry.split(name) == wanted
-
-
 # The verb.
 
 
@@ -354,7 +344,6 @@ def test_a_dry_run_asks_no_engine(run: Callable[..., tuple[int, Any]]) -> None:
         (["--base", BASE, "--platform", "linux/amd64"], "release-unknown"),
         (["--base", BASE, "2026.11.9"], "release-unknown"),
         (["--base", BASE, "--push", "Not/A:repository"], "usage"),
-        (["--base", BASE, "--tag", "x y"], "usage"),
         (["--base", BASE, "--at", "/nonexistent"], "usage"),
         (["--base", BASE, "--signing-key", "x"], "usage"),
     ],

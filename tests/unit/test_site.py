@@ -303,8 +303,6 @@ def test_strictly_a_damaged_record_is_a_failure(made: Made, tmp_path: Path, capf
         main.run([*words, "--output", str(tmp_path / "strict"), "--strict"])
     assert refused.value.reference == "site-partial"
     assert (tmp_path / "strict" / "index.html").is_file()
-    with refusal("usage"):
-        main.run([*words, "--output", str(tmp_path / "linked"), "--link", "javascript:alert(1)"])
 
 
 def test_a_manifest_that_is_not_to_be_believed_makes_no_site(small: Made, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,14 +131,11 @@ def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
 HOLD = "with store.lock('objects'):\n" + SLEEP
 
 
-def test_a_lock_in_use_can_be_refused_after_a_while(store: Store, spawn: type[Process]) -> None:
-    """A caller waits as long as it said, and no longer."""
+def test_a_lock_in_use_can_be_refused(store: Store, spawn: type[Process]) -> None:
+    """A caller that does not wait is refused."""
     assert spawn(store.root, HOLD).read() == "ready"
-    began = time.monotonic()
-
-    with refusal("store-busy"), store.lock("objects", wait=0.3):
+    with refusal("store-busy"), store.lock("objects", wait=False):
         pass
-    assert 0.3 <= time.monotonic() - began < 10
 
 
 def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]) -> None:

@@ -35,7 +35,7 @@ def _world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def repository(world: World) -> Repository:
     """Return the client's end."""
-    return Repository(GitHub.from_environment(world.url, patience=5), REPOSITORY)
+    return Repository(GitHub.from_environment(world.url, seconds=5), REPOSITORY)
 
 
 def trial(state: str, patch: str = "a.patch", says: tuple[str, ...] = ()) -> Trial:

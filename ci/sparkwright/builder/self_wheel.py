@@ -73,7 +73,7 @@ def write(
         f">=3.11\n{wanted}"
     )
     dist_info = {
-        "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.cli.main:main\n",
+        "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
         archive.SBOM: sbom.document(SbomInput(properties={"built": "program"}), name),
     }
     return archive.write(folder, name, files, metadata, pure=True, dist_info=dist_info)

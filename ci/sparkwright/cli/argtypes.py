@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -42,15 +41,6 @@ def amount(least: float, most: float, unit: str) -> Callable[[str], float]:
         return value
 
     return convert
-
-
-def day(text: str) -> str:
-    """Return *text* if it is a date in ISO format, or empty."""
-    try:
-        # argparse converts the empty default, too.
-        return datetime.date.fromisoformat(text).isoformat() if text else ""
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a date like 2026-11-22") from None
 
 
 def assignment(text: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -186,13 +187,11 @@ def keep(session: RunContext, result: Result) -> Path:
     name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
     kind = "throughput" if result.kind == "gate" else result.kind
     path = session.output / f"{_UNSAFE.sub('-', name).strip('-.') or 'result'}.{kind}.json"
-    session.output.mkdir(parents=True, exist_ok=True)
-    with session.store.replacing(path) as unfinished:
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    return path
+    data = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    return session.store.write(path, data + b"\n")
 
 
-def bench(arguments: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
     session = context.checkout(arguments)
     if arguments.calibrate and arguments.server:
@@ -205,28 +204,24 @@ def bench(arguments: argparse.Namespace) -> int:
         raise UsageError("usage", "--published needs --recipe, and an environment to serve it.")
     recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
     query = question(arguments, recipe)
-    if arguments.published:
-        assert recipe is not None
-        query = claims.only(query, recipe)
+    published = recipe if arguments.published else None
+    if published:
+        query = claims.only(query, published)
     answer = Answer(session, query, GENERATORS[arguments.generator](session))
     result = answer.result()
     terminal.show(result)
     path = keep(session, result)
     console.note(f"result: {path}")
-    document = {"result": msgspec.to_builtins(result), "file": str(path)}
+    document = {"result": result, "file": str(path)}
     console.document(document)
     if result.state == "invalid":
-        raise GateError(
-            "measurement-invalid",
-            f"{result.model} was not measured to the end.",
-            details=[result.says],
-        )
-    if arguments.published:
-        assert recipe is not None
-        held = claims.held(recipe, result, answer.policy.claim)
-        console.document({**document, "claims": msgspec.to_builtins(held)})
-        _compare(recipe.name, held)
-    return 0
+        what = f"{result.model} was not measured to the end."
+        raise GateError("measurement-invalid", what, details=[result.says])
+    if published:
+        held = claims.held(published, result, answer.policy.claim)
+        console.document({**document, "claims": held})
+        _compare(published.name, held)
+    return None
 
 
 def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
@@ -241,53 +236,39 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
         [claim.cell, claim.metric, claim.published, claim.measured, claim.agreement, claim.source]
         for claim in held
     ]
-    console.table(
-        f"{recipe}: published by others",
-        ["cell", "metric", "published", "here", "", "source"],
-        rows,
-        result=True,
-    )
+    columns = ["cell", "metric", "published", "here", "", "source"]
+    console.table(f"{recipe}: published by others", columns, rows, result=True)
     if not held:
         raise GateError("gate-not-run", f"No figure of {recipe} was published to compare with.")
     for agreement, state, reference in (
         ("slower", "not reached here", "gate-failed"),
         ("open", "undecided here", "gate-inconclusive"),
     ):
-        if worse := [
-            f"{claim.cell}: {claim.says}" for claim in held if claim.agreement == agreement
-        ]:
-            raise GateError(
-                reference,
-                f"{len(worse)} of {len(held)} published figures are {state}.",
-                details=worse,
-            )
+        worse = [f"{claim.cell}: {claim.says}" for claim in held if claim.agreement == agreement]
+        if worse:
+            what = f"{len(worse)} of {len(held)} published figures are {state}."
+            raise GateError(reference, what, details=worse)
 
 
-def report(arguments: argparse.Namespace) -> int:
+def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write results to the named files, or print them if there are none."""
-    session = context.checkout(arguments)
+    session, files = context.checkout(arguments), argtypes.page_files(arguments)
     results = [read.read(path) for path in arguments.files]
-    files = argtypes.page_files(arguments)
-    targets = [path.resolve() for path in files.values()]
-    for path in arguments.files:
-        if path.resolve() in targets:
-            raise UsageError("usage", f"{path} is one of the results and would be overwritten.")
-    texts = {}
-    if "html" in files:
-        with console.progress("drawing the page, %", 100) as progress:
-            texts["html"] = page.render(results, lambda share: progress.update(round(100 * share)))
-    if "markdown" in files:
-        texts["markdown"] = markdown.render(results)
-    for kind, text in texts.items():
-        with session.store.replacing(files[kind]) as unfinished:
-            unfinished.write_text(text, "utf-8")
+    if same := {path.resolve() for path in arguments.files} & {*map(Path.resolve, files.values())}:
+        raise UsageError("usage", f"{same.pop()} is one of the results and would be overwritten.")
+    for kind, path in files.items():
+        with console.progress(f"drawing {path.name}, %", 100) as progress:
+            text = (
+                page.render(results, lambda share: progress.update(round(100 * share)))
+                if kind == "html"
+                else markdown.render(results)
+            )
+        console.result(str(session.store.write(path.absolute(), text.encode())))
     for path, result in zip(arguments.files, results, strict=True):
         if files:
             console.note(f"{path}: {words.verdict(result)[1]}: {words.clean(result.says)}")
         else:
             terminal.show(result)
-    for path in files.values():
-        console.result(str(path))
     shown = [
         {
             "file": str(path),
@@ -299,5 +280,4 @@ def report(arguments: argparse.Namespace) -> int:
         for path, result in zip(arguments.files, results, strict=True)
     ]
     written = {kind: str(files[kind]) if kind in files else None for kind in ("html", "markdown")}
-    console.document({"results": shown, **written})
-    return 0
+    return {"results": shown, **written}

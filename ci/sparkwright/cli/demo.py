@@ -15,8 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from sparkwright import demo as package
 from sparkwright.audit import report
@@ -33,18 +32,11 @@ from sparkwright.core.store import Store
 from sparkwright.demo import base, release, upstreams
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.errors import SourceError
 from sparkwright.forks.stack import Project
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
 SHARED = ("downloads", "environments", "cache")
-
-
-class DemoStage(msgspec.Struct, frozen=True):
-    """A stage that succeeded, its result in one line, and its seconds."""
-
-    name: str
-    says: str
-    seconds: float
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -53,32 +45,40 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     argtypes.add_compiling(parsers["demo"])
 
 
-def demo(arguments: argparse.Namespace) -> int:
+def demo(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every stage and print a line for each."""
     session = context.checkout(arguments)
     with session.store.lock("demo"):
         done = list(_run(prepare(session, arguments.output)))
-    rows = [[stage.name, stage.says, f"{stage.seconds:.1f}"] for stage in done]
+    rows = [[name, says, f"{seconds:.1f}"] for name, says, seconds in done]
     console.table("demo", ["stage", "result", ">seconds"], rows, result=True)
-    console.document({"stages": done})
-    return 0
+    fields = ("name", "says", "seconds")
+    return {"stages": [dict(zip(fields, stage, strict=True)) for stage in done]}
 
 
 def prepare(session: RunContext, output: Path | None) -> RunContext:
-    """Return a context with a fresh demo project, and a store that shares the downloaded tools."""
+    """
+    Return a context with a fresh demo project, and a store that shares the downloaded tools.
+
+    Raises:
+        not-provided: There is no checkout with gate policies, of which the demo has none.
+    """
     folder = session.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
-    # The demo has no gate policies of its own.
-    roots = (session.project.root, context.find_root())
-    gates = next(root / "ci" / "gates" for root in roots if (root / "ci" / "gates").is_dir())
+    gates = session.project.root / "ci" / "gates"
+    if not gates.is_dir():
+        gates = context.find_root() / "ci" / "gates"
+    if not gates.is_dir():
+        raise SourceError("not-provided", f"There are no gate policies in {gates}.")
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:
         (store / name).symlink_to(session.store.folder(name), target_is_directory=True)
     project = Project(folder / "project", "demo")
-    prepared = dataclasses.replace(
+    release.write_policy(project)
+    return dataclasses.replace(
         session,
         project=project,
         store=Store(store),
@@ -87,80 +87,70 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
         source="git",
         output=output.absolute() if output else folder / "dist",
     )
-    release.write_policy(prepared)
-    return prepared
 
 
-def _run(session: RunContext) -> Iterator[DemoStage]:
+def _run(session: RunContext) -> Iterator[tuple[str, str, float]]:
+    """Run every stage, and yield its name, its result in one line, and its seconds."""
     began = time.monotonic()
     tools = toolchain.obtain(session)
     says = f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them"
-    yield DemoStage("tools", says, time.monotonic() - began)
+    yield "tools", says, time.monotonic() - began
     with official(session, tools) as wheel_path:
-        work: dict[str, Callable[[], str]] = {
-            "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
-            "fetch": lambda: _fetch(session),
-            "apply": lambda: _apply(session),
-            "plan without the rules": lambda: _must_fail(
-                "arch-mismatch", lambda: plan.check(_planned(session).before)
-            ),
-            "plan": lambda: _plan(session),
-            "build": lambda: _build(session),
-            "audit of the official wheel": lambda: _must_fail(
-                "audit-failed",
-                lambda: report.raise_for_findings(stages.audited(session, wheel_path)),
-            ),
-            "audit": lambda: _audit(session),
-            "build again": lambda: _build(session),
-            "libraries load": lambda: _load(session, tools),
-            "gate": lambda: release.run_gates(session),
-            "publish as verified": lambda: _must_fail(
-                "verified-refused", lambda: release.publish(session, None)
-            ),
-            "publish": lambda: release.publish_candidate(session),
-            "install": lambda: release.install_release(session, tools),
-            "serve": lambda: release.serve_model(session),
-            "uninstall": lambda: release.uninstall_release(session),
-        }
-        for name, function in work.items():
+        for name, work in _stages(session, tools, wheel_path).items():
             began = time.monotonic()
-            says = function()
-            yield DemoStage(name, says, time.monotonic() - began)
+            says = work()
+            yield name, says, time.monotonic() - began
+
+
+def _stages(session: RunContext, tools: Toolchain, wheel: Path) -> dict[str, Callable[[], str]]:
+    """Return the stages after the tools, *wheel* being the official one."""
+    return {
+        "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
+        "fetch": lambda: _fetch(session),
+        "apply": lambda: _apply(session),
+        "plan without the rules": lambda: _must_fail(
+            "arch-mismatch", lambda: plan.check(_planned(session).before)
+        ),
+        "plan": lambda: _plan(session),
+        "build": lambda: _build(session),
+        "audit of the official wheel": lambda: _must_fail(
+            "audit-failed", lambda: report.raise_for_findings(stages.audited(session, wheel))
+        ),
+        "audit": lambda: _audit(session),
+        "build again": lambda: _build(session),
+        "libraries load": lambda: _load(session, tools),
+        "gate": lambda: release.run_gates(session),
+        "publish as verified": lambda: _must_fail(
+            "verified-refused", lambda: release.publish(session, None)
+        ),
+        "publish": lambda: release.publish_candidate(session),
+        "install": lambda: release.install_release(session, tools),
+        "serve": lambda: release.serve_model(session),
+        "uninstall": lambda: release.uninstall_release(session),
+    }
 
 
 @contextlib.contextmanager
 def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
-    """Make the official wheel of the mini vLLM, and serve it on a loopback index in the block."""
-    folder = session.project.root.parent / "index"
+    """
+    Make the official wheel of the mini vLLM, and serve it in the block on a loopback index, which
+    is then the package index of this process.
+    """
+    folder = session.project.root.parent
     with console.step("the mini upstream releases its official wheel"):
-        trees = {fork: folder.parent / "released" / fork for fork in ("vllm", "cutlass")}
-        for fork, tree in trees.items():
-            mirror = session.mirror(f"{upstreams.HOST}{fork}.git")
-            commit = mirror.history(upstreams.TAGS[fork])
-            session.objects.archive(
-                mirror.tree(session.objects.resolve(f"{commit}^{{tree}}")), tree
-            )
         target = toolchain.target(session, tools)
         wheel_path = base.write_base_wheel(
-            folder / "files",
-            trees["vllm"],
-            trees["cutlass"],
+            folder / "index" / "files",
             nvcc=target.cuda / "bin" / "nvcc",
             env=target.environment(),
-            scratch=folder.parent / "scratch",
+            scratch=folder / "scratch",
             machine=session.machine,
             compiler=toolchain.compilers(session)[0][0] if session.cross else "",
         )
-        base.write_index(folder, wheel_path)
-    before = os.environ.get("SPARKWRIGHT_INDEX_URL")
-    with base.serve(folder) as address:
+        base.write_index(folder / "index", wheel_path)
+    with base.serve(folder / "index") as address:
         os.environ["SPARKWRIGHT_INDEX_URL"] = f"{address}/simple/"
-        try:
-            yield wheel_path
-        finally:
-            os.environ.pop("SPARKWRIGHT_INDEX_URL")
-            if before is not None:
-                os.environ["SPARKWRIGHT_INDEX_URL"] = before
+        yield wheel_path
 
 
 def lock_all(session: RunContext) -> lock.Lock:

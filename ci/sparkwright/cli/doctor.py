@@ -66,7 +66,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def doctor(arguments: argparse.Namespace) -> int:
     """Print the checks of this machine, or with ``--into`` the state of an environment."""
     if arguments.into is not None:
-        return install.check(arguments.into, deep=arguments.deep)
+        console.document(install.check(arguments.into, deep=arguments.deep))
+        return 0
     session = context.checkout(arguments)
     urls = [
         fork.sources.git.url for fork in session.project.spec.forks.values() if fork.sources.git

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,13 +67,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="reference of G5 and G6: a server, or a folder written by --record",
     )
     add("--task", default="gsm8k", metavar="NAME", help="task of G6 (default: gsm8k)")
-    add(
-        "--minutes",
-        type=float,
-        default=0,
-        metavar="N",
-        help="minutes of G7 (default: see ci/gates/soak.yaml)",
-    )
     add("--baseline", type=Path, metavar="WHEEL", help="the wheel that G8 compares with")
     add(
         "--baseline-python",
@@ -95,10 +89,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def gate(arguments: argparse.Namespace) -> int:
+def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the gates, show their verdicts, add them to the wheel's file; raise unless all pass."""
-    session = context.checkout(arguments)
-    facts = host.facts()
+    session, facts = context.checkout(arguments), host.facts()
     inputs = _inputs(session, arguments)
     if inputs.wheel and not arguments.record:
         # Refuse a damaged file before hours are spent on measuring.
@@ -111,8 +104,7 @@ def gate(arguments: argparse.Namespace) -> int:
     ) as ready:
         if arguments.record:
             recorded = recording.record(session, ready, inputs, arguments.record)
-            console.document({"recorded": [str(path) for path in recorded]})
-            return 0
+            return {"recorded": [str(path) for path in recorded]}
         names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
         # The verdicts are about the wheel together with the packages that it is served with.
         companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
@@ -125,15 +117,14 @@ def gate(arguments: argparse.Namespace) -> int:
             keep_going=arguments.keep_going,
             keep=lambda so_far: keep(session, so_far),
         )
-        measured = ready.throughput
     show.show(result)
-    if measured:
-        console.note(f"throughput: {bench.keep(session, measured)}")
+    if ready.throughput:
+        console.note(f"throughput: {bench.keep(session, ready.throughput)}")
     if path := keep(session, result):
         console.note(f"verdicts: {path}")
     console.document({"ladder": ladder.document(result)})
     show.raise_for_state(result)
-    return 0
+    return None
 
 
 def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
@@ -152,7 +143,6 @@ def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
         trace=arguments.trace,
         against=arguments.against,
         task=arguments.task,
-        minutes=arguments.minutes,
         reserve=arguments.reserve,
         baseline=arguments.baseline,
         baseline_python=arguments.baseline_python,
@@ -201,11 +191,8 @@ def keep(session: RunContext, result: Ladder) -> Path | None:
             result = ladder.merged(stored, result)
         elif stored:
             console.warn(f"{path.name} held verdicts of another wheel; they are replaced.")
-        with session.store.replacing(path) as unfinished:
-            unfinished.write_bytes(
-                msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1) + b"\n"
-            )
-    return path
+        data = msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1)
+        return session.store.write(path, data + b"\n")
 
 
 def _stored(path: Path) -> Ladder | None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -101,7 +102,7 @@ def chosen(into: Path | None) -> Path:
     return own
 
 
-def install(arguments: argparse.Namespace) -> int:
+def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release, unpublished wheels, the stock wheel, or the on-site part alone."""
     if arguments.onsite:
         return _onsite(arguments)
@@ -120,31 +121,26 @@ def install(arguments: argparse.Namespace) -> int:
         arguments.repair,
         arguments.dry_run,
     )
-    done = installation.install(context.standalone(arguments), chosen(arguments.into), wish)
-    return _show(done)
+    return _show(installation.install(context.standalone(arguments), chosen(arguments.into), wish))
 
 
-def _show(done: Done) -> int:
+def _show(done: Done) -> dict[str, Any]:
     titles = {
         "installed": f"{done.name} is installed in {done.into}",
         "back": f"{done.name} is back in {done.into}",
         "there already": f"{done.name} is in {done.into} already, untouched",
         "would install": f"{done.name} would be installed in {done.into}; nothing was changed",
     }
-    changes = (("new", done.came), ("removed", done.went))
+    changes = (("new", done.came), ("removed", done.went), ("unchanged", done.stayed))
     rows = [[what, str(len(names)), _shortened(names)] for what, names in changes if names]
-    rows += [["unchanged", str(len(done.stayed)), ""]] if done.stayed else []
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
-    if done.missing:
-        rows.append(
-            ["not proved", "", ", ".join(dict.fromkeys(item.rung for item in done.missing))]
-        )
+    gates = ", ".join(dict.fromkeys(item.rung for item in done.missing))
+    rows += [["not proved", "", gates]] if gates else []
     if done.state == "there already" or not rows:
         console.result(titles[done.state])
     else:
         console.table(titles[done.state], ["", ">packages", ""], rows, result=True)
-    console.document({"installed": done})
-    return 0
+    return {"installed": done}
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -153,7 +149,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _unpublished(arguments: argparse.Namespace) -> int:
+def _unpublished(arguments: argparse.Namespace) -> dict[str, Any]:
     """Make an environment around unpublished wheels, or with the stock wheel."""
     from sparkwright.operate import trial
 
@@ -164,11 +160,10 @@ def _unpublished(arguments: argparse.Namespace) -> int:
         return _show(trial.built(session, arguments.built, arguments.into))
     prefix = str(trial.stock(session, arguments.into.absolute()))
     console.result(prefix)
-    console.document({"stock": prefix})
-    return 0
+    return {"stock": prefix}
 
 
-def _onsite(arguments: argparse.Namespace) -> int:
+def _onsite(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do what the stack's ``onsite.yaml`` asks for, or with ``--restore`` undo it."""
     from sparkwright.release import onsite, spec
 
@@ -178,36 +173,23 @@ def _onsite(arguments: argparse.Namespace) -> int:
     wanted = spec.load(session.project)
     if wanted is None:
         console.result(f"Stack {session.project.stack} has nothing to do on site.")
-        console.document({"installed": None})
-        return 0
+        return {"installed": None}
     console.note(f"why on site: {wanted.reason}; the wheels themselves are not installed")
     done = onsite.install(
         session.store, wanted, arguments.into, offline=session.offline, restore=arguments.restore
     )
     rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
-    rows += [
-        [
-            "shared",
-            f"{item.upper} over {item.lower}",
-            "",
-            f"{item.files} files, {item.differ} differ",
-        ]
-        for item in done.shared
-    ]
-    rows += [
-        ["edit", f"{item.name}: {item.file}", item.sha256[:12], item.state] for item in done.edits
-    ]
-    console.table(
-        f"{done.written} of {done.files} files written",
-        ["", "what", "sha256", ""],
-        rows,
-        result=True,
-    )
-    console.document({"installed": done})
-    return 0
+    for item in done.shared:
+        state = f"{item.files} files, {item.differ} differ"
+        rows.append(["shared", f"{item.upper} over {item.lower}", "", state])
+    for edit in done.edits:
+        rows.append(["edit", f"{edit.name}: {edit.file}", edit.sha256[:12], edit.state])
+    title = f"{done.written} of {done.files} files written"
+    console.table(title, ["", "what", "sha256", ""], rows, result=True)
+    return {"installed": done}
 
 
-def show_releases(arguments: argparse.Namespace) -> int:
+def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the releases of the index, and which one is installed."""
     wish = Wish(
         arguments.index,
@@ -224,21 +206,19 @@ def show_releases(arguments: argparse.Namespace) -> int:
         f"signed by {index.by} (known from {index.trust.said}) on {manifest.made[:10]}, "
         f"good until {manifest.expires[:10]}"
     )
-    console.table(
-        title,
-        ["  release", "channel", "made", "versions", ">size", "not proved", ""],
-        [_cells(row) for row in rows],
-        result=True,
-    )
+    columns = ["  release", "channel", "made", "versions", ">size", "not proved", ""]
+    console.table(title, columns, [_cells(row) for row in rows], result=True)
     if not rows and manifest.entries:
         console.note(
             "No such release is verified; `--channel candidate` lists the candidates and the gates "
             "that they lack."
         )
-    console.document(
-        {"index": manifest.url, "serial": manifest.serial, "signed_by": index.by, "releases": rows}
-    )
-    return 0
+    return {
+        "index": manifest.url,
+        "serial": manifest.serial,
+        "signed_by": index.by,
+        "releases": rows,
+    }
 
 
 def _cells(row: listing.Row) -> list[str]:
@@ -257,24 +237,23 @@ def _cells(row: listing.Row) -> list[str]:
     ]
 
 
-def rollback(arguments: argparse.Namespace) -> int:
+def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Bring back the set that was installed before."""
     return _show(back.rollback(context.standalone(arguments), chosen(arguments.into)))
 
 
-def uninstall(arguments: argparse.Namespace) -> int:
+def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove the set of the environment, its caches and its records."""
     gone = back.uninstall(context.standalone(arguments), chosen(arguments.into))
     changes = (("removed", gone.removed), ("kept", gone.kept))
     rows = [[what, _shortened(names)] for what, names in changes if names]
     console.table(f"{gone.name} is uninstalled", ["", "packages"], rows, result=True)
-    console.document({"uninstalled": gone})
-    return 0
+    return {"uninstalled": gone}
 
 
-def check(into: Path, *, deep: bool) -> int:
+def check(into: Path, *, deep: bool) -> dict[str, Any]:
     """
-    Show which set is installed in *into*, and whether something changed it.
+    Show which set is installed in *into* and whether something changed it, and return the document.
 
     Raises:
         nothing-installed: There is no set. environment-broken: It was changed, or an installation
@@ -296,6 +275,7 @@ def check(into: Path, *, deep: bool) -> int:
     release = record.chosen
     with console.step("reading every byte" if deep else "looking at sizes and times"):
         faults = health.look(target, record, deep=deep)
+    kernels = state.folder(target) / "caches" / record.caches.get(release.release, "")
     rows = [
         ["set", release.name],
         ["channel", release.channel],
@@ -303,10 +283,7 @@ def check(into: Path, *, deep: bool) -> int:
         ["index", release.index],
         ["packages", str(len(record.placed))],
         ["earlier sets", ", ".join(old.name for old in reversed(record.history)) or "none"],
-        [
-            "compiled kernels",
-            str(state.folder(target) / "caches" / record.caches.get(release.release, "")),
-        ],
+        ["compiled kernels", str(kernels)],
     ]
     console.table(str(target.prefix), ["", ""], rows, result=True)
     if faults:
@@ -316,18 +293,15 @@ def check(into: Path, *, deep: bool) -> int:
             details=[str(fault) for fault in faults],
             data={"state": "broken", "faults": msgspec.to_builtins(faults)},
         )
-    console.document(
-        {
-            "state": "intact",
-            "set": release.name,
-            "release": release.release,
-            "read": "every byte" if deep else "sizes and times",
-            "caches": caches.present(target),
-        }
-    )
     console.result(
         "intact: every byte is as it was installed"
         if deep
         else "intact: no size, time or RECORD differs (--deep reads every byte)"
     )
-    return 0
+    return {
+        "state": "intact",
+        "set": release.name,
+        "release": release.release,
+        "read": "every byte" if deep else "sizes and times",
+        "caches": caches.present(target),
+    }

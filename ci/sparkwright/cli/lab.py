@@ -5,26 +5,23 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import msgspec
 
 from sparkwright.cli import argtypes, context
 from sparkwright.cli import release as releases
+from sparkwright.core import github_summary
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.image import picked
-from sparkwright.operate.image.picked import PLATFORMS
 from sparkwright.operate.site import making, night
 from sparkwright.operate.site.records import Night
 from sparkwright.release.client.install import Wish
 from sparkwright.release.manifest import times
-from sparkwright.release.publish.prepare import Publisher
 from sparkwright.release.signing.keys import public_path
 
 
@@ -49,7 +46,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--platform",
-        choices=tuple(PLATFORMS),
+        choices=tuple(picked.PLATFORMS),
         default="linux/arm64",
         help="platform of the image (default: linux/arm64)",
     )
@@ -58,12 +55,6 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="IMAGE",
         help="base image, as NAME@sha256:… or an id (default: `image` in environment.yaml)",
-    )
-    add(
-        "--tag",
-        default="",
-        metavar="NAME[:TAG]",
-        help="another name for the image in this machine's engine",
     )
     add(
         "--push",
@@ -94,13 +85,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=record)
     add = parser.add_argument
-    add(
-        "--at",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder of the records",
-    )
+    add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the records")
     add(
         "--stage",
         action="append",
@@ -127,7 +112,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--workflow",
-        default="",
+        default=os.environ.get("GITHUB_WORKFLOW", ""),
         metavar="NAME",
         help="name of the workflow (default: GITHUB_WORKFLOW)",
     )
@@ -137,18 +122,6 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="ID",
         help="number of the run (default: GITHUB_RUN_ID and its attempt)",
-    )
-    add(
-        "--url",
-        default="",
-        metavar="URL",
-        help="page of the run (default: its page on GitHub)",
-    )
-    add(
-        "--commit",
-        default="",
-        metavar="COMMIT",
-        help="commit of this repository (default: GITHUB_SHA)",
     )
     add(
         "--began",
@@ -186,70 +159,54 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
         help="folder for the pages; unchanged ones are not written again",
     )
     add(
-        "--link",
-        default="",
-        metavar="URL",
-        help="address of the index for readers (default: that of its manifest)",
-    )
-    add(
-        "--day",
-        type=argtypes.day,
-        default="",
-        metavar="YYYY-MM-DD",
-        help="date of the pages (default: today, UTC)",
-    )
-    add(
         "--strict",
         action="store_true",
         help="fail if a record is damaged or missing; the pages are written anyway",
     )
 
 
-def image(arguments: argparse.Namespace) -> int:
-    """Check a release, and build, tag and push its image."""
+def image(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Check a release, and build and push its image."""
     # These load docker.
     from sparkwright.builder import container
     from sparkwright.operate.image import made, recorded, registry
 
-    session = context.checkout(arguments)
-    publisher = _publisher(session, arguments)
-    image_request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
+    session, publisher = context.checkout(arguments), None
+    if arguments.at:
+        if not arguments.push:
+            raise UsageError("usage", "--at needs --push.")
+        key, identity = arguments.signing_key, arguments.identity
+        publisher = releases.publisher(session, arguments.at, key, identity=identity)
+    elif arguments.signing_key or arguments.identity:
+        raise UsageError("usage", "--signing-key and --identity belong to --at.")
+    request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
     repository = registry.checked(arguments.push) if arguments.push else ""
-    tag = registry.split(arguments.tag) if arguments.tag else None
-    base = container.pinned_base(session, image_request.base)
-    candidate = picked.pick(session, image_request.wish, PLATFORMS[image_request.platform])
+    base = container.pinned_base(session, request.base)
+    candidate = picked.pick(session, request.wish, picked.PLATFORMS[request.platform])
+    entry = candidate.entry
     if publisher:
-        recorded.check(publisher, candidate.entry.release)
-    if candidate.entry.yanked:
-        console.warn(f"{candidate.entry.name} was yanked: {candidate.entry.yanked}")
+        recorded.check(publisher, entry.release)
+    if entry.yanked:
+        console.warn(f"{entry.name} was yanked: {entry.yanked}")
     for missing in candidate.missing:
         console.warn(f"not proved: {missing.rung}: {missing.state}: {missing.says}")
     rows = [
-        [
-            "release",
-            f"{candidate.entry.name} ({candidate.entry.channel}), {candidate.entry.release}",
-        ],
+        ["release", f"{entry.name} ({entry.channel}), {entry.release}"],
         ["base", base],
-        ["platform", image_request.platform],
+        ["platform", request.platform],
     ]
     rows += [
         [wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"]
         for wheel in candidate.wheels
     ]
-    if candidate.missing:
-        rows.append(
-            ["not proved", ", ".join(dict.fromkeys(item.rung for item in candidate.missing))]
-        )
     state, done, pushed = "would be built", None, None
-    target = registry.tag_of(candidate.entry.name, image_request.platform)
+    target = registry.tag_of(entry.name, request.platform)
     if not arguments.dry_run:
         if repository:
             recorded.ready(session.output)
-        done = made.make(session, image_request, candidate, base)
+        done = made.make(session, request, candidate, base)
         state = "was there already" if done.already else "built"
         rows.append(["image", f"{done.name}, {done.id}"])
-        if tag:
-            registry.tagged(done, *tag)
     if done and repository:
         digest = registry.push(done, repository, target)
         pushed = recorded.record(done, candidate, repository, target, digest)
@@ -257,20 +214,15 @@ def image(arguments: argparse.Namespace) -> int:
         if publisher:
             console.note(f"signed as {publisher.root / recorded.published(publisher, pushed)}")
         rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
-    elif repository:
-        rows.append(["push to", f"{repository}:{target}"])
-    console.table(f"serving image of {candidate.entry.name}: {state}", ["", ""], rows, result=True)
-    console.document(
-        {
-            "image": done,
-            "state": state,
-            "release": candidate.entry,
-            "missing": candidate.missing,
-            "base": base,
-            "pushed": pushed,
-        }
-    )
-    return 0
+    console.table(f"serving image of {entry.name}: {state}", ["", ""], rows, result=True)
+    return {
+        "image": done,
+        "state": state,
+        "release": entry,
+        "missing": candidate.missing,
+        "base": base,
+        "pushed": pushed,
+    }
 
 
 def _wish(arguments: argparse.Namespace) -> Wish:
@@ -290,94 +242,64 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     )
 
 
-def _publisher(session: RunContext, arguments: argparse.Namespace) -> Publisher | None:
-    if arguments.at is None:
-        if arguments.signing_key or arguments.identity:
-            raise UsageError("usage", "--signing-key and --identity belong to --at.")
-        return None
-    if not arguments.push:
-        raise UsageError("usage", "--at needs --push.")
-    key, identity = arguments.signing_key, arguments.identity
-    return releases.publisher(session, arguments.at, key, identity=identity)
-
-
-def record(arguments: argparse.Namespace) -> int:
+def record(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the record of a run, and show it."""
     run_record = _record(arguments)
     path = night.write(arguments.at, run_record)
+    title = f"{run_record.workflow} of {run_record.day}: {run_record.state}"
     rows = [
         [stage.name, stage.state, stage.reference, stage.says[:80]] for stage in run_record.stages
     ]
-    console.table(
-        f"{run_record.workflow} of {run_record.day}: {run_record.state}",
-        ["stage", "state", "reference", ""],
-        rows,
-        result=True,
-    )
+    console.table(title, ["stage", "state", "reference", ""], rows, result=True)
     for file in run_record.files:
         if not file.sha256:
             console.warn(f"{file.name}: {file.says}")
     console.result(str(path))
-    document = {"file": str(path), "state": run_record.state}
-    console.document({**document, "night": msgspec.to_builtins(run_record)})
-    return 0
+    return {"file": str(path), "state": run_record.state, "night": run_record}
 
 
 def _record(arguments: argparse.Namespace) -> Night:
     named = [night.stage(text) for text in arguments.stage]
     documents = {stage.name: stage for stage in map(night.documented, arguments.document)}
-    if len({stage.name for stage in named}) < len(named) or len(documents) < len(
-        arguments.document
-    ):
+    names = {stage.name for stage in named}
+    if len(names) < len(named) or len(documents) < len(arguments.document):
         raise UsageError("usage", "A stage is named twice.")
     stages = [night.together(stage, documents.pop(stage.name, None)) for stage in named]
     files, measured = night.files(arguments.file)
-    github = {name[7:]: text for name, text in os.environ.items() if name.startswith("GITHUB_")}
-    number, attempt = github.get("RUN_ID", ""), github.get("RUN_ATTEMPT", "1")
+    number, attempt = (os.environ.get(f"GITHUB_RUN_{name}", "") for name in ("ID", "ATTEMPT"))
     if number and attempt not in ("", "1"):
         number = f"{number}.{attempt}"
     fields = {
-        "workflow": arguments.workflow or github.get("WORKFLOW", ""),
+        "workflow": arguments.workflow,
         "run": arguments.number or number,
         "stack": arguments.stack or "",
         "ended": arguments.ended or times.now(),
-        "stages": msgspec.to_builtins([*stages, *documents.values()]),
-        "url": arguments.url or _run_url(github),
-        "commit": arguments.commit or github.get("SHA", ""),
+        "stages": [*stages, *documents.values()],
+        "url": github_summary.run_url(),
+        "commit": os.environ.get("GITHUB_SHA", ""),
         "began": arguments.began,
-        "files": msgspec.to_builtins(files),
-        "measured": msgspec.to_builtins(measured),
+        "files": files,
+        "measured": measured,
     }
     for name in ("workflow", "run", "stack"):
         if not fields[name]:
             raise UsageError("usage", f"There is no {name}.", todo=f"Name it with --{name}.")
     try:
-        return msgspec.convert(fields, Night)
+        return msgspec.convert(msgspec.to_builtins(fields), Night)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError("usage", "This is not a record of a run.", details=[str(error)]) from error
 
 
-def _run_url(github: Mapping[str, str]) -> str:
-    server, repository, run = (
-        github.get(name, "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")
-    )
-    complete = re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and server and run
-    return f"{server}/{repository}/actions/runs/{run}" if complete else ""
-
-
-def status(arguments: argparse.Namespace) -> int:
+def status(arguments: argparse.Namespace) -> dict[str, Any]:
     """Make static pages from all records, and show the unreadable ones."""
     session = context.checkout(arguments)
-    if urlsplit(arguments.link).scheme not in ("", "http", "https"):
-        raise UsageError("usage", f"{arguments.link!r} is not the address of an index.")
     request = making.Asked(
         Wish(arguments.index, tuple(arguments.key), arguments.signed_for),
         bool(arguments.index),
-        arguments.day or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         arguments.nights,
         tuple(arguments.drift),
         arguments.patches,
-        arguments.link,
     )
     site = making.read(session, request)
     written = making.make(session, site, arguments.output)
@@ -399,19 +321,18 @@ def status(arguments: argparse.Namespace) -> int:
         f"{written.removed} removed"
     )
     console.result(str(arguments.output / "index.html"))
-    console.document(
-        {
-            "output": str(arguments.output),
-            "day": request.day,
-            "signature checked": site.books.checked if site.books else None,
-            "problems": msgspec.to_builtins(site.problems),
-            **counts,
-            "site": msgspec.to_builtins(written),
-        }
-    )
+    document = {
+        "output": str(arguments.output),
+        "day": request.day,
+        "signature checked": site.books.checked if site.books else None,
+        "problems": site.problems,
+        **counts,
+        "site": written,
+    }
     if site.problems and arguments.strict:
+        console.document(document)
         details = [f"{problem.name}: {problem.reference}" for problem in site.problems[:50]]
         raise LabError(
             "site-partial", f"{len(site.problems)} records could not be read.", details=details
         )
-    return 0
+    return document

@@ -147,7 +147,9 @@ def run(words: Sequence[str]) -> int:
     try:
         arguments = parse(words)
         console.json, console.verbose = arguments.json, arguments.verbose
-        return int(arguments.run(arguments))
+        if document := arguments.run(arguments):
+            console.document(document)
+        return 0
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "sparkwright"):

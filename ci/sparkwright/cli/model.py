@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console, size
@@ -69,7 +70,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def inspect(arguments: argparse.Namespace) -> int:
+def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Audit the model in a folder, and compare it with a server or an environment.
 
@@ -92,15 +93,13 @@ def inspect(arguments: argparse.Namespace) -> int:
     ceilings = [roofline.ceiling(step, batch, item) for item in (measured, GB10) if item]
     served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
     listed = loaded.listed(session, arguments.python, arguments.model) if arguments.python else None
-    console.document(
-        {
-            "audit": audit,
-            "ceilings": ceilings,
-            "bandwidth": measured or "not measured",
-            "served": served,
-            "loaded": listed,
-        }
-    )
+    document = {
+        "audit": audit,
+        "ceilings": ceilings,
+        "bandwidth": measured or "not measured",
+        "served": served,
+        "loaded": listed,
+    }
     _show(audit)
     for ceiling in ceilings:
         bandwidth = ceiling.bandwidth
@@ -119,12 +118,10 @@ def inspect(arguments: argparse.Namespace) -> int:
     wrong = [f"{finding.reference}: {finding.says}" for finding in audit.findings]
     wrong += served.wrong if served else ()
     if wrong:
-        raise ModelError(
-            "modules-unexpected",
-            f"{arguments.model.resolve().name} disagrees with its config or its server.",
-            details=wrong[:20],
-        )
-    return 0
+        console.document(document)
+        what = f"{arguments.model.resolve().name} disagrees with its config or its server."
+        raise ModelError("modules-unexpected", what, details=wrong[:20])
+    return document
 
 
 def _show(audit: Audit) -> None:
@@ -136,7 +133,7 @@ def _show(audit: Audit) -> None:
         f"{audit.tensors:,} tensors"
     )
     reads = f">read for {step.batch} tokens" if step.batch > 1 else ">read for a token"
-    least = sorted(audit.rows, key=lambda row: -row.read_batch)[SHOWN:]
+    most = {id(row) for row in sorted(audit.rows, key=lambda row: -row.read_batch)[:SHOWN]}
     rows = [
         [
             row.group,
@@ -149,19 +146,12 @@ def _show(audit: Audit) -> None:
             f"{row.read_batch / step.weights if step.weights else 0:.1%}",
         ]
         for row in audit.rows
-        if not any(row is other for other in least)
+        if id(row) in most
     ]
-    console.table(
-        title,
-        ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"],
-        rows,
-        result=True,
-    )
-    if least:
-        console.note(
-            f"{len(least)} more kinds of modules, of which "
-            f"{size(sum(row.read_batch for row in least))} are read; --json has all"
-        )
+    columns = ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"]
+    console.table(title, columns, rows, result=True)
+    if len(audit.rows) > SHOWN:
+        console.note(f"{len(audit.rows) - SHOWN} more kinds of modules; --json has all")
     if audit.experts[0]:
         every, taken, read = audit.experts
         console.result(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console, size
@@ -13,9 +14,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.errors import TrustError
 from sparkwright.release.publish import changes, sequence
-from sparkwright.release.publish.changes import Changed
 from sparkwright.release.publish.prepare import Publisher
-from sparkwright.release.publish.sequence import Asked
 from sparkwright.release.signing import keys
 from sparkwright.release.signing.keys import KeySigner, PublicKey
 from sparkwright.release.signing.statement import Signer
@@ -36,13 +35,13 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "release refresh": refresh,
     }
     for name, run in functions.items():
-        _add_publisher(parsers[name])
         parsers[name].set_defaults(run=run)
+        _add_publisher(parsers[name])
+        if name in ("release promote", "release yank"):
+            parsers[name].add_argument(
+                "release", metavar="RELEASE", help="name of the release (2026.11.3)"
+            )
     _add_publish(parsers["publish"])
-    for name in ("release promote", "release yank"):
-        parsers[name].add_argument(
-            "release", metavar="RELEASE", help="name of the release (2026.11.3)"
-        )
     parsers["release promote"].add_argument(
         "--verdicts",
         type=Path,
@@ -66,13 +65,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def _add_publisher(parser: argparse.ArgumentParser) -> None:
     """Add the options for the index and its signer."""
     add = parser.add_argument
-    add(
-        "--at",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder of the index",
-    )
+    add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the index")
     argtypes.add_signer(parser, "--key")
     add(
         "--predecessor",
@@ -82,12 +75,7 @@ def _add_publisher(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="earlier public key of the index, if the key changes; may be repeated",
     )
-    add(
-        "--reason",
-        default="",
-        metavar="TEXT",
-        help="reason, published in the manifest",
-    )
+    add("--reason", default="", metavar="TEXT", help="reason, published in the manifest")
 
 
 def _add_publish(parser: argparse.ArgumentParser) -> None:
@@ -168,17 +156,15 @@ def publisher(
         )
     identities = tuple(Identity(entry.identity, entry.issuer) for entry in policy.identities)
     own = (signer.public,) if isinstance(signer, KeySigner) else ()
-    if own and key and policy.keys and own[0].fingerprint not in policy.keys:
+    name = own[0].fingerprint if own else signer.by
+    names = policy.keys if own else [entry.identity for entry in policy.identities]
+    # Without keys in the policy, any key publishes; one of a dry run is passing.
+    if name not in names and (not own or (key and policy.keys)):
         raise TrustError(
             "signer-unknown",
-            "ci/release.yaml does not name this key as one that publishes.",
-            details=[f"fingerprint: {own[0].fingerprint}"],
-        )
-    if not own and signer.by not in [entry.identity for entry in identities]:
-        raise TrustError(
-            "signer-unknown",
-            "ci/release.yaml does not name this identity as one that publishes.",
-            details=[f"identity: {signer.by}"],
+            f"ci/release.yaml does not name this {'key' if own else 'identity'} as one that "
+            "publishes.",
+            details=[f"{'fingerprint' if own else 'identity'}: {name}"],
         )
     earlier = tuple(PublicKey.load(path) for path in predecessors)
     trust = Trust((*own, *earlier), identities, said="the publisher")
@@ -196,7 +182,7 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     )
 
 
-def publish(arguments: argparse.Namespace) -> int:
+def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
     kind, _, repository = arguments.files.partition(":")
     if (kind, bool(repository)) not in (("folder", False), ("github", True)):
@@ -206,7 +192,7 @@ def publish(arguments: argparse.Namespace) -> int:
     wheels = tuple(path.absolute() for path in arguments.wheels)
     if missing := [str(path) for path in wheels if not path.is_file()]:
         raise UsageError("usage", "There is no such wheel.", details=missing)
-    request = Asked(
+    request = sequence.Asked(
         wheels,
         arguments.channel,
         arguments.verdicts,
@@ -230,11 +216,10 @@ def publish(arguments: argparse.Namespace) -> int:
     else:
         console.note(f"manifest {done.serial} of {done.url}")
     console.table(f"{done.release} in {done.channel}: {state}", ["what", "of"], rows, result=True)
-    console.document({"published": done, "dry_run": arguments.dry_run})
-    return 0
+    return {"published": done, "dry_run": arguments.dry_run}
 
 
-def promote(arguments: argparse.Namespace) -> int:
+def promote(arguments: argparse.Namespace) -> dict[str, Any]:
     """Move a candidate to verified if new verdicts meet the policy."""
     return _show(
         changes.promote(
@@ -243,39 +228,35 @@ def promote(arguments: argparse.Namespace) -> int:
     )
 
 
-def yank(arguments: argparse.Namespace) -> int:
+def yank(arguments: argparse.Namespace) -> dict[str, Any]:
     """Stop offering a release; its files stay."""
     return _show(changes.yank(_publisher(arguments), arguments.release, arguments.reason))
 
 
-def rollback(arguments: argparse.Namespace) -> int:
+def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Yank the newest release of the stack in a channel; clients then get the one before it."""
-    who = _publisher(arguments)
-    return _show(
-        changes.rollback(who, who.session.project.stack, arguments.channel, arguments.reason)
-    )
+    who, reason = _publisher(arguments), arguments.reason
+    return _show(changes.rollback(who, who.session.project.stack, arguments.channel, reason))
 
 
-def prune(arguments: argparse.Namespace) -> int:
+def prune(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove all but the newest candidates of each stack; file names are never reused."""
     who = _publisher(arguments)
-    count = arguments.keep or who.policy.retain
-    return _show(changes.retain(who, count, verified=arguments.verified, reason=arguments.reason))
+    keep, reason = arguments.keep or who.policy.retain, arguments.reason
+    return _show(changes.retain(who, keep, verified=arguments.verified, reason=reason))
 
 
-def refresh(arguments: argparse.Namespace) -> int:
+def refresh(arguments: argparse.Namespace) -> dict[str, Any]:
     """Sign the manifest again before it expires, and remove the files of killed runs."""
     return _show(changes.refresh(_publisher(arguments), arguments.reason))
 
 
-def _show(done: Changed) -> int:
+def _show(done: changes.Changed) -> dict[str, Any]:
     rows = [[done.action, name] for name in done.releases] or [[done.action, "the whole index"]]
     rows += [["removed", path] for path in done.removed[:SHOWN]]
     if len(done.removed) > SHOWN:
         rows.append(["removed", f"and {len(done.removed) - SHOWN} more"])
     rows += [["left where it is", address] for address in done.elsewhere]
-    console.table(
-        f"manifest {done.serial}, valid until {done.expires}", ["what", "of"], rows, result=True
-    )
-    console.document({"changed": done})
-    return 0
+    title = f"manifest {done.serial}, valid until {done.expires}"
+    console.table(title, ["what", "of"], rows, result=True)
+    return {"changed": done}

@@ -8,12 +8,14 @@ import platform
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import msgspec
 
 from sparkwright.cli import context
+from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub
@@ -22,6 +24,7 @@ from sparkwright.operate.runner import (
     admit,
     condition,
     egress,
+    exposure,
     fitness,
     holding,
     labels,
@@ -32,37 +35,252 @@ from sparkwright.operate.runner import (
     registration,
 )
 from sparkwright.operate.runner import policy as policies
-from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Stand, Step, printed
 
-#: Action → help text.
-ACTIONS = {
-    "plan": "print the commands and files of setup",
-    "setup": "set this machine up; finished steps are skipped",
-    "check": "check the set-up, as the jobs' user",
-    "drain": "take no new job, and wait for the running one; --end takes jobs again",
-    "remove": "drain, and undo setup; models stay",
-    "once": "run one job (called by the systemd unit)",
-    "clean": "end leftover processes of a job, and empty its folders (called by the systemd unit)",
-    "admit": "decide whether a job may run here (called by GitHub's runner before its first step)",
-    "egress": "update the addresses that jobs may connect to (called by a timer)",
-    "lease": "hold this machine for the leader of its pair (called by its ssh connection)",
+_usage = partial(UsageError, "usage")
+
+#: Seconds that `drain` and `remove` wait for a job.
+PATIENCE = 120
+
+
+def _host(arguments: argparse.Namespace) -> Place:
+    return Place(arguments.sysroot.absolute())
+
+
+def _ground(arguments: argparse.Namespace) -> Ground:
+    """Return the machine as setup configured it."""
+    return Ground.of(arguments.config, _host(arguments))
+
+
+def _policy(folder: Path) -> tuple[Policy, Settings]:
+    """Return the policy and the settings of a machine that was set up, whose state may be lost."""
+    return policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
+
+
+def _setup(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Set this machine up, or print how."""
+    root = context.checkout(arguments).project.root
+    policy = policies.load(root / "ci" / POLICY)
+    settings = _settings(policy, arguments)
+    if exposures := exposure.exposed(root / ".github" / "workflows", policy.all_labels()):
+        raise LabError(
+            "runner-exposed",
+            "A workflow of this checkout lets strangers onto this machine.",
+            details=[
+                f"{item.workflow} {item.job}: {item.trigger or 'unreadable'}: {item.reason}"
+                for item in exposures
+            ],
+        )
+    steps, host = plan.steps(policy, settings), _host(arguments)
+    if arguments.action == "plan":
+        stands = tuple(perform.stand(step, host) for step in steps)
+        for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
+            console.result(f"{number}. {_description(step, now)}")
+    else:
+        _require_root()
+        _require_yes(arguments)
+        with console.step("set up"):
+            stands = perform.set_up(steps, host)
+        _table("Set-up", stands)
+    return {"steps": steps, "stands": stands, "settings": settings}
+
+
+def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
+    """
+    Return the settings of this machine.
+
+    Raises:
+        UsageError: A setting is missing or invalid.
+    """
+    if not arguments.repository:
+        raise _usage("setup needs --repository OWNER/NAME.")
+    wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
+    machine = labels.Machine.here()
+    partner, _, address = arguments.partner.partition("=")
+    key = arguments.leader_key
+    record = {
+        "repository": arguments.repository,
+        "name": arguments.name or platform.node().partition(".")[0].lower(),
+        "labels": wanted or labels.true_of(policy, machine),
+        "partner": partner or None,
+        "partner_address": address or None,
+        "leader": arguments.leader or None,
+        "leader_key": files.read_text(key, failure=_usage).strip() if key else None,
+        "index": egress.index() if policy.egress.index else None,
+    }
+    try:
+        settings = msgspec.convert(record, Settings)
+    except msgspec.ValidationError as error:
+        raise _usage("This machine cannot be set up like this.", details=[str(error)]) from error
+    if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
+        raise _usage("A label is not true of this machine.", details=wrong)
+    if says := policies.mispaired(settings):
+        raise _usage(f"This machine cannot be in such a pair: {says}.")
+    return settings
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise LabError(
+            "runner-setup",
+            "Only root can do this.",
+            todo="Run it with sudo; `plan` needs no rights.",
+        )
+
+
+def _require_yes(arguments: argparse.Namespace) -> None:
+    if not arguments.yes:
+        raise _usage(
+            f"{arguments.action} changes this machine. Read what `sparkwright lab runner plan` "
+            "prints, and give --yes."
+        )
+
+
+def _description(step: Step, now: Stand) -> str:
+    """Return what *step* does, why, how it stands now, and how it is undone."""
+    state = f"{now.state} ({now.says})" if now.says else now.state
+    lines = [f"{step.name}: {step.what}", f"   why: {step.why}", f"   now: {state}"]
+    for title, acts in (("do", step.apply), ("undo", step.undo)):
+        lines += [f"   {title}: " + "\n      ".join(printed(act)) for act in acts]
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: Sequence[Stand | fitness.Finding]) -> None:
+    cells = [(row.name, row.state, row.says) for row in rows]
+    console.table(title, ("", "state", ""), cells, result=True)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Check the set-up."""
+    host, ground = _host(arguments), _ground(arguments)
+    steps = plan.steps(ground.policy, ground.settings)
+    with console.step("check"):
+        findings = (*fitness.of_steps(steps, host), *fitness.of_ground(ground, host))
+    _table("This runner", findings)
+    console.document({"findings": findings})
+    if unfit := [finding for finding in findings if finding.state == "unfit"]:
+        raise LabError(
+            "runner-unfit",
+            f"{len(unfit)} of {len(findings)} checks failed.",
+            details=[f"{finding.name}: {finding.says}" for finding in unfit],
+        )
+
+
+def _once(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run one job."""
+    _require_root()
+    # SIGTERM ends a job as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ground = _ground(arguments)
+    address = ground.settings.api
+    if not address.startswith("https://") and not re.match(
+        r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
+    ):
+        raise _usage(f"The token is not sent unencrypted to {address}.")
+    github = GitHub(address, registration.token(dict(os.environ), ground.config), seconds=30)
+    return {"run": once.once(ground, github)}
+
+
+def _clean(arguments: argparse.Namespace) -> None:
+    """End what a job left."""
+    _require_root()
+    ground = _ground(arguments)
+    with holding.machine(ground, 10):
+        condition.recover(ground)
+
+
+def _admit(arguments: argparse.Namespace) -> None:
+    """Decide whether a job may run here."""
+    policy, settings = _policy(Path(arguments.config))
+    job_facts = {name: os.environ.get(name, "") for name in admit.TOLD}
+    admit.admit(job_facts, policy, settings, Path(policy.folders.state) / "partner.json")
+    console.note("this job may run here")
+
+
+def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Update the addresses that jobs may connect to."""
+    host = _host(arguments)
+    policy, settings = _policy(host.path(arguments.config))
+    resolution = egress.resolved(egress.names(policy, settings))
+    for name in resolution.unknown:
+        console.warn(f"{name} has no address")
+    if not resolution.addresses:
+        what = "No name of the list has an address; the earlier addresses expire."
+        raise LabError("runner-unready", what, details=resolution.unknown)
+    status, output = host.ask(["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses))
+    if status:
+        what = "nft refused the addresses."
+        raise LabError("runner-setup", what, details=output.splitlines()[-10:])
+    console.note(f"{len(resolution.addresses)} addresses may be connected to")
+    return {"addresses": resolution.addresses, "unknown": resolution.unknown}
+
+
+def _lease(arguments: argparse.Namespace) -> None:
+    """Hold this machine for its leader."""
+    _require_root()
+    ground = _ground(arguments)
+    if not arguments.leader:
+        raise _usage("lease needs --leader NAME.")
+    console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
+
+
+def _drain(arguments: argparse.Namespace) -> None:
+    """Take no new job, or take jobs again."""
+    _require_root()
+    ground = _ground(arguments)
+    if arguments.end:
+        ground.draining.unlink(missing_ok=True)
+        console.note("this machine takes jobs again")
+    else:
+        condition.stop_taking(ground, PATIENCE)
+        console.note("no job runs here, and none is taken")
+
+
+def _remove(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Undo the set-up."""
+    host, ground = _host(arguments), _ground(arguments)
+    _require_root()
+    _require_yes(arguments)
+    condition.stop_taking(ground, PATIENCE)
+    condition.clean(ground)
+    stands = perform.take_back(plan.steps(ground.policy, ground.settings), host)
+    ground.draining.unlink(missing_ok=True)
+    _table("Set-up", stands)
+    console.note(f"the journal stays in {ground.state}, and models in {ground.models}")
+    return {"stands": stands}
+
+
+#: Action → its function, and its help text.
+ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], object], str]] = {
+    "plan": (_setup, "print the commands and files of setup"),
+    "setup": (_setup, "set this machine up; finished steps are skipped"),
+    "check": (_check, "check the set-up, as the jobs' user"),
+    "drain": (_drain, "take no new job, and wait for the running one; --end takes jobs again"),
+    "remove": (_remove, "drain, and undo setup; models stay"),
+    "once": (_once, "run one job (called by the systemd unit)"),
+    "clean": (
+        _clean,
+        "end leftover processes of a job, and empty its folders (called by the systemd unit)",
+    ),
+    "admit": (
+        _admit,
+        "decide whether a job may run here (called by GitHub's runner before its first step)",
+    ),
+    "egress": (_egress, "update the addresses that jobs may connect to (called by a timer)"),
+    "lease": (_lease, "hold this machine for the leader of its pair (called by ssh)"),
 }
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``runner``."""
     parser = parsers["lab runner"]
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=lambda arguments: ACTIONS[arguments.action][0](arguments))
     add = parser.add_argument
-    add(
-        "action",
-        choices=tuple(ACTIONS),
-        help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()),
-    )
+    actions = "; ".join(f"{name}: {text}" for name, (_, text) in ACTIONS.items())
+    add("action", choices=tuple(ACTIONS), help=actions)
     add(
         "--repository",
         default="",
@@ -101,291 +319,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="DIR",
         help="root directory of the machine (default: /)",
     )
-    add(
-        "--config",
-        default="/etc/sparkwright",
-        metavar="DIR",
-        help="directory of the settings",
-    )
-    add("--workflows", type=Path, metavar="DIR", help="check: also check these workflows")
-    add(
-        "--patience",
-        type=float,
-        default=2,
-        metavar="MINUTES",
-        help="drain, remove: longest wait for a job (default: 2)",
-    )
+    add("--config", default="/etc/sparkwright", metavar="DIR", help="directory of the settings")
     add("--end", action="store_true", help="drain: take jobs again")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="setup, remove: print the changes, and make none",
-    )
     add(
         "--yes", action="store_true", help="setup, remove: confirm that this machine may be changed"
     )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the action."""
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "plan": _setup,
-        "setup": _setup,
-        "check": _check,
-        "drain": _drain,
-        "remove": _remove,
-        "once": _once,
-        "clean": _clean,
-        "admit": _admit,
-        "egress": _egress,
-        "lease": _lease,
-    }
-    return actions[arguments.action](arguments)
-
-
-def _host(arguments: argparse.Namespace) -> Place:
-    return Place(arguments.sysroot.absolute())
-
-
-def _ground(arguments: argparse.Namespace) -> Ground:
-    """Return the machine as setup configured it."""
-    return Ground.of(arguments.config, _host(arguments))
-
-
-def _setup(arguments: argparse.Namespace) -> int:
-    host, root = _host(arguments), context.checkout(arguments).project.root
-    policy = policies.load(root / "ci" / POLICY)
-    settings = _settings(policy, arguments)
-    if exposures := exposed(root / ".github" / "workflows", policy.all_labels()):
-        raise LabError(
-            "runner-exposed",
-            "A workflow of this checkout lets strangers onto this machine.",
-            details=[
-                f"{item.workflow} {item.job}: {item.trigger or 'unreadable'}: {item.reason}"
-                for item in exposures
-            ],
-        )
-    steps = plan.steps(policy, settings)
-    if arguments.action == "plan" or arguments.dry_run:
-        stands = tuple(perform.stand(step, host) for step in steps)
-        _print(steps, stands)
-    else:
-        _require_root()
-        _require_yes(arguments, "lab runner plan")
-        with console.step("set up"):
-            stands = perform.set_up(steps, host)
-        _table(stands)
-    console.document({"steps": steps, "stands": stands, "settings": settings})
-    return 0
-
-
-def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
-    """
-    Return the settings of this machine.
-
-    Raises:
-        UsageError: A setting is missing or invalid.
-    """
-    if not arguments.repository:
-        raise UsageError("usage", "setup needs --repository OWNER/NAME.")
-    wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
-    machine = labels.Machine.here()
-    partner, _, address = arguments.partner.partition("=")
-    record = {
-        "repository": arguments.repository,
-        "name": arguments.name or platform.node().partition(".")[0].lower(),
-        "labels": wanted or labels.true_of(policy, machine),
-        "partner": partner or None,
-        "partner_address": address or None,
-        "leader": arguments.leader or None,
-        "leader_key": _key(arguments.leader_key),
-        "index": egress.index() if policy.egress.index else None,
-    }
-    try:
-        settings = msgspec.convert(record, Settings)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            "usage", "This machine cannot be set up like this.", details=[str(error)]
-        ) from error
-    if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
-        raise UsageError("usage", "A label is not true of this machine.", details=wrong)
-    if says := policies.mispaired(settings):
-        raise UsageError("usage", f"This machine cannot be in such a pair: {says}.")
-    return settings
-
-
-def _key(path: Path | None) -> str | None:
-    try:
-        return path.read_text("ascii").strip() if path else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            "usage", f"{path} is not a public ssh key.", details=[str(error)]
-        ) from error
-
-
-def _require_root() -> None:
-    if os.geteuid() != 0:
-        raise LabError(
-            "runner-setup",
-            "Only root can do this.",
-            todo="Run it with sudo; `plan` needs no rights.",
-        )
-
-
-def _require_yes(arguments: argparse.Namespace, preview: str) -> None:
-    if not arguments.yes:
-        raise UsageError(
-            "usage",
-            f"{arguments.action} changes this machine. Read what `sparkwright {preview}` prints, "
-            f"and give --yes.",
-        )
-
-
-def _print(steps: Sequence[Step], stands: Sequence[Stand]) -> None:
-    for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
-        console.result(
-            f"{number}. {step.name}: {step.what}\n   why: {step.why}\n   now: "
-            f"{now.state}{f' ({now.says})' if now.says else ''}"
-        )
-        for title, acts in (("do", step.apply), ("undo", step.undo)):
-            for act in acts:
-                first, *rest = printed(act)
-                console.result(
-                    "\n".join(
-                        (f"   {title}: {first}", *(f"      {line}".rstrip() for line in rest))
-                    )
-                )
-
-
-def _table(stands: Sequence[Stand]) -> None:
-    console.table(
-        "Set-up",
-        ("step", "state", ""),
-        [(stand.name, stand.state, stand.says) for stand in stands],
-        result=True,
-    )
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    host, ground = _host(arguments), _ground(arguments)
-    steps = plan.steps(ground.policy, ground.settings)
-    with console.step("check"):
-        findings = (
-            *fitness.of_steps(steps, host),
-            *fitness.of_ground(ground, host, arguments.workflows),
-        )
-    console.table(
-        "This runner",
-        ("", "state", ""),
-        [(finding.name, finding.state, finding.says) for finding in findings],
-        result=True,
-    )
-    console.document({"findings": findings})
-    if unfit := [finding for finding in findings if finding.state == "unfit"]:
-        raise LabError(
-            "runner-unfit",
-            f"{len(unfit)} of {len(findings)} checks failed.",
-            details=[f"{finding.name}: {finding.says}" for finding in unfit],
-        )
-    return 0
-
-
-def _once(arguments: argparse.Namespace) -> int:
-    _require_root()
-    signal.signal(signal.SIGTERM, _interrupted)
-    ground = _ground(arguments)
-    address = ground.settings.api
-    if not address.startswith("https://") and not re.match(
-        r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
-    ):
-        raise UsageError("usage", f"The token is not sent unencrypted to {address}.")
-    github = GitHub(address, registration.token(dict(os.environ), ground.config), patience=30)
-    entry = once.once(ground, github)
-    console.document({"run": entry})
-    return 0
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _clean(arguments: argparse.Namespace) -> int:
-    _require_root()
-    ground = _ground(arguments)
-    with holding.machine(ground, 10):
-        condition.recover(ground)
-    return 0
-
-
-def _admit(arguments: argparse.Namespace) -> int:
-    folder = Path(arguments.config)
-    policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
-    job_facts = {name: os.environ.get(name, "") for name in admit.TOLD}
-    admit.admit(job_facts, policy, settings, Path(policy.folders.state) / "partner.json")
-    console.note("this job may run here")
-    return 0
-
-
-def _egress(arguments: argparse.Namespace) -> int:
-    host, folder = _host(arguments), _host(arguments).path(arguments.config)
-    policy, settings = policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
-    resolution = egress.resolved(egress.names(policy, settings))
-    for name in resolution.unknown:
-        console.warn(f"{name} has no address")
-    if not resolution.addresses:
-        raise LabError(
-            "runner-unready",
-            "No name of the list has an address; the earlier addresses expire.",
-            details=resolution.unknown,
-        )
-    status, output = host.ask(["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses))
-    if status:
-        raise LabError(
-            "runner-setup",
-            "nft refused the addresses.",
-            details=output.splitlines()[-10:],
-        )
-    console.note(f"{len(resolution.addresses)} addresses may be connected to")
-    console.document({"addresses": resolution.addresses, "unknown": resolution.unknown})
-    return 0
-
-
-def _lease(arguments: argparse.Namespace) -> int:
-    _require_root()
-    ground = _ground(arguments)
-    if not arguments.leader:
-        raise UsageError("usage", "lease needs --leader NAME.")
-    console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
-    return 0
-
-
-def _drain(arguments: argparse.Namespace) -> int:
-    _require_root()
-    ground = _ground(arguments)
-    if arguments.end:
-        ground.draining.unlink(missing_ok=True)
-        console.note("this machine takes jobs again")
-        return 0
-    condition.stop_taking(ground, 60 * arguments.patience)
-    console.note("no job runs here, and none is taken")
-    return 0
-
-
-def _remove(arguments: argparse.Namespace) -> int:
-    host, ground = _host(arguments), _ground(arguments)
-    steps = plan.steps(ground.policy, ground.settings)
-    if arguments.dry_run:
-        for step in reversed(steps):
-            for act in step.undo:
-                console.result("\n".join(printed(act)))
-        return 0
-    _require_root()
-    _require_yes(arguments, "lab runner remove --dry-run")
-    condition.stop_taking(ground, 60 * arguments.patience)
-    condition.clean(ground)
-    stands = perform.take_back(steps, host)
-    ground.draining.unlink(missing_ok=True)
-    _table(stands)
-    console.document({"stands": stands})
-    console.note(f"the journal stays in {ground.state}, and models in {ground.models}")
-    return 0

@@ -84,11 +84,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="read options that are not given from environment variables",
     )
     add(
-        "--table",
-        action="store_true",
-        help="print these variables as a Markdown table, and exit",
-    )
-    add(
         "--floor",
         type=argtypes.amount(0, 4096, "GiB"),
         metavar="GIB",
@@ -152,22 +147,23 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def serve(arguments: argparse.Namespace) -> int:
-    """Serve until the user stops it, unless ``--health``, ``--table`` or ``--dry-run`` is given."""
+def serve(arguments: argparse.Namespace) -> None:
+    """Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given."""
+    if arguments.python and arguments.into:
+        todo = "Give one of them."
+        raise UsageError("usage", "--python and --into name two environments.", todo=todo)
     if arguments.health is not None:
-        return _health(arguments.health, arguments.patience or 10)
-    if arguments.table:
-        console.result(variables.table().rstrip("\n"))
-        console.document({"variables": variables.TABLE})
-        return 0
+        _health(arguments.health, arguments.patience or 10)
+        return
     with Asked() as supervision:
         store, wish = context.standalone(arguments).store, _wish(arguments)
-        where = Where(_python(arguments), project_data.root(arguments.root), arguments.log)
+        python = arguments.python or install.chosen(arguments.into) / "bin" / "python"
+        where = Where(python, project_data.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve
-        return run(store, wish, where, supervision, dry=arguments.dry_run)
+        run(store, wish, where, supervision, dry=arguments.dry_run)
 
 
-def _health(url: str, patience: int) -> int:
+def _health(url: str, patience: int) -> None:
     """
     Show whether the server answers.
 
@@ -175,10 +171,11 @@ def _health(url: str, patience: int) -> int:
         server-dead, server-stuck, node-lost: The server does not serve.
     """
     key = os.environ.get("VLLM_API_KEY", "")
-    if url:
-        state = health.of_server(url, patience, key)
-    else:
-        state = health.of_machine(held.read(), patience, key)
+    state = (
+        health.of_server(url, patience, key)
+        if url
+        else health.of_machine(held.read(), patience, key)
+    )
     where = f" at {state.url}" if state.url else ""
     console.document({"health": state})
     if failure := health.FAILURES.get(state.state):
@@ -189,7 +186,6 @@ def _health(url: str, patience: int) -> int:
             data=msgspec.to_builtins(state),
         )
     console.result(f"{state.state}: {state.says}{where}")
-    return 0
 
 
 def _wish(arguments: argparse.Namespace) -> Wish:
@@ -238,17 +234,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     return wish
 
 
-def _python(arguments: argparse.Namespace) -> Path:
-    """Return the Python of the environment that serves."""
-    if arguments.python is not None and arguments.into is not None:
-        raise UsageError(
-            "usage", "--python and --into name two environments.", todo="Give one of them."
-        )
-    python: Path = arguments.python or install.chosen(arguments.into) / "bin" / "python"
-    return python
-
-
-def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
+def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> None:
     ready = resolve.resolved(wish, where)
     log = (where.log or running.log_path(store, ready.name)).absolute()
     shown.show(ready, str(log))
@@ -260,19 +246,17 @@ def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: b
             cluster.required(ready.place)
         ports.check(wish.host, wish.port)
         room.check(ready.needs, ready.floor)
-        return 0
-    with held.held() as lock:
-        start = together.lead if wish.role == "head" else running.serve
-        return start(ready, lock, supervision, store, log)
+    else:
+        with held.held() as lock:
+            start = together.lead if wish.role == "head" else running.serve
+            start(ready, lock, supervision, store, log)
 
 
-def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
+def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> None:
     environment = places.ask(where.python)
-    floor = wish.floor
-    if floor is None and wish.recipe:
-        floor = recipes.load(where.root, wish.recipe).plan.floor
-    if floor is None:
-        floor = resolve.floor(wish)
+    planned = recipes.load(where.root, wish.recipe).plan.floor if wish.recipe else None
+    floors = (wish.floor, planned, resolve.floor(wish))
+    floor = next(floor for floor in floors if floor is not None)
     log = (where.log or running.log_path(store, "ray-worker")).absolute()
     console.document(
         {
@@ -286,7 +270,7 @@ def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: 
     if dry:
         cluster.required(environment)
         cluster.parts(wish.head)
-        return 0
-    with held.held() as lock:
+    else:
         memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
-        return together.follow(environment, wish, memory, lock, supervision, log, patience)
+        with held.held() as lock:
+            together.follow(environment, wish, memory, lock, supervision, log, patience)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import platformdirs
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
@@ -49,12 +50,10 @@ def config() -> Config:
     Raises:
         file-invalid: The file is damaged, or ``SPARKWRIGHT_CONFIG`` names one that does not exist.
     """
-    if named := os.environ.get("SPARKWRIGHT_CONFIG"):
-        return strict_yaml.load(Path(named), Config)
-    import platformdirs
-
-    path = Path(platformdirs.user_config_dir("sparkwright", appauthor=False)) / "config.yaml"
-    return strict_yaml.load(path, Config) if path.is_file() else Config()
+    named = os.environ.get("SPARKWRIGHT_CONFIG")
+    folder = platformdirs.user_config_path("sparkwright", appauthor=False)
+    path = Path(named) if named else folder / "config.yaml"
+    return strict_yaml.load(path, Config) if named or path.is_file() else Config()
 
 
 def mirror_map(options: list[str]) -> dict[str, str]:

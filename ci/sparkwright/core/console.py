@@ -3,7 +3,7 @@ Print all output of the program.
 
 Messages go to standard error; standard output carries results, or one JSON document with
 ``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
-failures become annotations, and results stand on the page of the job, too.
+failures become annotations, and tables and failures stand on the page of the job, too.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Literal, TextIO
 
 from sparkwright.core import github_summary
+from sparkwright.core.errors import SparkwrightError, StoreError
 
-if TYPE_CHECKING:
-    from sparkwright.core.errors import SparkwrightError
-
-
-#: What a terminal, or a reader of bidirectional text, takes for a command inside a JSON string.
-_COMMANDS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+#: The errors of a disk, or of a user's share of it, that is full.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def printable(text: str) -> str:
@@ -97,44 +94,39 @@ class Progress:
 
     Args:
         title: What is going on.
-        total: The whole, in any unit; 0 where it is not known.
+        total: The whole, in any unit; 0 where it is not known. It may be set later.
         unit: ``bytes`` are shown as sizes, all else as plain numbers.
     """
 
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
-        self._console, self.title, self.total, self.unit = console, title, total, unit
-        self.done = 0.0
+        self._console, self._title, self.total, self._unit = console, title, total, unit
+        self.done, self.shown = 0.0, False
         self._began = self._updated = time.monotonic()
-        self._first = 0.0
-        self.shown = False
-
-    def start_at(self, done: float) -> None:
-        """
-        Set the amount that was there before this run, which the estimate leaves out.
-        """
-        self.done = self._first = done
+        self._first: float | None = None
 
     def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
-        """Show the amount *done*; *remaining* overrides the estimate, in seconds."""
-        self.done = done
-        now = time.monotonic()
+        """
+        Show the amount *done*; *remaining* overrides the estimate, in seconds.
+
+        The amount of the first call was there before this run, and the estimate leaves it out.
+        """
+        self.done, now = done, time.monotonic()
+        if self._first is None:
+            self._first = done
         if now - self._updated < self._console.interval:
             return
-        self._updated = now
+        self._updated, self.shown = now, True
         if remaining is None and self.total and done > self._first:
             remaining = (now - self._began) / (done - self._first) * (self.total - done)
-        self.shown = True
-        self._console.live(self._line(note, remaining))
+        text = f"{self._title}: {self._amount(done)}"
+        if self.total:
+            text += f" of {self._amount(self.total)}"
+        if remaining is not None:
+            text += f", about {duration(remaining)} left"
+        self._console.live(f"{text}  {note}" if note else text)
 
-    def _line(self, note: str, remaining: float | None) -> str:
-        amount = size(self.done) if self.unit == "bytes" else f"{self.done:g}"
-        whole = (
-            (f" of {size(self.total)}" if self.unit == "bytes" else f" of {self.total:g}")
-            if self.total
-            else ""
-        )
-        left = f", about {duration(remaining)} left" if remaining is not None else ""
-        return f"{self.title}: {amount}{whole}{left}{f'  {note}' if note else ''}"
+    def _amount(self, count: float) -> str:
+        return size(count) if self._unit == "bytes" else f"{count:g}"
 
 
 class Console:
@@ -148,7 +140,6 @@ class Console:
         self.github = os.environ.get("GITHUB_ACTIONS") == "true"
         self._depth = 0
         self._document: dict[str, Any] = {}
-        self._lines: list[str] = []
 
     @property
     def terminal(self) -> bool:
@@ -162,45 +153,34 @@ class Console:
         """
         return 0.2 if self.terminal else 15.0
 
-    @contextlib.contextmanager
-    def _writing(self, stream: TextIO) -> Iterator[None]:
+    def _write(self, stream: TextIO, text: str) -> None:
         """
-        Translate errors of writing to *stream* within the block.
+        Write *text* through to the reader of *stream*.
 
         Raises:
-            disk-full: It is a file for which there is no room.
-            output-unwritable: It cannot be written for another reason.
+            disk-full, output-unwritable: It cannot be written.
             OutputClosed: Its reader is gone.
         """
         try:
-            yield
+            stream.write(text)
+            stream.flush()
         except OSError as error:
-            _drain(stream)
+            # Python would try to write the rest again, and report that, when it exits.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                stream.flush()
             if error.errno == errno.EPIPE:
                 raise OutputClosed from error
-            from sparkwright.core.errors import StoreError
-
-            name = "standard output" if stream is sys.stdout else "standard error"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                todo = (
-                    "Make room where the output goes, and run it again. Nothing finished is lost."
-                )
-                raise StoreError(
-                    "disk-full", f"There is no room for {name}.", details=[str(error)], todo=todo
-                ) from error
             raise StoreError(
-                "output-unwritable", f"{name.capitalize()} cannot be written.", details=[str(error)]
+                "disk-full" if error.errno in NO_ROOM else "output-unwritable",
+                f"Standard {'output' if stream is sys.stdout else 'error'} cannot be written.",
+                details=[str(error)],
+                todo=StoreError.references["output-unwritable"].todo,
             ) from error
-
-    def _write(self, stream: TextIO, text: str, *, flush: bool = False) -> None:
-        with self._writing(stream):
-            stream.write(text)
-            if flush:
-                stream.flush()
 
     def _say(self, text: str, end: str = "\n") -> None:
         wipe = "\r\x1b[K" if self.terminal else ""
-        self._write(sys.stderr, f"{wipe}{printable(text)}{end}", flush=True)
+        self._write(sys.stderr, f"{wipe}{printable(text)}{end}")
 
     def live(self, text: str) -> None:
         """Replace the live line; on anything but a terminal, print it as a line."""
@@ -229,11 +209,8 @@ class Console:
         Print *title*, indent the messages of the block, and print its duration if that is more than
         two seconds.
         """
-        began = time.monotonic()
-        if self.github and self._depth == 0:
-            self._say(f"::group::{title}")
-        else:
-            self.note(title)
+        began, group = time.monotonic(), self.github and self._depth == 0
+        self.note(f"::group::{title}" if group else title)
         self._depth += 1
         try:
             yield
@@ -242,8 +219,8 @@ class Console:
             took = time.monotonic() - began
             if took > 2:
                 self.note(f"  {title}: {duration(took)}")
-            if self.github and self._depth == 0:
-                self._say("::endgroup::")
+            if group:
+                self.note("::endgroup::")
 
     @contextlib.contextmanager
     def progress(self, title: str, total: float, unit: str = "") -> Iterator[Progress]:
@@ -276,7 +253,6 @@ class Console:
         from rich.table import Table
 
         if result and self.github:
-            self._flush_lines()
             github_summary.append(github_summary.table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
         table = Table(
@@ -286,18 +262,15 @@ class Console:
             pad_edge=False,
         )
         for column in columns:
-            right = column.startswith(">")
-            table.add_column(
-                column.removeprefix(">"), justify="right" if right else "left", overflow="fold"
-            )
+            justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+            table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
         for row in rows:
             table.add_row(*map(printable, row))
+        # Rich would end the program on its own where the stream cannot be written.
+        text, terminal = io.StringIO(), stream.isatty()
         # Files and pipes have no width of their own; 80 columns would fold paths that people grep
         # for.
-        width = None if stream.isatty() else 200
-        # Rich would end the program on its own where the stream cannot be written.
-        text = io.StringIO()
-        terminal = stream.isatty()
+        width = None if terminal else 200
         RichConsole(
             file=text, width=width, force_terminal=terminal, highlight=False, markup=False
         ).print(table)
@@ -309,44 +282,25 @@ class Console:
 
     def finish(self, error: dict[str, object] | None = None) -> None:
         """
-        Print the JSON document, with the *error* that ended the run, if ``--json`` is given; flush
-        the output.
+        Print the JSON document, with the *error* that ended the run, if ``--json`` is given.
 
         Raises:
             disk-full, output-unwritable, OutputClosed: It cannot be.
         """
-        self._flush_lines()
         data = {"schema": 1, **self._document, **({"error": error} if error else {})}
         self._document = {}
         if self.json:
             import msgspec
 
-            try:
-                text = msgspec.json.encode(data)
-            except UnicodeEncodeError:
-                # A file name of the command line may be no UTF-8, and then it is no text of JSON
-                # either.
-                text = msgspec.json.encode(_plain(msgspec.to_builtins(data)))
-            lines = msgspec.json.format(text, indent=2).decode()
-            self._write(
-                sys.stdout, _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", lines) + "\n"
-            )
-        self._write(sys.stdout, "", flush=True)
-        self._write(sys.stderr, "", flush=True)
+            text = json.dumps(msgspec.to_builtins(data, str_keys=True), ensure_ascii=False)
+            # A file name may be no UTF-8. JSON has no NaN. In ASCII, a terminal obeys only DEL.
+            valid = text.encode("utf-8", "replace").decode()
+            plain = json.dumps(json.loads(valid, parse_constant=lambda _: None), indent=2)
+            self._write(sys.stdout, plain.replace("\x7f", "\\u007f") + "\n")
 
     def result(self, text: str) -> None:
         """Print a line of the command's result."""
         self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
-        if self.github:
-            self._lines += text.split("\n")
-
-    def _flush_lines(self) -> None:
-        """
-        Append the collected result lines to the page of the job, as one block.
-        """
-        if any(line.strip() for line in self._lines):
-            github_summary.append(github_summary.block(self._lines))
-        self._lines = []
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""
@@ -354,7 +308,6 @@ class Console:
         lines += [f"    {line}" for line in error.details]
         lines += [f"  what to do: {error.todo}"]
         if self.github:
-            self._flush_lines()
             self._say(f"::error title={error.reference}::{error.what}")
             github_summary.append(github_summary.block(lines))
         self._say("\n".join(lines))
@@ -365,43 +318,17 @@ def open_streams() -> None:
     Make standard input, output and error safe to use.
 
     One that was closed becomes the null device: the next file to be opened would take its number,
-        and hold what is printed. A text that the
-    encoding of the output lacks is escaped.
+    and hold what is printed. A text that the encoding of the output lacks is escaped.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            # The lowest free number is taken, and those below are open by now. Programs that are
-            # started get it, too.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
+            # This takes the lowest free number. Programs that are started get it, too.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
             mode = "r" if name == "stdin" else "w"
-            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  until the end
-            setattr(sys, name, stream)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace"))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _drain(stream: TextIO) -> None:
-    """
-    Discard what *stream* still buffers, which Python would otherwise try to write again, and
-    report, when it exits.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-        stream.flush()
-
-
-def _plain(data: Any) -> Any:
-    """Return *data* with every character that UTF-8 cannot encode escaped."""
-    if isinstance(data, str):
-        return data.encode("utf-8", "backslashreplace").decode()
-    if isinstance(data, dict):
-        return {_plain(key): _plain(value) for key, value in data.items()}
-    return [_plain(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 console = Console()

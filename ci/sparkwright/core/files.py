@@ -13,7 +13,7 @@ import os
 import stat
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,6 +25,23 @@ T = TypeVar("T")
 LARGEST = 64 << 20
 
 _invalid = partial(FileError, "file-invalid")
+
+
+def reading(path: Path) -> BinaryIO:
+    """
+    Open the file at *path* for reading, without waiting: a named pipe that has no writer is empty.
+
+    Raises:
+        OSError: As `open`.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    # A pipe that somebody writes to is waited for, as a shell makes one of <(COMMAND).
+    os.set_blocking(handle, True)
+    try:
+        return os.fdopen(handle, "rb")
+    except OSError:  # a folder
+        os.close(handle)
+        raise
 
 
 def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) -> bytes:
@@ -39,18 +56,14 @@ def read_bytes(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid)
         file-invalid: The file is missing, larger, or no regular file; or as *failure* says.
     """
     try:
-        # Opening a named pipe would wait for a writer.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise failure(f"{path} is no regular file.")
-            with os.fdopen(handle, "rb", closefd=False) as stream:
-                data = stream.read(limit + 1)
-        finally:
-            os.close(handle)
+        with reading(path) as stream:
+            regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            data = stream.read(limit + 1) if regular else b""
     # A ValueError is a NUL in the path.
     except (OSError, ValueError) as error:
         raise failure(f"{path} cannot be read.", details=[str(error)]) from error
+    if not regular:
+        raise failure(f"{path} is no regular file.")
     if len(data) > limit:
         raise failure(f"{path} is larger than {limit} bytes.")
     return data
@@ -93,8 +106,5 @@ def parse_json(data: bytes, kind: type[T], origin: str, *, failure: Failure = _i
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
-    names = set()
-    for name, _ in pairs:
-        if name in names:
-            raise ValueError(f"key {name!r:.80} appears twice")
-        names.add(name)
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a key appears twice")

@@ -5,13 +5,12 @@ environment.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import re
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +27,8 @@ ADDRESS = "https://api.github.com"
 #: so many pages.
 PAGE_SIZE, PAGES = 20, 50
 
+#: The statuses of what was renamed, is not there, or was removed.
+_GONE = (301, 404, 410)
 _HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
 _REPOSITORY = (
     r"(?P<owner>[A-Za-z0-9][A-Za-z0-9-]*)/(?P<name>(?!\.{1,2}(?:\.git)?/?\Z)[A-Za-z0-9._-]+?)"
@@ -48,7 +49,6 @@ class PullRequest(msgspec.Struct, frozen=True):
         head: The commit at the tip of its branch.
         base_ref: The branch that it targets.
         merge: The commit that it became on that branch; empty unless merged.
-        updated: The day (UTC) of its last change of any kind.
     """
 
     number: int
@@ -58,7 +58,6 @@ class PullRequest(msgspec.Struct, frozen=True):
     head: str
     base_ref: str
     merge: str
-    updated: str
 
 
 _Commit = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
@@ -89,10 +88,8 @@ class _Pull(msgspec.Struct, frozen=True):
     head: _Head
     base: _Base
     user: _Account | None
-    updated_at: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")]
 
     def __post_init__(self) -> None:
-        datetime.date.fromisoformat(self.updated_at[:10])
         if self.merged and (self.state == "open" or not self.merge_commit_sha):
             raise ValueError("merged, but open or without a merge commit")
 
@@ -122,13 +119,11 @@ def limited(reply: Reply) -> bool:
 def limit_ends(reply: Reply) -> str:
     """Return the time at which the rate limit of *reply* ends, as text."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    if wait is not None:
-        seconds = time.time() + wait
-    elif re.fullmatch("[0-9]{1,11}", reset):
-        seconds = float(reset)
-    else:
-        return "GitHub does not say"
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    ends = time.time() + wait if wait is not None else 0.0
+    if re.fullmatch("[0-9]{1,11}", reset) and not ends:
+        ends = float(reset)
+    text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return text if ends else "GitHub does not say"
 
 
 class GitHub:
@@ -139,34 +134,23 @@ class GitHub:
         address: Its URL, after the mirror map.
         token: Empty for anonymous requests, which are enough for a few reads of public
             repositories.
-        patience: Seconds within which a request succeeds or fails, all attempts together.
-        longest_wait: Seconds of a rate limit that are waited for; a longer one is an error.
+        seconds: Within these, a request succeeds or fails, all attempts together.
 
     Raises:
         github-refused: The token has characters that no token has.
     """
 
-    def __init__(
-        self,
-        address: str = ADDRESS,
-        token: str = "",
-        *,
-        patience: float = 60.0,
-        longest_wait: float = 10.0,
-    ) -> None:
+    def __init__(self, address: str = ADDRESS, token: str = "", *, seconds: float = 60.0) -> None:
         # The HTTP library would show such a token when it refuses to send it.
         if token and not re.fullmatch(r"[!-~]+", token):
             raise GitHubError(
                 "github-refused",
                 "The GitHub token holds a space, a line end or a letter outside ASCII.",
             )
-        self.address, self._token = address.rstrip("/"), token
-        self.patience, self.longest_wait = patience, longest_wait
+        self.address, self.token, self.seconds = address.rstrip("/"), token, seconds
 
     @classmethod
-    def from_environment(
-        cls, address: str = ADDRESS, *, patience: float = 60.0, longest_wait: float = 10.0
-    ) -> GitHub:
+    def from_environment(cls, address: str = ADDRESS, *, seconds: float = 60.0) -> GitHub:
         """
         Return the API at *address* with the token of ``GITHUB_TOKEN`` or ``GH_TOKEN``; without one
         over plain http.
@@ -175,11 +159,7 @@ class GitHub:
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
         token = next(filter(None, tokens), "") if encrypted else ""
-        return cls(address, token, patience=patience, longest_wait=longest_wait)
-
-    @property
-    def has_token(self) -> bool:
-        return bool(self._token)
+        return cls(address, token, seconds=seconds)
 
     def pull(self, owner: str, name: str, number: int) -> PullRequest:
         """
@@ -189,7 +169,7 @@ class GitHub:
             github-unreachable: There is no reply in time, or it is not GitHub's.
             github-refused: The token is wrong, or may not read the repository.
             github-limited: The rate limit of this user or address is used up.
-            pull-request-gone: GitHub has no such pull request.
+            pull-request-gone: GitHub has no such pull request, or the repository was renamed.
         """
         what = f"{owner}/{name}#{number}"
         if not re.fullmatch(_REPOSITORY, f"{owner}/{name}") or number < 1:
@@ -197,18 +177,17 @@ class GitHub:
                 "pull-request-gone", f"GitHub can have no pull request {one_line(what, 200)}."
             )
         reply = self.send("GET", f"/repos/{owner}/{name}/pulls/{number}", what)
-        if reply.status in (404, 410) and not limited(reply):
-            details = [f"answered {reply.status}", *self._explained(reply)]
+        if reply.status in _GONE and not limited(reply):
             raise GitHubError(
-                "pull-request-gone", f"GitHub has no pull request {what}.", details=details
+                "pull-request-gone",
+                f"GitHub has no pull request {what}.",
+                details=self._details(reply),
             )
         pull = self.decode(reply, _Pull, what)
         if pull.number != number:
             raise GitHubError(
                 "github-unreachable", f"The reply for {what} is about number {pull.number}."
             )
-        # Before the merge, merge_commit_sha is a trial merge of GitHub's own.
-        merge = (pull.merge_commit_sha or "") if pull.merged else ""
         return PullRequest(
             number,
             self.shown(pull.title, 300),
@@ -216,8 +195,8 @@ class GitHub:
             "merged" if pull.merged else pull.state,
             pull.head.sha,
             pull.base.ref,
-            merge,
-            pull.updated_at[:10],
+            # Before the merge, merge_commit_sha is a trial merge of GitHub's own.
+            (pull.merge_commit_sha or "") if pull.merged else "",
         )
 
     def send(self, method: str, path: str, what: str, record: object = None) -> Reply:
@@ -239,13 +218,11 @@ class GitHub:
             reply = http.request(
                 method,
                 f"{self.address}{path}",
-                token=self._token,
+                token=self.token,
                 headers=_HEADERS,
-                seconds=self.patience,
+                seconds=self.seconds,
                 data=None if record is None else msgspec.json.encode(record),
-                longest_wait=self.longest_wait,
                 attempts=1 if method == "POST" else http.ATTEMPTS,
-                redirects="same-host" if method == "GET" else "none",
             )
         except HttpFailure as failure:
             details = [self.shown(str(failure), 300)]
@@ -255,15 +232,6 @@ class GitHub:
         if reply.status >= 500:
             raise self.refusal(reply, what)
         return reply
-
-    def stream(
-        self, method: str, url: str, **options: Any
-    ) -> contextlib.AbstractContextManager[Reply]:
-        """
-        Send one request with the token, and yield its reply with the body unread; see
-        `http.exchange`.
-        """
-        return http.exchange(method, url, token=self._token, **options)
 
     def decode(self, reply: Reply, kind: type[T], what: str) -> T:
         """
@@ -285,21 +253,19 @@ class GitHub:
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
-        used = "with a token" if self._token else "without a token"
-        details = [f"answered {reply.status}, asked {used}", *self._explained(reply)]
-        reference, text, todo = "github-unreachable", f"GitHub does not answer for {what}.", ""
+        details, todo = self._details(reply), ""
         if limited(reply):
             reference, text = "github-limited", f"GitHub's rate limit refuses {what}."
             details = [f"the limit ends: {limit_ends(reply)}", *details]
-            if self._token:
+            if self.token:
                 todo = "Wait until the limit ends; another token of the same account shares it."
         elif reply.status in (401, 403):
             reference, text = "github-refused", f"GitHub refuses {what}."
-            if not self._token:
-                todo = "Set GITHUB_TOKEN to a token that may read the repository."
-        elif reply.status in (404, 410, 422):
+        elif reply.status in (*_GONE, 422):
             reference, text = "github-refused", f"GitHub does not have or do {what}."
             todo = "Compare the repository's name, and give GITHUB_TOKEN the right to write there."
+        else:
+            reference, text = "github-unreachable", f"GitHub does not answer for {what}."
         return GitHubError(reference, text, details=details, todo=todo)
 
     def explanation(self, reply: Reply) -> str:
@@ -309,12 +275,14 @@ class GitHub:
         except (ValueError, RecursionError):
             return ""
 
-    def _explained(self, reply: Reply) -> list[str]:
-        return [f"GitHub says: {text}"] if (text := self.explanation(reply)) else []
+    def _details(self, reply: Reply) -> list[str]:
+        text = self.explanation(reply)
+        status = f"answered {reply.status}, asked {'with' if self.token else 'without'} a token"
+        return [status, f"GitHub says: {text}"] if text else [status]
 
     def shown(self, text: str, limit: int) -> str:
         """Return *text* as `one_line`, without the token, which a server might send back."""
-        return one_line(text, limit, self._token)
+        return one_line(text, limit, self.token)
 
 
 class Repository:

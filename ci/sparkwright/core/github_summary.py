@@ -25,9 +25,8 @@ _LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
 
 def plain(text: str) -> str:
     """Return *text*, one printable line of it, as plain text in Markdown."""
-    return escaped(
-        " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    )
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return escaped(" ".join(printable.split()))
 
 
 def escaped(line: str) -> str:
@@ -78,13 +77,7 @@ def append(text: str) -> None:
     """
     Append *text* to the page of this step, if there is one and it has room; errors are ignored.
     """
-    if not (named := os.environ.get("GITHUB_STEP_SUMMARY")):
-        return
-    with contextlib.suppress(OSError):
-        path = Path(named)
-        held = path.stat().st_size if path.exists() else 0
-        data = f"\n{text}".encode()
-        if held + len(data) > LARGEST:
-            return
-        with path.open("ab") as sink:
+    page, data = os.environ.get("GITHUB_STEP_SUMMARY", ""), f"\n{text}".encode(errors="replace")
+    with contextlib.suppress(OSError), Path(page).open("ab") as sink:
+        if sink.tell() + len(data) <= LARGEST:
             sink.write(data)

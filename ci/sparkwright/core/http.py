@@ -41,7 +41,6 @@ REDIRECTS = 5
 LARGEST, LARGEST_FILE = 4 << 20, 4 << 30
 
 Kind = Literal["address", "broken", "redirect", "size", "slow", "status", "unreachable"]
-Redirects = Literal["none", "same-host", "any"]
 
 
 class HttpFailure(Exception):
@@ -51,11 +50,13 @@ class HttpFailure(Exception):
     Attributes:
         kind: What failed, for callers that tell failures apart.
         status: The status of the reply, for the kind ``status``.
+        passing: Another attempt may succeed.
     """
 
     def __init__(self, kind: Kind, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.kind, self.status = kind, status
+        self.passing = kind in ("broken", "slow", "unreachable") or status == 429 or status >= 500
 
 
 class _Deadline:
@@ -67,13 +68,6 @@ class _Deadline:
     """
 
     def __init__(self, seconds: float, stopped: threading.Event | None, token: str) -> None:
-        import requests
-        from urllib3.exceptions import HTTPError
-
-        # Those of an address are ValueErrors.
-        libraries = (requests.RequestException, HTTPError, http.client.HTTPException)
-        self._errors = (OSError, *libraries, ValueError, AttributeError)
-        # Importing the libraries takes no part of the time.
         self.until, self.expired = time.monotonic() + seconds, False
         self._seconds, self._stopped, self._token = seconds, stopped, token
         self._sockets: list[socket.socket] = []
@@ -100,9 +94,12 @@ class _Deadline:
     @contextlib.contextmanager
     def guard(self, kind: Kind) -> Iterator[None]:
         """Raise `HttpFailure` for whatever the libraries raise within the block."""
+        from urllib3.exceptions import HTTPError
+
         try:
             yield
-        except self._errors as error:
+        # Errors of requests are OSErrors, but those of an address are ValueErrors, too.
+        except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
             if self.expired:
                 text = f"no whole reply within {self._seconds:.3g} s"
                 raise HttpFailure("slow", text) from None
@@ -119,13 +116,21 @@ class Reply:
         status: Its status.
         headers: By their names in lower case.
         url: Where it came from, after redirects.
+        length: The number of bytes that it states for its body, or None.
         body: Empty until `read`.
+
+    Raises:
+        HttpFailure: Its Content-Length is not a number.
     """
 
     def __init__(self, response: requests.Response, deadline: _Deadline) -> None:
         self.status, self.url, self.body = response.status_code, response.url, b""
         self.headers = {name.lower(): value for name, value in response.headers.items()}
         self._response, self._deadline = response, deadline
+        length = None if "transfer-encoding" in self.headers else self.headers.get("content-length")
+        if length is not None and not re.fullmatch(r"[0-9]{1,15}", length):
+            raise HttpFailure("broken", f"Content-Length is no number: {one_line(length, 80)}")
+        self.length = None if length is None else int(length)
 
     @property
     def retry_after(self) -> float | None:
@@ -140,21 +145,6 @@ class Reply:
         except (ValueError, OverflowError):
             return None
 
-    @property
-    def length(self) -> int | None:
-        """
-        Return the number of bytes that the header Content-Length states, or None without one.
-
-        Raises:
-            HttpFailure: It is not a number.
-        """
-        text = self.headers.get("content-length")
-        if text is None or "transfer-encoding" in self.headers:
-            return None
-        if not re.fullmatch(r"[0-9]{1,15}", text):
-            raise HttpFailure("broken", f"Content-Length is no number: {one_line(text, 80)}")
-        return int(text)
-
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """
         Yield the body as it arrives.
@@ -166,7 +156,7 @@ class Reply:
         Raises:
             HttpFailure: The body is larger, breaks off, or takes too long.
         """
-        count, extended, length = 0, 0, self.length
+        count, extended = 0, 0
         while True:
             with self._deadline.guard("broken"):
                 piece = self._response.raw.read1(CHUNK)
@@ -174,29 +164,25 @@ class Reply:
                 if self._deadline.expired:
                     raise TimeoutError
             if not piece:
-                break
+                return
             count += len(piece)
             if count > limit:
                 raise HttpFailure("size", f"larger than {limit} bytes")
             if steady and count - extended >= CHUNK:
                 extended, self._deadline.until = count, time.monotonic() + STALL
             yield piece
-        if length is not None and count < length:
-            raise HttpFailure("broken", f"{count} of {length} bytes came")
 
     def read(self, limit: int = LARGEST) -> None:
-        """Read the body; raises as `pieces`. Of an error's body, cut what is beyond *limit*."""
-        body = bytearray()
-        try:
-            for piece in self.pieces(limit):
-                body += piece
-        except HttpFailure as failure:
-            if failure.kind != "size" or self.status < 300:
-                raise
-        self.body = bytes(body)
+        """Read the body; raises as `pieces`. That of an error has a limit of its own."""
+        self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
 
 
-def _session(deadline: _Deadline, *, netrc: bool) -> requests.Session:
+def _no_credentials(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Return *request*; an authentication that keeps requests from ~/.netrc and from the URL."""
+    return request
+
+
+def _session(deadline: _Deadline) -> requests.Session:
     """Return a session of requests that reports its sockets to *deadline* and follows nothing."""
     import requests
     from requests.adapters import HTTPAdapter
@@ -219,10 +205,8 @@ def _session(deadline: _Deadline, *, netrc: bool) -> requests.Session:
             """Return None, since a session would read the body of a redirect to its end."""
 
     session = Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, Adapter())
-    # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
-    session.auth = None if netrc else lambda request: request
+    session.mount("http://", Adapter())
+    session.mount("https://", Adapter())
     session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
     # A compressed body could become a huge one, and byte ranges would mean something else.
     session.headers["Accept-Encoding"] = "identity"
@@ -238,8 +222,7 @@ def exchange(
     headers: Mapping[str, str] | None = None,
     data: Any = None,
     token: str = "",
-    netrc: bool = False,
-    redirects: Redirects = "none",
+    redirects: bool = False,
     seconds: float = 60.0,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
@@ -249,39 +232,37 @@ def exchange(
     Args:
         data: Bytes, or an iterable with a length.
         token: Sent as a bearer token to the host of *url* alone, and taken out of every message.
-        netrc: Take credentials from the URL and from ~/.netrc, as pip does.
-        redirects: Which are followed; none leaves https.
+            Without one, credentials come from the URL and from ~/.netrc, as with pip.
+        redirects: Follow them, but not out of https.
         seconds: For the whole request, its body included.
         stopped: An event that ends the request within a fraction of a second.
 
     Raises:
-        HttpFailure: There is no reply in time, or a redirect that is not followed.
+        HttpFailure: There is no reply in time, or a redirect cannot be followed.
     """
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
-        session, target = _session(deadline, netrc=netrc), url
+        session, target = _session(deadline), url
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
+            session.auth = _no_credentials
         for _ in range(1 + REDIRECTS):
             with deadline.guard("unreachable"):
                 response = session.request(
                     method, target, data=data or None, stream=True, timeout=(CONNECT, STALL)
                 )
-            if redirects == "none" or response.status_code not in (301, 302, 303, 307, 308):
+            if not redirects or response.status_code not in (301, 302, 303, 307, 308):
                 break
             with response, deadline.guard("redirect"):
                 target = urljoin(response.url, response.headers.get("Location", ""))
-                same_host = host_of(target) == host_of(url)
-            shown = one_line(redact_credentials(target), 200, token)
-            if not same_host and redirects == "same-host":
-                raise HttpFailure("redirect", f"redirected to another host: {shown}")
-            if not target.startswith("https://") and (
-                response.url.startswith("https://") or not target.startswith("http://")
-            ):
+                same_host = host_of(target) == host_of(response.url)
+            encrypted = response.url.startswith("https://")
+            if not target.startswith("https://" if encrypted else ("https://", "http://")):
+                shown = one_line(redact_credentials(target), 200, token)
                 raise HttpFailure("redirect", f"redirected out of https: {shown}")
             # Credentials of the address and of ~/.netrc are in the request that was redirected.
             session.headers.pop("Authorization", None)
-            session.auth = lambda request: request
+            session.auth = _no_credentials
             if same_host and "Authorization" in response.request.headers:
                 session.headers["Authorization"] = response.request.headers["Authorization"]
         else:
@@ -297,7 +278,6 @@ def request(
     limit: int = LARGEST,
     seconds: float = 60.0,
     attempts: int = ATTEMPTS,
-    longest_wait: float = 10.0,
     **options: Any,
 ) -> Reply:
     """
@@ -306,9 +286,7 @@ def request(
 
     Args:
         limit: Bytes of the largest body.
-        seconds: For all attempts together.
-        longest_wait: Seconds of a ``Retry-After`` that are waited for; a reply that asks for more
-            is returned.
+        seconds: For all attempts together; a ``Retry-After`` that ends later is not waited for.
         options: As for `exchange`.
 
     Raises:
@@ -321,22 +299,19 @@ def request(
             with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
                 reply.read(limit)
         except HttpFailure as error:
-            passing = error.kind not in ("address", "redirect", "size")
-            if not passing or attempt == attempts or time.monotonic() + pause > until:
+            if not error.passing or attempt == attempts or time.monotonic() + pause > until:
                 raise
             console.detail(f"{error}; sending the request again")
         else:
-            # A limit that is used up ends hours later; any other 429 is passing.
-            passing = reply.status >= 500 or (
-                reply.status == 429 and "x-ratelimit-reset" not in reply.headers
-            )
-            # GitHub says 403 for some limits.
-            if reply.status in (403, 429, 503) and reply.retry_after is not None:
-                pause, passing = reply.retry_after, reply.retry_after <= longest_wait
-                if passing and pause >= 1 and attempt < attempts:
-                    console.note(f"{host_of(url)} asks to wait {pause:.0f} s")
+            # GitHub says 403 for some limits. One that is used up ends hours later.
+            wait = reply.retry_after if reply.status in (403, 429, 503) else None
+            used_up = "x-ratelimit-reset" in reply.headers or reply.status != 429
+            passing = reply.status >= 500 or wait is not None or not used_up
+            pause = pause if wait is None else wait
             if not passing or attempt == attempts or time.monotonic() + pause > until:
                 return reply
+            if pause >= 1:
+                console.note(f"{host_of(url)}: answered {reply.status}; waiting {pause:.0f} s")
         time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
 
@@ -363,24 +338,21 @@ def download(
             several attempts.
         disk-full: There is no room; what arrived is kept.
     """
-    idle, furthest, stop = 0, _size(partial), stopped or threading.Event()
-    while not stop.wait(PAUSE * idle):
+    failures, furthest, stopped = 0, _size(partial), stopped or threading.Event()
+    while True:
         try:
-            _resume(url, partial, size, on_progress, stopped)
-            return
+            return _resume(url, partial, size, on_progress, stopped)
         except HttpFailure as error:
             if error.kind == "size":
                 partial.unlink(missing_ok=True)
-            passing = error.kind in ("broken", "slow", "unreachable") or error.status >= 500
-            # A line that breaks often, and brings more than ever each time, gets there; one that
-            # stalls is tried once more. A server without ranges begins again each time.
-            progressed = error.kind != "slow" and _size(partial) >= furthest + CHUNK
-            furthest = _size(partial) if progressed else furthest
-            idle = 0 if progressed else idle + (2 if error.kind == "slow" else 1)
-            if not (passing or error.status == 429) or idle >= ATTEMPTS or stop.is_set():
+            # A line that breaks often, and brings more than ever each time, gets there. A server
+            # without ranges begins again each time.
+            have = _size(partial)
+            failures = 0 if have >= furthest + CHUNK else failures + 1
+            furthest = max(have, furthest)
+            if not error.passing or failures >= ATTEMPTS or stopped.wait(PAUSE * failures):
                 raise
-            console.detail(f"{partial.name}: {error}; going on with {_size(partial)} bytes")
-    raise HttpFailure("unreachable", "stopped")
+            console.detail(f"{partial.name}: {error}; going on with {have} bytes")
 
 
 def _resume(
@@ -388,7 +360,7 @@ def _resume(
     partial: Path,
     size: int,
     on_progress: Callable[[int, int], None],
-    stopped: threading.Event | None,
+    stopped: threading.Event,
 ) -> None:
     have = _size(partial)
     if size and have == size:
@@ -396,7 +368,7 @@ def _resume(
         return
     headers = {"Range": f"bytes={have}-"} if have else {}
     with exchange(
-        "GET", url, headers=headers, redirects="any", netrc=True, seconds=STALL, stopped=stopped
+        "GET", url, headers=headers, redirects=True, seconds=STALL, stopped=stopped
     ) as reply:
         if reply.status == 416 and have:
             return  # the server has no byte after these; the hash decides
@@ -409,14 +381,12 @@ def _resume(
             raise HttpFailure("size", f"{total} bytes are served, and {size} are expected")
         on_progress(have, total)
         with translate_disk_full(partial.parent), partial.open("ab" if have else "wb") as sink:
-            try:
-                for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
-                    sink.write(piece)
-                    have += len(piece)
-                    on_progress(have, total)
-            finally:
-                sink.flush()
-                os.fsync(sink.fileno())
+            for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
+                sink.write(piece)
+                have += len(piece)
+                on_progress(have, total)
+            sink.flush()
+            os.fsync(sink.fileno())
         if size and have < size:
             raise HttpFailure("broken", f"{have} of {size} bytes came")
 
@@ -439,5 +409,4 @@ def host_of(url: str) -> str:
     from urllib3.util import parse_url
 
     parts = parse_url(requests.Request("GET", url).prepare().url or "")
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme or "")
-    return f"{parts.scheme}://{parts.host}:{port}"
+    return f"{parts.scheme}://{parts.host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,50 +42,42 @@ def wrap_with_limits(
         path: Where programs are looked for; the PATH of this process where it is not given.
 
     Raises:
-        FileNotFoundError: There is no such program.
-        tool-missing: A limit is asked for, and there is no prlimit.
+        tool-missing: There is no such program, or a limit is asked for, and there is no prlimit.
     """
     words = [os.fspath(word) for word in command]
     if shutil.which(words[0], path=path) is None:
-        raise FileNotFoundError(words[0])
+        raise CommandError("tool-missing", f"{words[0]} is not installed.")
     if memory or written:
         if not (prlimit := _util("prlimit")):
             what = "prlimit is not installed; it is part of util-linux."
             raise CommandError("tool-missing", what)
-        words = [
-            prlimit,
-            *([f"--as={memory}"] if memory else []),
-            *([f"--fsize={written}"] if written else []),
-            "--core=0",
-            *words,
-        ]
+        limits = {"--as": memory, "--fsize": written}
+        options = [f"{name}={limit}" for name, limit in limits.items() if limit]
+        words = [prlimit, *options, "--core=0", *words]
     # A program that is not there (a bare container) is done without: then an orphan merely ends
     # later.
-    return (
-        [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words]
-        if (setpriv := _util("setpriv"))
-        else words
-    )
+    setpriv = _util("setpriv")
+    return [setpriv, "--pdeathsig", signal.Signals(by).name[3:], *words] if setpriv else words
 
 
-@functools.cache
 def _util(name: str) -> str | None:
     """Return the path of a program of util-linux, or None."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
 
 
-def refuse_full_disk(output: Sequence[str], what: str) -> None:
+def refuse_full_disk(output: Iterable[str], what: str) -> None:
     """
     Raise `disk-full` if a full disk caused the failure of a program.
 
     Args:
-        output: The last lines of the program that failed.
+        output: The lines of the program that failed.
         what: The program, for the message.
 
     Raises:
         disk-full: A line has the words of the C library for it.
     """
-    if lines := [line for line in output if any(words in line for words in _NO_ROOM)]:
+    lines = [line.rstrip() for line in output if any(words in line for words in _NO_ROOM)]
+    if lines:
         raise StoreError("disk-full", f"{what} found no room left on the disk.", details=lines[-5:])
 
 
@@ -144,35 +136,29 @@ def run(
             holds the last lines.
         disk-full: The program says so.
     """
-    arguments = [os.fspath(part) for part in command]
-    names = [os.fspath(part) for part in shown] or arguments
-    variables = dict(env) if env is not None else clean_environment()
+    words = [os.fspath(part) for part in shown or command]
+    program, variables = Path(words[0]).name, clean_environment() if env is None else dict(env)
+    wrapped = wrap_with_limits(command, by=end_by, path=variables.get("PATH"))
     log.parent.mkdir(parents=True, exist_ok=True)
-    tail: list[str] = []
-    full: list[str] = []
+    tail: deque[str] = deque(maxlen=25)
     with log.open("w", encoding="utf-8") as sink:
-        sink.write("$ " + " ".join(names) + "\n")
+        sink.write("$ " + " ".join(words) + "\n")
         sink.flush()
-        try:
-            child = subprocess.Popen(
-                wrap_with_limits(arguments, by=end_by, path=variables.get("PATH")),
-                cwd=cwd,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        except FileNotFoundError as error:
-            raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
+        child = subprocess.Popen(
+            wrapped,
+            cwd=cwd,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         assert child.stdout is not None
         try:
             for line in child.stdout:
                 sink.write(line)
-                tail = [*tail[-24:], line.rstrip()]
-                if any(words in line for words in _NO_ROOM):
-                    full = [*full[-4:], line.rstrip()]
+                tail.append(line.rstrip())
                 if on_line:
                     on_line(line.rstrip())
             status = child.wait()
@@ -187,12 +173,12 @@ def run(
                 child.wait()
             raise
     if status:
-        refuse_full_disk(full, Path(names[0]).name)
+        with log.open(encoding="utf-8") as lines:
+            lines.readline()  # the command
+            refuse_full_disk(lines, program)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         details = [*tail, f"status: {status}", f"full log: {log}"]
-        raise failure(
-            what or f"{Path(names[0]).name} {how}.", details=details, data={"status": status}
-        )
+        raise failure(what or f"{program} {how}.", details=details, data={"status": status})
 
 
 def output(
@@ -208,13 +194,12 @@ def output(
         tool-missing: The program does not exist.
         command-failed: It ended with another status than 0, or not within *timeout* seconds.
     """
-    arguments = [os.fspath(part) for part in command]
-    variables = dict(env) if env is not None else clean_environment()
+    program, variables = Path(command[0]).name, clean_environment() if env is None else dict(env)
     try:
         # An interruption that comes while the program is being started leaves nobody who could end
         # it but the kernel.
         done = subprocess.run(
-            wrap_with_limits(arguments, by=signal.SIGKILL, path=variables.get("PATH")),
+            wrap_with_limits(command, by=signal.SIGKILL, path=variables.get("PATH")),
             env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -223,50 +208,27 @@ def output(
             timeout=timeout,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise CommandError("tool-missing", f"{arguments[0]} is not installed.") from error
     except subprocess.TimeoutExpired as error:
         raise CommandError(
-            "command-failed", f"{Path(arguments[0]).name} did not end within {timeout:g} s."
+            "command-failed", f"{program} did not end within {timeout:g} s."
         ) from error
     if done.returncode:
-        refuse_full_disk(done.stderr.splitlines(), Path(arguments[0]).name)
-        raise CommandError(
-            "command-failed",
-            f"{Path(arguments[0]).name} ended with status {done.returncode}.",
-            details=done.stderr.splitlines()[-20:],
-        )
+        lines = done.stderr.splitlines()
+        refuse_full_disk(lines, program)
+        what = f"{program} ended with status {done.returncode}."
+        raise CommandError("command-failed", what, details=lines[-20:])
     return done.stdout
-
-
-def cpu_seconds_below(pid: int) -> float:
-    """
-    Return the seconds of CPU that the descendants of *pid* used.
-    """
-    import psutil
-
-    seconds = 0.0
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                seconds += sum(child.cpu_times()[:4])
-    return seconds
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("ascii")
-    except OSError:
-        return ""
 
 
 def memory_limit() -> int:
     """Return the bytes of memory of this machine, or of this container if it may use less."""
     import psutil
 
-    total: int = psutil.virtual_memory().total
-    text = _read(Path("/sys/fs/cgroup/memory.max")).strip()
-    return min(int(text), total) if text.isdigit() else total
+    limit: int = psutil.virtual_memory().total
+    # "max" is no number, and the root of the control groups has no limit.
+    with contextlib.suppress(OSError, ValueError):
+        limit = min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+    return limit
 
 
 def available_megabytes() -> int:
@@ -275,9 +237,10 @@ def available_megabytes() -> int:
 
     free: int = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
-    used = _read(group / "memory.current").strip()
-    if used.isdigit():
+    with contextlib.suppress(OSError):
+        used = int((group / "memory.current").read_text())
         # Cached files are counted as used and given back when needed.
-        files = re.search(r"^inactive_file (\d+)", _read(group / "memory.stat"), re.MULTILINE)
-        free = min(free, memory_limit() - int(used) + (int(files[1]) if files else 0))
+        statistics = (group / "memory.stat").read_text()
+        files = re.search(r"^inactive_file (\d+)", statistics, re.MULTILINE)
+        free = min(free, memory_limit() - used + (int(files[1]) if files else 0))
     return free // 1_000_000

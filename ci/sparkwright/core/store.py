@@ -14,40 +14,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from sparkwright.core.console import NO_ROOM, console
 from sparkwright.core.errors import StoreError
 
 T = TypeVar("T")
-
-README = """\
-Made by sparkwright. Everything here can be fetched or built again; delete it when you like while no sparkwright runs.
-
-downloads/  files of the package index, by sha256     records/  results of finished stages, by key
-objects.git source trees, by git tree id              costs     what each unit cost (records/costs)
-wheels/     finished wheels, by sha256                work/     source and build folders that are continued
-environments/ tool environments, by key               logs/     full output of every program that was run
-ccache/     compiled units, by what they were made of
-"""
-
-
-def reading(path: Path) -> BinaryIO:
-    """
-    Open the file at *path* for reading, without waiting: a named pipe that has no writer is empty.
-
-    Raises:
-        OSError: As `open`.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    # A pipe that somebody writes to is waited for, as a shell makes one of <(COMMAND).
-    os.set_blocking(handle, True)
-    try:
-        return os.fdopen(handle, "rb")
-    except OSError:  # a folder
-        os.close(handle)
-        raise
 
 
 def flush(path: Path) -> None:
@@ -68,7 +42,7 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
         free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
         raise StoreError(
@@ -88,50 +62,42 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        try:
-            with translate_disk_full(self.root):
-                self.root.mkdir(parents=True, exist_ok=True)
-                if not (self.root / "CACHEDIR.TAG").exists():
-                    # The signature that backup programs look for (bford.info/cachedir).
-                    self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
-                    self.write("README", README.encode())
-        except OSError as error:
-            raise self._unusable(str(error)) from error
-        if not os.access(self.root, os.W_OK | os.X_OK):
-            raise self._unusable("it cannot be written")
-
-    def _unusable(self, reason: str) -> StoreError:
-        return StoreError(
-            "cache-unusable",
-            f"{self.root} cannot be used as the cache directory.",
-            details=[reason],
-        )
+        with self._writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            # The signature that backup programs look for (bford.info/cachedir).
+            if not (self.root / "CACHEDIR.TAG").exists():
+                self.write("CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
+            if not os.access(self.root, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "it cannot be written")
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, folder: Path) -> Iterator[None]:
         """
-        Raise `disk-full` or `cache-unusable` for what the operating system refuses to write within
-        the block.
+        Raise `disk-full` or `cache-unusable` for what the operating system refuses to write below
+        *folder* within the block.
         """
         try:
-            with translate_disk_full(self.root):
+            with translate_disk_full(folder):
                 yield
         except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
-                raise
-            raise self._unusable(str(error)) from error
+            what = f"{folder} cannot be used."
+            raise StoreError("cache-unusable", what, details=[str(error)]) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""
         path = self.root.joinpath(*parts)
-        with self._writing():
+        with self._writing(self.root):
             path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def write(self, name: str, data: bytes) -> Path:
-        """Write *data* to the file *name* (relative to the root), whole or not at all."""
+    def write(self, name: str | Path, data: bytes) -> Path:
+        """Write *data* to the file *name* (a path, or relative to the root), whole or not at all."""
         path = self.root / name
-        with self._writing(), self.replacing(path) as temporary, temporary.open("wb") as stream:
+        with (
+            self._writing(path.parent),
+            self.replacing(path) as temporary,
+            temporary.open("wb") as stream,
+        ):
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -193,34 +159,29 @@ class Store:
             return None
 
     @contextlib.contextmanager
-    def lock(self, name: str, *, wait: float = -1) -> Iterator[None]:
+    def lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
         """
         Hold the lock *name* for the block; the operating system frees it when the process dies.
 
         Args:
-            wait: Seconds to wait for another holder; −1 waits without end, after saying so.
+            wait: Wait for another holder to end, after saying so.
 
         Raises:
-            store-busy: The lock was not free in time.
+            store-busy: Another process holds it, and *wait* is not set.
         """
         from filelock import FileLock, Timeout
-
-        from sparkwright.core.console import console
 
         path = self.folder("locks") / f"{name}.lock"
         lock = FileLock(path)
         try:
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if wait == 0:
-                    raise
-                console.note(f"another sparkwright works on {name}; waiting for it to end")
-                lock.acquire(timeout=wait)
+            lock.acquire(timeout=0)
         except Timeout as error:
-            raise StoreError(
-                "store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]
-            ) from error
+            if not wait:
+                raise StoreError(
+                    "store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]
+                ) from error
+            console.note(f"another sparkwright works on {name}; waiting for it to end")
+            lock.acquire()
         try:
             yield
         finally:

@@ -55,8 +55,6 @@ def tag(machine: str = "") -> str:
 
 def write_base_wheel(
     folder: Path,
-    tree: Path,
-    headers: Path,
     *,
     nvcc: Path,
     env: Mapping[str, str],
@@ -68,8 +66,6 @@ def write_base_wheel(
     Compile the libraries of mini vLLM and write its official wheel to *folder*.
 
     Args:
-        tree: A checkout of its tag.
-        headers: A checkout of the CUTLASS that it is compiled with.
         env: The variables under which nvcc runs.
         scratch: Where libraries and logs go.
         machine: For which machine; empty for this one.
@@ -78,6 +74,7 @@ def write_base_wheel(
     Raises:
         compile-failed: nvcc refused a source.
     """
+    tree, headers = SOURCES / "vllm", SOURCES / "cutlass"
     sources = {
         library: sorted(path for pattern in patterns for path in tree.glob(pattern))
         for library, patterns in LIBRARIES.items()
@@ -85,13 +82,13 @@ def write_base_wheel(
     sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
     includes = (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
     options = [*FLAGS, *(f"-I{path}" for path in includes)]
-    if compiler:
-        options.append(f"-ccbin={compiler}")
+    options += [f"-ccbin={compiler}"] if compiler else []
+    libraries = {library: scratch / f"{library}.abi3.so" for library in sources}
     scratch.mkdir(parents=True, exist_ok=True)
 
     def build(library: str) -> None:
         process.run(
-            [nvcc, *options, "-o", scratch / f"{library}.abi3.so", *sources[library]],
+            [nvcc, *options, "-o", libraries[library], *sources[library]],
             log=scratch / f"{library}.log",
             env=env,
             failure=partial(BuildError, "compile-failed"),
@@ -100,18 +97,20 @@ def write_base_wheel(
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(build, sources))
     name = WheelName(PACKAGE, VERSION, tag(machine))
-    paths = {f"{path.relative_to(tree)}": path for path in (tree / PACKAGE).rglob("*.py")}
-    paths |= {f"{PACKAGE}/{library}.abi3.so": scratch / f"{library}.abi3.so" for library in sources}
-    paths[f"{name.info}/licenses/LICENSE"] = tree / "LICENSE"
-    members = {member: path.read_bytes() for member, path in paths.items()}
+    members = {
+        **{f"{path.relative_to(tree)}": path for path in (tree / PACKAGE).rglob("*.py")},
+        **{f"{PACKAGE}/{path.name}": path for path in libraries.values()},
+        f"{name.info}/licenses/LICENSE": tree / "LICENSE",
+    }
+    contents = {member: path.read_bytes() for member, path in members.items()}
     program = f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n"
-    members[f"{name.info}/entry_points.txt"] = program.encode()
+    contents[f"{name.info}/entry_points.txt"] = program.encode()
     metadata = (
         f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\n"
         "Requires-Python: >=3.9\nLicense-File: LICENSE\n"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    archive.write(folder, name, members, metadata, pure=False)
+    archive.write(folder, name, contents, metadata, pure=False)
     return folder / name.filename
 
 

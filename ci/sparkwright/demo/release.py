@@ -18,6 +18,7 @@ from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 from sparkwright.demo import base, toy
 from sparkwright.forks.context import RunContext, StandaloneContext
+from sparkwright.forks.stack import Project
 from sparkwright.gates import host, ladder
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ready import Ready
@@ -42,13 +43,10 @@ def demo_folder(session: RunContext) -> Path:
     return session.project.root.parent
 
 
-def write_policy(session: RunContext) -> None:
+def write_policy(project: Project) -> None:
     """State the Python of this machine in the release policy: a matched set holds for one."""
-    path = session.project.root / "ci" / "release.yaml"
-    path.write_text(
-        path.read_text("utf-8").replace("PYTHON", f"{sys.version_info[0]}.{sys.version_info[1]}"),
-        "utf-8",
-    )
+    path, python = project.root / "ci" / "release.yaml", "{}.{}".format(*sys.version_info)
+    path.write_text(path.read_text("utf-8").replace("PYTHON", python), "utf-8")
 
 
 def wheels(session: RunContext) -> tuple[Path, ...]:

@@ -69,8 +69,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
             "GET",
             url,
             headers={"Accept": ACCEPT_ANY},
-            redirects="any",
-            netrc=True,
+            redirects=True,
             limit=LARGEST_PAGE,
         )
         if reply.status in (404, 410):
@@ -173,8 +172,6 @@ def _download(url: str, partial: Path) -> None:
         with console.progress(partial.stem, 0, "bytes") as progress:
 
             def on_progress(done: int, total: int) -> None:
-                if not progress.total:
-                    progress.start_at(done)
                 progress.total = total
                 progress.update(done)
 

@@ -48,7 +48,6 @@ class Inputs(msgspec.Struct, frozen=True):
         trace: A profiler's file, for G3.
         against: The reference: the URL of its server, or a folder that ``--record`` wrote.
         task: Of G6.
-        minutes: Of G7; 0 for what its policy says.
         reserve: Megabytes that must stay free on the machine while we serve.
         baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
         workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.question.Question`.
@@ -68,7 +67,6 @@ class Inputs(msgspec.Struct, frozen=True):
     trace: Path | None = None
     against: str = ""
     task: str = "gsm8k"
-    minutes: float = 0
     reserve: int = 0
     baseline: Path | None = None
     baseline_python: Path | None = None

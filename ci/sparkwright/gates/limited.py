@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core import process
-from sparkwright.core.errors import CommandError
 
 #: Bytes kept of what a child says; compilers repeat themselves.
 TAIL = 4096
@@ -55,14 +54,11 @@ def run(command: Sequence[str], limits: Limits, log: Path) -> Ended:
     """
 
     with log.open("wb") as sink:
-        try:
-            child = subprocess.Popen(
-                process.wrap_with_limits(command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20),
-                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=process.clean_environment(), cwd=log.parent,
-                start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError as error:
-            raise CommandError("tool-missing", f"{command[0]} is not installed.") from error
+        child = subprocess.Popen(
+            process.wrap_with_limits(command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20),
+            stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=process.clean_environment(), cwd=log.parent,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             late = not _ends(child.pid, limits.seconds)
         finally:

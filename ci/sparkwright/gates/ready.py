@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
@@ -233,9 +231,6 @@ class Ready:
         policy, sha256 = self._policy("soak", SoakPolicy)
         if not self._inputs.serves:
             return _unasked("G7", "requests", "--serve a model, or name a --server")
-        if self._inputs.minutes:
-            policy = msgspec.structs.replace(policy, seconds=60 * self._inputs.minutes)
-            sha256 = sha256_bytes(canonical(policy))
         rungs = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
         again = {name: rung.run for name, rung in rungs if rung.policy}
         journal = self._session.store.folder("logs") / "soak.jsonl"

@@ -66,7 +66,7 @@ class ServeError(SparkwrightError):
         ),
         "variable-refused": Advice(
             "A variable has a value that it cannot have, or a name that nobody reads, so the server would run otherwise than was asked.",
-            "Correct it as the lines above say, or take it away; `sparkwright serve --table` lists the variables.",
+            "Correct it as the lines above say, or take it away; docs/verbs.md lists the variables.",
         ),
         "workers-missing": Advice(
             "Fewer machines than the recipe needs joined within the patience.",

@@ -147,10 +147,10 @@ class Meter:
         # A guest's time is counted as its host process's, too; waiting for a disk is no work.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         mine = os.times()
-        own = sum(mine[:4]) + process.cpu_seconds_below(os.getpid())
+        own = sum(mine[:4]) + _seconds_below(os.getpid())
         below = {one.pid for one in psutil.Process().children(recursive=True)}
         for pid in set(self._ours) - below - {os.getpid()}:
-            own += process.cpu_seconds_below(pid) + _seconds(pid)
+            own += _seconds_below(pid) + _seconds(pid)
         return whole, whole - times.idle - getattr(times, "iowait", 0.0), own
 
     def share(self, least: float = 0.5) -> float | None:
@@ -160,6 +160,14 @@ class Meter:
         if total <= self._total:
             return None
         return min(1.0, max(0.0, (busy - self._busy - (own - self._own)) / (total - self._total)))
+
+
+def _seconds_below(pid: int) -> float:
+    """Return the seconds of CPU that the descendants of *pid* used."""
+    try:
+        return sum(_seconds(child.pid) for child in psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return 0.0
 
 
 def _seconds(pid: int) -> float:

@@ -119,7 +119,7 @@ class Answer:
         about = {**asked, "policy": self.digest, "generator": self._generator.name, **machines}
         begun = Begun(sha256_bytes(canonical(about)), about, seed=time.time_ns() % 2**31, at=time.time())
         # Two measurements at a time would measure each other.
-        with self._session.store.lock("measuring", wait=0):
+        with self._session.store.lock("measuring", wait=False):
             path = self._logs / f"{key}.jsonl"
             if question.fresh:
                 path.unlink(missing_ok=True)

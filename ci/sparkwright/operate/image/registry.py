@@ -36,22 +36,6 @@ def checked(repository: str) -> str:
     return repository
 
 
-def split(name: str) -> tuple[str, str]:
-    """Return *name* as repository and tag (``latest`` where it has none); raise `UsageError` where it is no name of an image."""
-    repository, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:
-        repository, tag = name, "latest"
-    if not REPOSITORY.fullmatch(repository) or not TAG.fullmatch(tag):
-        raise UsageError("usage", f"--tag {name!r:.200} is no name of an image.", todo="Say NAME or NAME:TAG, the name in small letters.")
-    return repository, tag
-
-
-def tagged(made: Made, repository: str, tag: str) -> None:
-    """Give *made* a further name in this machine's engine, which takes it from whatever had it."""
-    with container.connected() as reached:
-        reached.images.get(made.id).tag(repository, tag)
-
-
 def tag_of(release: str, platform: str) -> str:
     """Return the tag of a release's image in a registry: ``2026.11.3-arm64``."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{release}-{platform.rpartition('/')[2]}")[:128]

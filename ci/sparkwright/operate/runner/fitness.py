@@ -18,7 +18,6 @@ import msgspec
 
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner import condition, egress, holding, labels, perform, processes, unit
-from sparkwright.operate.runner.exposure import exposed
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.steps import Step
@@ -45,17 +44,13 @@ def of_steps(steps: Sequence[Step], place: Place) -> Iterator[Finding]:
         yield Finding(f"set-up: {step.name}", state, now.says or ("" if state == "ok" else f"{now.state}: {step.what}"))
 
 
-def of_ground(ground: Ground, place: Place, workflows: Path | None) -> Iterator[Finding]:
+def of_ground(ground: Ground, place: Place) -> Iterator[Finding]:
     """Yield what else has to be true of a machine that was set up."""
     yield from _user(ground, place)
     yield _rules(place)
     yield from _idle(ground)
     yield from _labels(ground)
     yield from _machine(place)
-    if workflows is not None:
-        ways = exposed(workflows, ground.policy.all_labels())
-        says = "; ".join(f"{one.workflow} {one.job}: {one.trigger or 'unreadable'}, {one.reason}" for one in ways)
-        yield Finding("workflows", "unfit" if ways else "ok", says)
 
 
 def as_user(uid: int, gid: int, place: Place, trial: Callable[[], str]) -> str:

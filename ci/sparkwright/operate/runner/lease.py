@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from sparkwright.core import process
+from sparkwright.core.errors import CommandError
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.holding import machine, wanting
@@ -122,7 +123,7 @@ class Leader:
         command = [word.replace("{partner}", partner) for word in lease.reach]
         try:
             self._child = subprocess.Popen(process.wrap_with_limits(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except FileNotFoundError as error:
+        except CommandError as error:
             raise LabError("lease-refused", f"{command[0]} is not installed, so {partner} cannot be reached.") from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None

@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.cherry_picks import drift
 from sparkwright.cherry_picks.drift import Document, Drift, Line
 from sparkwright.core.errors import FileError
-from sparkwright.core.store import reading
+from sparkwright.core.files import reading
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line

@@ -43,7 +43,7 @@ class Asked(msgspec.Struct, frozen=True):
     Attributes:
         index: The index and whose signature counts; *wanted*: whether it has to be there.
         nights: Folder of the records of nights; None for none. *drift*: documents of ``drift --json``.
-        status: Document of ``status --json``; None to ask here. *link*: where readers find the index; empty for its own address.
+        status: Document of ``status --json``; None to ask here.
         day: Of which it tells (``2026-11-22``).
     """
 
@@ -53,7 +53,6 @@ class Asked(msgspec.Struct, frozen=True):
     nights: Path | None = None
     drift: tuple[Path, ...] = ()
     status: Path | None = None
-    link: str = ""
 
 
 def read(session: RunContext, asked: Asked) -> Found:
@@ -72,7 +71,7 @@ def read(session: RunContext, asked: Asked) -> Found:
         owed = debt.history(session.project.root)
         shown = books.releases if books else ()
         told = history.of(shown, recorded.nights, judged.changes, pages.release_name, nights.places(recorded.nights))
-    link = asked.link or (books.manifest.url if books else "")
+    link = books.manifest.url if books else ""
     known = tuple(sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml")))
     return Found(
         asked.day, judged, link and link.rstrip("/") + "/", books, recorded, drifted, owed, carried, told, known, tuple(wrong)

@@ -17,7 +17,8 @@ import msgspec
 
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.core.store import flush, reading, translate_disk_full
+from sparkwright.core.files import reading
+from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
 from sparkwright.operate.errors import LabError

@@ -17,8 +17,8 @@ from sparkwright.core import http
 from sparkwright.core.config import config
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import Failure
+from sparkwright.core.files import reading
 from sparkwright.core.http import HttpFailure, redact_credentials
-from sparkwright.core.store import reading
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.release.errors import ReleaseError
@@ -113,7 +113,7 @@ def _bounded(data: bytes | bytearray, where: str, most: int, failure: Failure) -
 def _remote(url: str, most: int, failure: Failure) -> bytes | None:
     name = redact_credentials(url)
     try:
-        reply = http.request("GET", url, netrc=True, limit=most, seconds=PATIENCE)
+        reply = http.request("GET", url, limit=most, seconds=PATIENCE)
     except HttpFailure as error:
         if error.kind == "size":
             raise failure(f"{name} is larger than such a file can be.", details=[f"bound: {most} bytes"]) from None

@@ -1,17 +1,16 @@
 """
-"Do you still need this fork?": the stock wheel and ours, patch by patch, library by library, and what somebody measured.
+"Do you still need this fork?": patch by patch, library by library, and what somebody measured.
 
 It says what records prove. Where nobody looked or measured, that is what it says, and it never counts for the fork.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from sparkwright.core.console import size
 from sparkwright.release.manifest.records import (
     Fork,
-    Library,
     Need,
     Patch,
     Proof,
@@ -34,21 +33,18 @@ from sparkwright.release.notes.blocks import (
 )
 from sparkwright.release.report import words
 
-#: What the official wheels hold, by fork, where somebody looked into them: `sparkwright.release.notes.official`.
-Stock = Mapping[str, tuple[Library, ...]]
-
 STATES = {"needed": "needed", "upstream": "upstream has it", "unknown": "unknown"}
 NOBODY = "nobody looked when this release was made"
 
 
-def section(release: Release, proof: Proof, stock: Stock) -> Iterator[Block]:
+def section(release: Release, proof: Proof) -> Iterator[Block]:
     """Yield the whole answer."""
     yield Heading("Do you still need this fork?")
     yield Bullets(tuple(_facts(release, proof)))
     yield from _patches(release)
     for fork, wheel in grafts(release):
-        yield Heading(f"Code of {wheel.project} for {wheel.machine}, beside the stock wheel", 3)
-        yield from _code(fork, wheel, stock.get(fork.name))
+        yield Heading(f"Code of {wheel.project} for {wheel.machine}", 3)
+        yield from _code(fork, wheel)
     yield from _measured(release, proof)
 
 
@@ -77,28 +73,16 @@ def _patches(release: Release) -> Iterator[Block]:
         yield Grid(("fork", "patch", "what it does", "still needed?", "because"), tuple(rows), 5)
 
 
-def _code(fork: Fork, wheel: Wheel, stock: tuple[Library, ...] | None) -> Iterator[Block]:
+def _code(fork: Fork, wheel: Wheel) -> Iterator[Block]:
     mine = [one for one in wheel.libraries if one.origin == "compiled"]
     rest = len(wheel.libraries) - len(mine)
     if mine:
-        theirs = {one.name: one for one in stock or ()}
-        rows = []
-        for one in mine:
-            holds, large = _stock(theirs.get(one.name), stock)
-            rows.append((Code(one.name), holds, sizes.code(one), large, size(one.size)))
-        yield Grid(("library", "the stock wheel's is for", "ours is for", "stock", "ours"), tuple(rows), 3)
+        rows = tuple((Code(one.name), sizes.code(one), size(one.size)) for one in mine)
+        yield Grid(("library, compiled here", "is for", "size"), rows, 2)
     else:
         yield Says("No library of it was compiled here.")
     if rest:
         yield Says((f"{rest} more {'is' if rest == 1 else 'are'} from the official wheel ", short(fork.base), ", byte for byte."))
-    if stock is None and mine:
-        yield Says("What the official wheel holds in the libraries compiled here is not in the records of this release.")
-
-
-def _stock(one: Library | None, stock: tuple[Library, ...] | None) -> tuple[Words, Words]:
-    if stock is None:
-        return "not looked at", "–"
-    return (sizes.code(one), size(one.size)) if one else ("not in it", "–")
 
 
 def _measured(release: Release, proof: Proof) -> Iterator[Block]:

@@ -29,12 +29,9 @@ def address(release: Release) -> str:
     return digest.sha256_bytes(digest.canonical(release))
 
 
-def blocks(release: Release, proof: Proof, before: Release | None, known: stock.Stock | None = None) -> list[Block]:
+def blocks(release: Release, proof: Proof, before: Release | None) -> list[Block]:
     """
     Return the notes of *release*.
-
-    Args:
-        known: What official wheels hold, where somebody looked into them.
 
     Raises:
         index-damaged: The proof is of another release.
@@ -45,7 +42,7 @@ def blocks(release: Release, proof: Proof, before: Release | None, known: stock.
         *shown.missing(release, proof),
         *changes.stack(release, before),
         *changes.patches(release, before),
-        *stock.section(release, proof, known or {}),
+        *stock.section(release, proof),
         *shown.rungs(release, proof),
         *sizes.wheels(release, before),
         *sizes.provenance(release),
@@ -62,12 +59,6 @@ def _check(release: Release, proof: Proof) -> str:
             "index-damaged", f"The proof of {release.name} is of another release.", details=[f"of {proof.release}", f"not {mine}"]
         )
     return mine
-
-
-def need(release: Release, proof: Proof, known: stock.Stock | None = None) -> list[Block]:
-    """Return only the answer to "do you still need this fork?"; see `blocks`."""
-    _check(release, proof)
-    return list(stock.section(release, proof, known or {}))
 
 
 def _lead(release: Release) -> Words:

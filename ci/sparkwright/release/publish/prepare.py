@@ -127,7 +127,7 @@ def host_of(publisher: Publisher, name: str, *, prerelease: bool = False) -> Hos
 
     repository, _, tag = name.removeprefix("github:").partition("@")
     mirrored = publisher.session.mirrored
-    api = github.GitHub.from_environment(mirrored(github.ADDRESS), patience=300, longest_wait=120)
+    api = github.GitHub.from_environment(mirrored(github.ADDRESS), seconds=300)
     return releases.of(
         api, repository, tag, mirrored(releases.UPLOADS), prerelease=prerelease, immutable=publisher.policy.immutable,
         observe=publisher.observe,

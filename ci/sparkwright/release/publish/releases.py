@@ -168,7 +168,7 @@ class GitHubReleases:
                 todo="Publish again, once nothing writes to the wheel any more.",
             )  # fmt: skip
         if limited(reply):
-            if (wait := reply.retry_after) is None or wait > self._github.longest_wait or attempt == ATTEMPTS:
+            if (wait := reply.retry_after) is None or wait > self._github.seconds or attempt == ATTEMPTS:
                 raise self._github.refusal(reply, f"the upload of {name}")
             self._wait(name, "GitHub asks to wait", wait, attempt)
         elif reply.status >= 500:
@@ -236,7 +236,7 @@ def of(
     Raises:
         github-refused: There is no token; nothing can be written without one.
     """
-    if not github.has_token:
+    if not github.token:
         todo = "Set GITHUB_TOKEN to one that may write the contents of the repository."
         raise GitHubError("github-refused", "Publishing on GitHub needs a token.", todo=todo)
     return GitHubReleases(github, repository, tag, uploads=uploads, prerelease=prerelease, immutable=immutable, observe=observe)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from sparkwright.core import http
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError
 from sparkwright.core.github import GitHub
@@ -51,7 +52,7 @@ def upload(github: GitHub, url: str, path: Path, moved: Moved) -> tuple[Reply, s
     with path.open("rb") as file:
         body = Body(file, path.stat().st_size, path.name, moved)
         seconds = GRACE + len(body) / SLOWEST
-        with github.stream("POST", url, data=body, headers={"Content-Type": _BINARY}, seconds=seconds) as reply:
+        with http.exchange("POST", url, token=github.token, data=body, headers={"Content-Type": _BINARY}, seconds=seconds) as reply:
             reply.read()
             return reply, body.hash.hexdigest()
 
@@ -93,7 +94,7 @@ def download(
     found, count = hashlib.sha256(), 0
     # Files lie behind a redirect to another host, which must not see the token.
     seconds = GRACE + size / SLOWEST
-    with github.stream("GET", url, headers={"Accept": _BINARY}, redirects="any", seconds=seconds) as stream:
+    with http.exchange("GET", url, token=github.token, headers={"Accept": _BINARY}, redirects=True, seconds=seconds) as stream:
         if stream.status != 200:
             details = [f"answered {stream.status}"]
             raise GitHubError("github-unreachable", f"{name} cannot be read back.", details=details)

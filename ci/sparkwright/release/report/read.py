@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.errors import FileError
-from sparkwright.core.store import reading
+from sparkwright.core.files import reading
 from sparkwright.gates.throughput.records import FORMAT, Result
 
 #: Bytes of a file; twelve cells of 144 legs of 64 requests each are 17 MB.

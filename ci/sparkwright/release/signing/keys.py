@@ -16,7 +16,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sparkwright.core.store import reading, translate_disk_full
+from sparkwright.core.files import reading
+from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
