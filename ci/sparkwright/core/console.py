@@ -282,7 +282,8 @@ class Console:
 
     def finish(self, error: dict[str, object] | None = None) -> None:
         """
-        Print the JSON document, with the *error* that ended the run, if ``--json`` is given.
+        Print the JSON document, with the *error* that ended the run, if ``--json`` is given, and
+        flush the output.
 
         Raises:
             disk-full, output-unwritable, OutputClosed: It cannot be.
@@ -297,6 +298,8 @@ class Console:
             valid = text.encode("utf-8", "replace").decode()
             plain = json.dumps(json.loads(valid, parse_constant=lambda _: None), indent=2)
             self._write(sys.stdout, plain.replace("\x7f", "\\u007f") + "\n")
+        for stream in (sys.stdout, sys.stderr):  # to which argparse writes, too
+            self._write(stream, "")
 
     def result(self, text: str) -> None:
         """Print a line of the command's result."""
