@@ -82,7 +82,7 @@ def test_a_hunk_whose_lines_are_gone() -> None:
     text = b"added\nadded\n" + edited(("line 19", "line XIX"), ("line 21", "line 21\nline 21.5"))
 
     assert conflict.hunk_state(text, hunk(*LINE_20)) == HunkState(
-        "@@ -17,7 +17,7 @@", "line 16", "gone", 19, ("line 19", "line 23"), ("line XIX", "line 21.5")
+        "@@ -17,7 +17,7 @@ line 16", "gone", 19, ("line 19", "line 23"), ("line XIX", "line 21.5")
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.patch import Patch, PatchError, Section
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
@@ -219,24 +219,25 @@ def evaluate(
 
 def _attempt(index: ScratchIndex, before: str, patch: Patch, *, movable: bool) -> Outcome:
     """Try *patch* on *index*, which holds the tree *before* and then that of the outcome."""
-    parts = patch.sections()
-    if all(
-        part.hunks and part.old == part.new and b"\nnew mode " not in part.data for part in parts
-    ) and _keeps_lines(parts):
+    hunks = [(hunk.before, hunk.after) for part in patch.sections() for hunk in part.hunks]
+    same_lines = hunks and all(old == new for old, new in hunks)
+    if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
     fits, output = index.apply(patch.data)
     moved = _OFFSET.findall(output)
     after = index.tree() if fits else before
     if fits and after == before:
-        return Outcome("already-upstream", before, says=("the tree is the same with it",))
-    if fits and not moved and not _repeatable(parts) and _OPEN_END not in patch.data:
+        says = ("the tree is the same with it as without",)
+        return Outcome("already-upstream", before, says=says)
+    # The patch may fit again if no hunk shows which of both states a file has.
+    clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
+    if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
         return Outcome("applied", after)
     index.reset(before)
     reverts, messages = index.apply(patch.data, "--reverse", "--check")
     # A patch that fits at its own lines is not there already because similar lines are elsewhere.
     elsewhere = _OFFSET.search(messages) and not (movable and (moved or not fits))
-    joined = any(_joined_lines(index, patch, done=True))
-    if reverts and not elsewhere and not joined and not (fits and _keeps_lines(parts)):
+    if reverts and not elsewhere and not any(_joined_lines(index, patch, done=True)):
         says = ("the whole change can be reverted in this tree",)
         return Outcome("already-upstream", before, says=says)
     if reasons := _obstacles(index, patch, fits, output, movable=movable):
@@ -268,33 +269,16 @@ def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozens
     Return the names of the *patches* that can be reverted in *tree*, the newest first, so that
     *tree* has them.
     """
-    present = set()
+    present = set[str]()
     with ScratchIndex(objects, tree) as index:
         for patch in reversed(patches):
-            parts = patch.sections()
-            # git reverts a change of modes alone in any tree, with a warning; and a joined line is
-            # another line.
-            modes = _keeps_lines(parts) and all(
-                part.old == part.new and not part.binary for part in parts
-            )
-            joined = any(_joined_lines(index, patch, done=True))
-            if not modes and not joined and index.apply(patch.data, "--reverse")[0]:
+            # A joined line is another line; and git reverts a change of modes alone in any tree.
+            if any(_joined_lines(index, patch, done=True)):
+                continue
+            if index.apply(patch.data, "--reverse")[0] and (after := index.tree()) != tree:
+                tree = after
                 present.add(patch.name)
     return frozenset(present)
-
-
-def _keeps_lines(parts: Sequence[Section]) -> bool:
-    """Return whether every hunk, if any, replaces lines by the same lines."""
-    return all(hunk.before == hunk.after for part in parts for hunk in part.hunks)
-
-
-def _repeatable(parts: Sequence[Section]) -> bool:
-    """
-    Return whether the patch may fit where it was applied already: no hunk shows which of both
-    states a file has.
-    """
-    pairs = [(hunk.before, hunk.after) for part in parts for hunk in part.hunks]
-    return all(old and new and all(map(operator.eq, old, new)) for old, new in pairs)
 
 
 def _ambiguous_hunks(index: ScratchIndex, patch: Patch) -> Iterator[str]:

@@ -22,6 +22,7 @@ from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lin
 from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.forks.fetch import FetchedSource
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
@@ -52,7 +53,6 @@ class HunkState(msgspec.Struct, frozen=True):
     """
 
     label: str
-    heading: str
     state: State
     line: int = 0
     expected: tuple[str, ...] = ()
@@ -104,13 +104,13 @@ class ConflictReport(msgspec.Struct, frozen=True):
 def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     """Return the state of *hunk* on the file content *text*, without the other hunks."""
     if not text and not (hunk.before and hunk.after):
-        return HunkState(hunk.label, hunk.heading, "already" if hunk.before else "fits")
+        return HunkState(hunk.label, "already" if hunk.before else "fits")
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
         if places := hunk.places(text, done=done):
             nearest = min(places, key=lambda line: abs(line - number))
             moved: State = "moved" if len(places) == 1 else "ambiguous"
             state: State = "already" if done else "fits" if nearest == number else moved
-            return HunkState(hunk.label, hunk.heading, state, nearest)
+            return HunkState(hunk.label, state, nearest)
     wanted, have = hunk.before[:COMPARED], lines_of(text)
     block = SequenceMatcher(None, wanted, have).find_longest_match()
     line = max(block.b - block.a if block.size else min(hunk.start, len(have)) - 1, 0)
@@ -120,7 +120,7 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     expected = [text for _, start, end, _, _ in changes for text in wanted[start:end]]
     found = [text for _, _, _, start, end in changes for text in there[start:end]]
     shown = _shown(expected), _shown(found)
-    return HunkState(hunk.label, hunk.heading, "gone", line + 1, *shown)
+    return HunkState(hunk.label, "gone", line + 1, *shown)
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
@@ -130,13 +130,17 @@ def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def refusal(
-    upstream: Upstream, base: Base, patches: Sequence[Patch], outcomes: Sequence[Outcome]
+    upstream: Upstream,
+    source: FetchedSource,
+    patches: Sequence[Patch],
+    outcomes: Sequence[Outcome],
 ) -> PatchError:
     """
-    Return the failure for the last of *patches* that was tried on the locked source *base*, which
-    was not applied; of a conflict with its report.
+    Return the failure for the last of *patches* that was tried on *source*, which was not applied;
+    of a conflict with its report.
     """
     patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
+    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     if outcome.status != "conflict":
         return apply.refusal(upstream.fork, patches, outcomes)
     verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
@@ -144,14 +148,9 @@ def refusal(
     why = "leave a file out, and carry it as a patch of ours"
     exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
     commands = (exclude, rebase) if patch.pick else (rebase, export)
-    earlier = [
-        tried
-        for tried, result in zip(patches, outcomes, strict=False)
-        if result.status == "applied"
-    ]
-    return explain(
-        upstream, base, outcome.tree, patch, earlier, says=outcome.says, commands=commands
-    )
+    earlier = patches[: len(outcomes) - 1]
+    says = outcome.says
+    return explain(upstream, base, outcome.tree, patch, earlier, says=says, commands=commands)
 
 
 def explain(
@@ -282,7 +281,7 @@ def lines(report: ConflictReport) -> list[str]:
         rows.append(f"{file.path}: {'fits' if file.fits else file.problem or 'conflict'}")
         for hunk in () if file.fits else file.hunks:
             state = _HUNK[hunk.state].format(line=hunk.line)
-            rows.append(f"  {' '.join([hunk.label, hunk.heading[:30]]).rstrip()}: {state}")
+            rows.append(f"  {hunk.label}: {state}")
             rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
             rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
         named = {

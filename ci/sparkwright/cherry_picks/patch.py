@@ -59,7 +59,7 @@ _FIELD = re.compile(
     rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
     re.MULTILINE,
 )
-_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 #: The last word, a mode, is missing where the mode changes.
 _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
 #: The abbreviated id of an empty file, and of no file.
@@ -121,8 +121,8 @@ class PatchError(SparkwrightError):
         "pick-moved": Advice(
             "The author pushed to the pull request, perhaps with force. What stacks carry is "
             "still the pinned state.",
-            "Read the difference above. Take the new state with `sparkwright patch pick NUMBER "
-            "--accept`, or leave everything as it is.",
+            "Read the difference at the address above. Take the new state with `sparkwright "
+            "patch pick NUMBER --accept`, or leave everything as it is.",
         ),
         "rebase-unfinished": Advice(
             "A rebase is under way in the worktree: a patch conflicts and waits for you, or "
@@ -138,23 +138,18 @@ class Hunk(msgspec.Struct, frozen=True):
     A hunk.
 
     Attributes:
+        label: Its header, with the surrounding function as git shows it.
         start, new_start: First line, from 1, of the replaced lines and of their replacement.
-        heading: The surrounding function, as git shows it.
         before, after: The replaced lines and their replacement, with context and line ends.
         last: No context follows the change, so git expects the end of the file there.
     """
 
+    label: str
     start: int
     new_start: int
-    heading: str
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
     last: bool = False
-
-    @property
-    def label(self) -> str:
-        """The header of the hunk, without the heading."""
-        return f"@@ -{self.start},{len(self.before)} +{self.new_start},{len(self.after)} @@"
 
     def places(self, text: bytes, *, done: bool = False) -> list[int]:
         """
@@ -305,12 +300,8 @@ def render(objects: Objects, before: str, after: str, *, context: int = 3) -> by
 
 def blobs(objects: Objects, before: str, after: str) -> set[str]:
     """Return the ids of the file contents that a diff between two trees or commits reads."""
-    out = objects.run(
-        ["diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", before, after, "--"]
-    )[1].decode()
-    rows = [row.split() for row in out.split("\0") if row.startswith(":")]
-    sides = [side for row in rows for side in ((row[0][1:], row[2]), (row[1], row[3]))]
-    return {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
+    changed = objects.paths(before).items() ^ objects.paths(after).items()
+    return {blob for _, (mode, blob) in changed if mode != SUBMODULE}
 
 
 def patch_id(objects: Objects, diff: bytes) -> str:
@@ -445,5 +436,5 @@ def _hunk(data: bytes, path: str) -> Hunk:
     if line.startswith((b"@", b"+", b"-", b" ")) and line.rstrip() != b"--":
         what = f"A hunk of {path} has more lines than it announces."
         raise PatchError("patch-invalid", what, details=[line.decode("utf-8", "replace")])
-    heading = match[5].decode("utf-8", "replace").strip()
-    return Hunk(start, new_start, heading, tuple(before), tuple(after), last)
+    label = header.decode("utf-8", "replace").strip()[:60]
+    return Hunk(label, start, new_start, tuple(before), tuple(after), last)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,18 +19,15 @@ from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch, PatchError
-from sparkwright.cherry_picks.upstream import Base, Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
-from sparkwright.core.errors import GitError, GitHubError, UsageError
+from sparkwright.core.errors import GitHubError, UsageError
 from sparkwright.core.github import GitHub
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
-
-#: Lines of a difference that a failure shows.
-SHOWN = 100
 
 
 class PullRequestSnapshot(msgspec.Struct, frozen=True):
@@ -182,50 +180,22 @@ def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     return base
 
 
-def check_head(session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
+def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
     """
     Compare the current state of a pull request with its record.
 
     Raises:
-        pick-moved: The head or the merge commit changed; the details show how the diff did.
+        pick-moved: The head or the merge commit changed.
     """
-    for name, pinned, now in (
-        ("merge commit", old.merge, pull.merge),
-        ("head", old.head, pull.head),
-    ):
+    commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
+    for name, (pinned, now) in commits.items():
         if pinned and now and pinned != now and UNRESOLVED not in (pinned, now):
+            page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
             raise PatchError(
                 "pick-moved",
                 f"The {name} of #{old.number} moved since it was pinned.",
-                details=[
-                    f"pinned: {pinned}",
-                    f"now:    {now}",
-                    *_difference(session, ledger, old, pull),
-                ],
+                details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
             )
-
-
-def _difference(
-    session: RunContext, ledger: Ledger, old: Record, pull: PullRequestSnapshot
-) -> list[str]:
-    """Return the difference between the pinned diff and the current one."""
-    objects = session.objects
-    try:
-        base = _base(session, ledger, pull, old.number)
-        diffs = (
-            diff_of(session, ledger, old),
-            _rendered(session, ledger, base, pull.merge or pull.head),
-        )
-        blobs = [
-            objects.run(["hash-object", "-w", "--stdin"], stdin=diff)[1].decode().strip()
-            for diff in diffs
-        ]
-    except (SourceError, GitError, PatchError) as error:
-        return [f"both states cannot be compared: {error.what}"]
-    words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U1", *blobs, "--"]
-    lines = objects.run(words)[1].decode("utf-8", "replace").splitlines()[4:]
-    rest = [f"({len(lines) - SHOWN} more lines)"] if len(lines) > SHOWN else []
-    return ["how its diff changed:", *(f"  {line}" for line in [*lines[:SHOWN], *rest])]
 
 
 def _rendered(session: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
@@ -358,7 +328,7 @@ def pin(
             )
         seen = snapshot(session, book, number)
         if earlier and not accept:
-            check_head(session, book, earlier, seen)
+            check_head(book, earlier, seen)
         fresh = record(session, book, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
         if carry or excluded:
@@ -375,7 +345,5 @@ def _check_applies(session: RunContext, book: Ledger, fork: str, number: int) ->
     source, stack = fetch.fetch(session, fork), session.project.stack
     patches = [patch_of(session, book, record, stack) for record in book.carried(stack)]
     patches = patches[: [patch.pick for patch in patches].index(number) + 1]
-    outcomes = apply.evaluate(session.objects, source.tree, patches)
-    if outcomes[-1].status != "applied":
-        base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
-        raise conflict.refusal(Upstream(session, fork, book), base, patches, outcomes)
+    failure = partial(conflict.refusal, Upstream(session, fork, book), source)
+    apply.apply_patches(session.objects, fork, source.tree, patches, failure)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkwright.cherry_picks import apply, conflict, ledger, patch, pull_requests
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.patch import Patch, PatchError
-from sparkwright.cherry_picks.upstream import Base, Upstream
+from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -92,15 +92,9 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
     stored = stored_tree(session, source.fork, source.tree)
     if stored and session.objects.whole(stored.tree):
         return stored
-    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
-    upstream, patches = Upstream(session, source.fork), of(session, source.fork)
-    patched = apply.apply_patches(
-        session.objects,
-        source.fork,
-        source.tree,
-        patches,
-        partial(conflict.refusal, upstream, base),
-    )
+    patches = of(session, source.fork)
+    failure = partial(conflict.refusal, Upstream(session, source.fork), source)
+    patched = apply.apply_patches(session.objects, source.fork, source.tree, patches, failure)
     session.store.put("apply", _key(session, source.fork, source.tree), patched)
     return patched
 

@@ -110,12 +110,13 @@ def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
 
 
 def _reachable(context: RunContext, locked: GitLock) -> bool:
-    if context.objects.has(f"{locked.commit}^{{commit}}"):
-        return True
     try:
-        return not context.offline and context.mirror(locked.url).ref(locked.ref) is not None
+        return (
+            context.objects.has(f"{locked.commit}^{{commit}}")
+            or context.mirror(locked.url).ref(locked.ref) is not None
+        )
     except SourceError as error:
-        if error.reference != "source-unreachable":
+        if error.reference not in {"offline", "source-unreachable"}:
             raise
         return False
 
@@ -212,19 +213,14 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
 
     Raises:
         source-unresolved: The lock has no commit, or the ref names another one.
-        source-unreachable: A prefix is locked and the host does not answer.
+        offline, source-unreachable: A prefix is locked, and the host may not be asked or does not
+            answer.
     """
     if len(locked.commit) == 40:
         return locked.commit
     if locked.commit == UNRESOLVED:
         raise SourceError(
             "source-unresolved", f"The lock names no commit for {fork} ({locked.ref})."
-        )
-    if context.offline:
-        raise SourceError(
-            "offline",
-            f"Only the beginning {locked.commit} of {fork}'s commit is locked, and --offline "
-            f"forbids asking for the rest.",
         )
     named = context.mirror(locked.url).ref(locked.ref)
     if named is None or not named.startswith(locked.commit):

@@ -41,10 +41,11 @@ _BLOBLESS = (
 #: waits without end.
 _WATCHED = ("http://", "https://", "file://")
 
-#: What git says when it cannot read what it wrote.
+#: What git says when it cannot read what it wrote; the other end says the same of its own files.
 _DAMAGED = re.compile(
-    r"corrupt|inflate|does not match|bad (?:object|shallow|config)|[Mm]issing|unable to "
-    r"(?:read|resolve)|broken|invalid"
+    r"^(?!remote:).*(corrupt|inflate|does not match|bad (object|shallow|config)|[Mm]issing"
+    r"|unable to (read|resolve)|broken|invalid|not a git repository)",
+    re.MULTILINE,
 )
 
 #: Where the history of a branch or pull request is kept, by its name at the host.
@@ -82,11 +83,11 @@ class Mirror:
             if name.startswith("refs/") or name == "HEAD"
             else (f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}")
         )
-        ask = ["ls-remote", "--quiet", "--", self.address]
+        words = ["ls-remote", "--quiet", "--", self.address, "HEAD", *wanted]
         try:
-            out = self._objects.run([*ask, "HEAD", *wanted], timeout=PATIENCE)[1].decode()
-            # A login page without a line end counts as a repository without refs.
-            if not out and not self._objects.run(ask, timeout=PATIENCE)[1]:
+            # A login page counts as a repository without refs, which has not even a HEAD.
+            out = self._objects.run(words, timeout=PATIENCE)[1].decode()
+            if not out:
                 details = ["no branch and no tag is offered: is this a git repository?"]
                 raise GitError("git-failed", "git found no ref at all.", details=details)
         except GitError as error:
@@ -102,10 +103,8 @@ class Mirror:
             offline, source-unreachable: As `ref`; the latter, too, where the host does not have the
             commit.
         """
-        if self._objects.has(f"{commit}^{{commit}}"):
-            return
-        with self._held() as has_histories:
-            if not self._objects.has(f"{commit}^{{commit}}"):
+        if not self._objects.has(f"{commit}^{{commit}}"):
+            with self._held() as has_histories:
                 # In a mirror that has histories, a shallow fetch would cut them off.
                 depth = () if has_histories else ("--depth=1",)
                 self._fetch([f"+{commit}:refs/pinned/{commit}"], f"offer commit {commit}", *depth)
@@ -128,9 +127,8 @@ class Mirror:
         if named is None or named == fetched:
             return named
         with self._held():
-            if self.fetched(name) != named:
-                depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
-                self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
+            depth = ("--unshallow",) if (self.path / "shallow").exists() else ()
+            self._fetch([f"+{named}:{_FETCHED}{name}"], f"offer {name}", *depth)
         return named
 
     def fetched(self, name: str) -> str | None:
@@ -140,10 +138,8 @@ class Mirror:
         """
         if not (self.path / "HEAD").exists():
             return None
-        status, out, _ = self._git(
-            ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"], check=False
-        )
-        return out.decode().strip() if status == 0 else None
+        words = ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"]
+        return self._git(words, check=False)[1].decode().strip() or None
 
     def files(self, ids: Collection[str]) -> None:
         """
@@ -152,14 +148,11 @@ class Mirror:
         Raises:
             offline, source-unreachable: As `commit`.
         """
-        if not self._objects.missing(ids):
-            return
-        with self._held():
-            if missing := self._objects.missing(ids):
+        if missing := self._objects.missing(ids):
+            with self._held():
                 wanted = "".join(f"{name}\n" for name in missing).encode()
-                self._fetch(
-                    [], f"offer {len(missing)} files of its own commits", "--stdin", stdin=wanted
-                )
+                what = f"offer {len(missing)} files of its own commits"
+                self._fetch([], what, "--stdin", stdin=wanted)
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
@@ -171,14 +164,10 @@ class Mirror:
         """
         try:
             reduced = self._objects.without_paths(tree, without) if without else tree
-            blobs = {
-                blob
-                for mode, blob in self._objects.paths(reduced).values()
-                if mode != git.SUBMODULE
-            }
+            paths = self._objects.paths(reduced)
         except GitError as error:
             raise self._damaged(error.details) from error
-        self.files(blobs)
+        self.files({blob for mode, blob in paths.values() if mode != git.SUBMODULE})
         return reduced
 
     def _git(self, words: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
@@ -198,12 +187,9 @@ class Mirror:
                 with self._store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
                 self._objects.borrow(self.path.parent)
-            for left in (
-                *self.path.glob("*.lock"),
-                *self.path.glob("refs/**/*.lock"),
-                *self.path.glob("objects/pack/*tmp*"),
-            ):
-                left.unlink(missing_ok=True)
+            for pattern in ("*.lock", "refs/**/*.lock", "objects/pack/*tmp*"):
+                for left in self.path.glob(pattern):
+                    left.unlink(missing_ok=True)
             status, refs, message = self._git(["for-each-ref", "--count=1", _FETCHED], check=False)
             if status:
                 raise self._damaged(message.splitlines()[:20])
@@ -213,26 +199,11 @@ class Mirror:
         self, refs: Sequence[str], what: str, *options: str, stdin: bytes | None = None
     ) -> None:
         # The address is given each time: it follows the mirror map of the run, and no other git
-        # command may find it.
-        where = [
-            *_BLOBLESS,
-            "-c",
-            f"remote.upstream.url={self.address}",
-            "-c",
-            "fetch.unpackLimit=1",
-        ]
-        if stdin is not None:
-            where += ["-c", "fetch.negotiationAlgorithm=noop"]
-        words = [
-            "fetch",
-            "--progress",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--filter=blob:none",
-            *options,
-            "upstream",
-            *refs,
-        ]
+        # command may find it. Blobs that are wanted by id are not negotiated.
+        settings = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}"]
+        settings += ["-c", "fetch.unpackLimit=1"]
+        settings += ["-c", "fetch.negotiationAlgorithm=noop"] if stdin else []
+        fetch = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none"]
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
@@ -242,14 +213,11 @@ class Mirror:
                     progress.total = total
                     progress.update(done, phase.lower())
 
-                self._git([*where, *words], stdin=stdin, on_progress=on_progress)
+                words = [*settings, *fetch, *options, "upstream", *refs]
+                self._git(words, stdin=stdin, on_progress=on_progress)
         except GitError as error:
-            # The other end says the same of its own files, so that this mirror is looked at itself.
             if _DAMAGED.search("\n".join(error.details)):
-                check = ["fsck", "--connectivity-only", "--no-dangling", "--no-progress"]
-                status, _, damage = self._git([*_BLOBLESS, *check], check=False)
-                if status:
-                    raise self._damaged(damage.splitlines()[:20]) from error
+                raise self._damaged(error.details) from error
             raise self._unreachable(f"does not {what}", error) from error
 
     def _online(self, what: str) -> None:
@@ -288,12 +256,12 @@ def mirrored(mirrors: Mapping[str, str], url: str) -> str:
     The longest beginning of *url* that is in *mirrors* is replaced. GitHub's addresses are compared
     without regard to case, as GitHub does. A local folder becomes a ``file://`` URL.
     """
-    for prefix in sorted(mirrors, key=len, reverse=True):
-        if _comparable(url).startswith(_comparable(prefix)):
-            url = mirrors[prefix] + url[len(prefix) :]
-            break
+
+    def comparable(address: str) -> str:
+        return address.lower() if address.lower().startswith("https://github.com/") else address
+
+    fitting = [prefix for prefix in mirrors if comparable(url).startswith(comparable(prefix))]
+    if fitting:
+        longest = max(fitting, key=len)
+        url = mirrors[longest] + url[len(longest) :]
     return Path(url).absolute().as_uri() if "://" not in url and Path(url).is_dir() else url
-
-
-def _comparable(url: str) -> str:
-    return url.lower() if url.lower().startswith("https://github.com/") else url
