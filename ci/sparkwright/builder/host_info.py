@@ -94,8 +94,9 @@ def run_probes(probes: Mapping[str, Callable[[], Any]], patience: float) -> dict
 def command_output(*command: str, **variables: str) -> str:
     """Return the output of *command*, empty when it is missing, fails or takes too long."""
     try:
-        env = process.clean_environment(**variables)
-        return process.output(command, env=env, timeout=PATIENCE - 1)
+        return process.output(
+            command, env=process.clean_environment(**variables), timeout=PATIENCE - 1
+        )
     except CommandError:
         return ""
 
@@ -127,14 +128,20 @@ def index_answers(url: str) -> bool:
     import requests
 
     try:
-        page = f"{url.rstrip('/')}/packaging/"
-        return requests.head(page, timeout=PATIENCE - 1, allow_redirects=True).ok
+        return requests.head(
+            f"{url.rstrip('/')}/packaging/", timeout=PATIENCE - 1, allow_redirects=True
+        ).ok
     except requests.RequestException:
         return False
 
 
 def repository_answers(url: str) -> bool:
     """Return whether the git repository at *url* has a HEAD, without the user's configuration."""
-    variables = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": os.devnull}
-    variables |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
-    return bool(command_output("git", "ls-remote", "--", url, "HEAD", **variables))
+    head = command_output(
+        *("git", "ls-remote", "--", url, "HEAD"),
+        GIT_TERMINAL_PROMPT="0",
+        GIT_CONFIG_GLOBAL=os.devnull,
+        GIT_CONFIG_NOSYSTEM="1",
+        GIT_SSH_COMMAND="ssh -oBatchMode=yes",
+    )
+    return bool(head)

@@ -105,9 +105,13 @@ def required(
                 f"The requirements of sparkwright on Python {python.version} are not resolved.",
             )
         source = store.write("cache/program.in", "\n".join([*lines, ""]).encode())
-        target = ["--python-version", python.version]
-        target += ["--python-platform", f"{python.machine}-unknown-linux-gnu"]
-        lock = Pylock.from_dict(pylock.compile_requirements(store, source, *target))
+        compiled = pylock.compile_requirements(
+            store,
+            source,
+            f"--python-version={python.version}",
+            f"--python-platform={python.machine}-unknown-linux-gnu",
+        )
+        lock = Pylock.from_dict(compiled)
         try:
             selection = list(lock.select(**python.selection()))
         except PylockSelectError as error:

@@ -104,17 +104,29 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
         "plan and build need an official wheel of each graft, for glibc and this machine",
         otherwise="missing",
     )
-    least = f"less than {size(LEAST_MEMORY)}: the compilers of the largest units may be killed"
-    yield _check("memory", memory >= LEAST_MEMORY, size(memory), least)
-    least = f"less than {size(LEAST_DISK)}: choose another disk with --cache-dir"
-    yield _check("disk", disk >= LEAST_DISK, f"{size(disk)} free", least)
+    yield _check(
+        "memory",
+        memory >= LEAST_MEMORY,
+        size(memory),
+        f"less than {size(LEAST_MEMORY)}: the compilers of the largest units may be killed",
+    )
+    yield _check(
+        "disk",
+        disk >= LEAST_DISK,
+        f"{size(disk)} free",
+        f"less than {size(LEAST_DISK)}: choose another disk with --cache-dir",
+    )
     for program, (package, needs, state) in PROGRAMS.items():
         if program != f"{machine}-linux-gnu-g++":
-            version = facts[program]
-            # Containers run as root and have no sudo.
-            mend = f"{'sudo ' if os.geteuid() else ''}apt-get install -y {package}"
-            found = version or "not installed"
-            yield _check(program, version, found, f"needed by {needs}", mend, otherwise=state)
+            yield _check(
+                program,
+                facts[program],
+                facts[program] or "not installed",
+                f"needed by {needs}",
+                # Containers run as root and have no sudo.
+                f"{'sudo ' if os.geteuid() else ''}apt-get install -y {package}",
+                otherwise=state,
+            )
     if not facts["gpus"]:
         yield Check("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
     target = project.spec.arch.rstrip("af")

@@ -15,7 +15,6 @@ from pathlib import PurePath
 import msgspec
 
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -137,9 +136,3 @@ def build_seconds(project: Project, fork: str, jobs: int) -> float:
         return settings.seconds
     overhead = OVERHEAD if settings.longest else 0
     return overhead + max(settings.longest, settings.seconds / jobs)
-
-
-def parallel_units(settings: ForkEnvironment, cores: int, memory: int) -> int:
-    """Return how many of the fork's largest units can compile at once with *memory* bytes."""
-    largest = max(settings.memory.values(), default=1) * 1_000_000
-    return max(1, min(cores, memory // largest))

@@ -77,10 +77,9 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
         if minor in _LEGACY:
             platforms.append(f"{_LEGACY[minor]}_{machine}")
     version = tuple(python[:2])
-    interpreter = f"cp{version[0]}{version[1]}"
     return [
         *cpython_tags(version, platforms=platforms),
-        *compatible_tags(version, interpreter, platforms),
+        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms),
     ]
 
 
@@ -174,8 +173,6 @@ def compile_requirements(store: Store, source: Path, *options: str) -> dict[str,
     Raises:
         source-unreachable: The requirements cannot be resolved on the index.
     """
-    arguments = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate"]
-    index = ["--default-index", package_index.index_url()]
     env = process.clean_environment(
         UV_CACHE_DIR=str(store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
@@ -183,7 +180,11 @@ def compile_requirements(store: Store, source: Path, *options: str) -> dict[str,
         UV_INDEX_URL="",
         UV_DEFAULT_INDEX="",
     )
-    command = [find_uv_bin(), "pip", "compile", *arguments, *index, *options, str(source)]
+    command = [
+        *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
+        *("--format", "pylock.toml", "--default-index", package_index.index_url()),
+        *(*options, str(source)),
+    ]
     try:
         return tomllib.loads(process.output(command, env=env))
     except CommandError as error:
