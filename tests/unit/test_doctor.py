@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.browser import served
 
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
@@ -83,33 +82,17 @@ def test_another_machine_needs_a_cross_compiler_for_a_spark() -> None:
     assert set(states(machine="x86_64")) == {"aarch64-linux-gnu-g++"}
 
 
-@pytest.fixture(name="index")
-def _index(tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a server with one project page."""
+def test_facts_of_this_machine_are_plausible(tmp_path: Path) -> None:
     (tmp_path / "packaging").mkdir()
-    (tmp_path / "packaging" / "index.html").write_text("<!doctype html><title>packaging</title>")
+    (tmp_path / "packaging" / "index.html").touch()
+    with served(tmp_path) as index:
+        facts = host_info.facts(tmp_path, index, str(tmp_path / "no.git"))
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(tmp_path))  # type: ignore[arg-type]  # the server passes what the base takes
-
-        def log_message(self, *_: object) -> None:
-            """Write nothing to the output of the tests."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-def test_facts_of_this_machine_are_plausible(tmp_path: Path, index: str) -> None:
-    facts = host_info.facts(tmp_path, index, str(tmp_path / "no.git"))
-
+        assert not host_info.index_answers(f"{index}/nothing-here")
     assert facts.keys() == SPARK.keys()
     assert facts["git"][0].isdigit()
     assert facts["package index"]
     assert not facts["upstream host"]
-    assert not host_info.index_answers(f"{index}nothing-here")
 
 
 def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import preflight
@@ -18,7 +17,6 @@ from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import REGULAR
 from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
@@ -49,47 +47,31 @@ def source_of(session: RunContext, changed: Mapping[str, str | bytes | None], be
     return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
 
 
-def findings(session: RunContext, source: SourceTree, *, building: bool = False) -> list[str]:
-    """Return what the check finds, none when it is content."""
+def findings(session: RunContext, changed: Mapping[str, str | bytes | None], *, building: bool = True) -> tuple[str, ...]:
+    """Return the findings about a series that *changed* some files, empty if there are none."""
     try:
-        preflight.check(session, source, building=building)
+        preflight.check(session, source_of(session, changed), building=building)
     except BuildError as error:
         if error.reference != "early-check-failed":
             raise
-        return list(error.details)
-    return []
+        return error.details
+    return ()
 
 
 def test_a_sound_change_is_let_through(mini: Mini) -> None:
-    """Upstream's own oddities are none of our patches' faults, nor is a file that was removed."""
-    run = mini.session()
-    sound: dict[str, str | bytes | None] = {
-        "mini_vllm/a.py": None,
-        "mini_vllm/b.py": "def f(x):\n    return '\\d'\n",
-    }
-
-    assert findings(run, source_of(run, sound), building=True) == []
+    assert findings(mini.session(), {"mini_vllm/a.py": None, "mini_vllm/b.py": "def f(x):\n    return '\\d'\n"}) == ()
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
-    """Two Python files, a Python that is too old and a tool of another version: one error names all four."""
-    run = mini.session()
     broken: dict[str, str | bytes | None] = {
         "mini_vllm/a.py": "def f(:\n",
         "mini_vllm/deep.py": b"x = 1\n\0\n",
         "pyproject.toml": PROJECT.replace(">=3.9", ">=3.99").replace(">=77", "<60"),
     }
+    listed = findings(mini.session(), broken, building=False)
+    words = ("mini_vllm/a.py:1: ", "mini_vllm/deep.py:", "wants Python >=3.99; this is", "requires setuptools<60, and pylock.toml has ")
 
-    with refusal("early-check-failed") as caught:
-        preflight.check(run, source_of(run, broken), building=False)
-
-    found = "\n".join(caught.value.details)
-    assert len(caught.value.details) == 4
-    assert "mini_vllm/a.py:1: " in found
-    assert "mini_vllm/deep.py:" in found
-    assert f"wants Python >=3.99; this is {platform.python_version()}" in found
-    assert "requires setuptools<60, and pylock.toml has " in found
-    assert caught.value.document()["findings"] == list(caught.value.details)
+    assert [[word in line for line in listed].count(True) for word in words] == [1, 1, 1, 1]
 
 
 def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = False) -> RunContext:
@@ -116,41 +98,32 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
 LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
 
 
-def failure(session: RunContext, changed: Mapping[str, str | bytes | None]) -> SparkwrightError:
-    """Return the one failure of a graft onto the base."""
-    with pytest.raises(SparkwrightError) as caught:
-        preflight.check(session, source_of(session, changed))
-    return caught.value
+def replace_requirement(mini: Mini, **requires: str) -> None:
+    spec = toolchain.spec(mini.session().project)
+    vllm = msgspec.structs.replace(spec.forks["vllm"], requires={name.replace("_", "-"): text for name, text in requires.items()})
+    (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
 
 
-def test_several_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
-    """A failure with a class of its own stands in one list with the findings that have none."""
-    error = failure(with_base(mini, damage=True), {"mini_vllm/a.py": "def f(:\n"})
+def test_failures_of_the_base_and_the_source_come_together(mini: Mini) -> None:
+    syntax, base, *_ = findings(with_base(mini, damage=True), {"mini_vllm/a.py": "def f(:\n"})
 
-    assert error.reference == "early-check-failed"
-    assert error.details[0].startswith("mini_vllm/a.py:1: ")
-    assert "(source-mismatch)" in error.details[1]
+    assert syntax.startswith("mini_vllm/a.py:1: ")
+    assert "(source-mismatch)" in base
 
 
-def test_what_the_official_wheel_requires_of_the_stack_must_be_there(mini: Mini) -> None:
-    """A requirement on another fork that its locked state does not meet is found; one that environment.yaml replaces is not counted."""
+def test_a_failure_of_the_base_alone_keeps_its_reference(mini: Mini) -> None:
+    with_base(mini, *LIBRARIES)
+    replace_requirement(mini, requests="requests>=3")
+
+    with refusal("requirement-mismatch"):
+        findings(mini.session(), {})
+
+
+def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> None:
+    """Requirements that environment.yaml replaces and those of extras do not count."""
     requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
-    run = with_base(mini, *LIBRARIES, requires=requires)
-
-    (line,) = findings(run, source_of(run, {}), building=True)
+    (line,) = findings(with_base(mini, *LIBRARIES, requires=requires), {})
 
     assert line.endswith("the wheel would require mini-flashinfer==0.6.8, and the stack's flashinfer is 0.7.2")
-    spec = toolchain.spec(run.project)
-    vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"mini-flashinfer": "mini-flashinfer==0.7.2"})
-    (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
-    assert findings(mini.session(), source_of(run, {}), building=True) == []
-
-
-def test_an_entry_without_effect_on_the_base_keeps_its_own_class(mini: Mini) -> None:
-    """A requirement to change that the official wheel does not have is still a requirement-mismatch."""
-    run = with_base(mini, *LIBRARIES)
-    spec = toolchain.spec(run.project)
-    vllm = msgspec.structs.replace(spec.forks["vllm"], requires={"requests": "requests>=3"})
-    (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
-
-    assert failure(mini.session(), {}).reference == "requirement-mismatch"
+    replace_requirement(mini, mini_flashinfer="mini-flashinfer==0.7.2")
+    assert findings(mini.session(), {}) == ()

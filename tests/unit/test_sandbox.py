@@ -105,14 +105,6 @@ def test_the_messages_of_other_programs_are_understood(lab: Lab, program: tuple[
 
 
 @namespaces
-def test_the_status_of_a_program_comes_out(lab: Lab) -> None:
-    with refusal("command-failed", match="status 3"):
-        lab.run("sh", "-c", "exit 3")
-    with refusal("tool-missing", match="no-such-program"):
-        lab.run("no-such-program")
-
-
-@namespaces
 def test_a_killed_build_leaves_no_process(lab: Lab) -> None:
     """Also none that has left the process group."""
     marker = f"3141.{os.getpid()}"

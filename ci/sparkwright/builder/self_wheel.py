@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
-from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockSelectError
+from packaging.pylock import PackageWheel, Pylock, PylockSelectError
 from packaging.requirements import Requirement
 
 import sparkwright
@@ -25,10 +25,6 @@ from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, project_data
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
-
-#: Build backends of source distributions among the requirements (tree-sitter-cmake has no Linux
-#: wheel).
-BACKENDS = ("setuptools", "wheel")
 
 
 def stated_requirements(extra: str = "full") -> list[str]:
@@ -86,15 +82,14 @@ def required(
     Return the files that the program requires on *python*, downloaded and verified.
 
     Args:
-        requirements: Its requirements; by default those of the running program with all extras, and
-            the build backends of source distributions among them.
+        requirements: Its requirements; by default those of the running program with all extras.
 
     Raises:
         offline: They are not resolved or not downloaded, and the run is offline.
         source-unreachable, source-mismatch, disk-full: As `toolchain.download`.
-        not-provided: A requirement has neither a wheel for that Python nor a source distribution.
+        not-provided: A requirement has no wheel for that Python.
     """
-    lines = [*requirements] or [*stated_requirements(), *BACKENDS]
+    lines = [*requirements] or stated_requirements()
     store = context.store
     key = digest.key("program", {"requires": lines, "python": python})
     files = store.get("program", key, tuple[LockedWheel, ...])
@@ -108,6 +103,7 @@ def required(
         compiled = pylock.compile_requirements(
             store,
             source,
+            "--only-binary=:all:",
             f"--python-version={python.version}",
             f"--python-platform={python.machine}-unknown-linux-gnu",
         )
@@ -117,14 +113,14 @@ def required(
         except PylockSelectError as error:
             raise SourceError(
                 "not-provided",
-                "A requirement of sparkwright has no file for the Python of the image.",
+                "A requirement of sparkwright has no wheel for the Python of the image.",
                 details=[str(error)],
             ) from error
         files = tuple(
             sorted(
                 (str(package.name), str(file.filename), file.hashes["sha256"])
                 for package, file in selection
-                if isinstance(file, PackageWheel | PackageSdist)
+                if isinstance(file, PackageWheel)
             )
         )
         store.put("program", key, files)
