@@ -21,13 +21,8 @@ from sparkwright.builder import configure, preflight, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import ForkEnvironment
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import graft, sbom, source_wheel, version
-from sparkwright.builder.wheel.graft import CompiledUnit, GraftManifest
-from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
@@ -59,7 +54,7 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     size: int
     tree: str
     counts: dict[str, int] = {}
-    transplant: GraftManifest | None = None
+    transplant: graft.GraftManifest | None = None
 
 
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,7 +82,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     sparkwright: str
     stack: str
     arch: str
-    source: SourceTree
+    source: source_tree.SourceTree
     inputs: dict[str, str]
     targets: tuple[str, ...] = ()
     plan: str = ""
@@ -96,8 +91,8 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     compiler: str = ""
     isolation: str = ""
     counts: dict[str, int] = {}
-    units: tuple[CompiledUnit, ...] = ()
-    transplant: GraftManifest | None = None
+    units: tuple[graft.CompiledUnit, ...] = ()
+    transplant: graft.GraftManifest | None = None
 
 
 def inputs(session: RunContext, fork: str) -> dict[str, str]:
@@ -137,8 +132,11 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
 
 
 def dist_info(
-    session: RunContext, source: SourceTree, base: FileLock | None = None, **compiled: Any
-) -> DistInfoFiles:
+    session: RunContext,
+    source: source_tree.SourceTree,
+    base: FileLock | None = None,
+    **compiled: Any,
+) -> sbom.DistInfoFiles:
     """
     Return the build record of the wheel made of *source*, and the parts for its bill of materials.
 
@@ -165,7 +163,7 @@ def dist_info(
         inherited=manifest.base if manifest else None,
         compiler=record.compiler,
     )
-    return DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
+    return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
 
 
 # Wheels in the store.
@@ -229,7 +227,7 @@ def put(
     path: Path,
     tree: str,
     counts: dict[str, int] | None = None,
-    transplant: GraftManifest | None = None,
+    transplant: graft.GraftManifest | None = None,
 ) -> BuiltWheel:
     """Move the wheel at *path* to the store and return its record."""
     sha256, length = digest.sha256_file(path), path.stat().st_size
@@ -302,8 +300,8 @@ def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
 
 def _graft(
     session: RunContext,
-    source: SourceTree,
-    settings: ForkEnvironment,
+    source: source_tree.SourceTree,
+    settings: toolchain.ForkEnvironment,
     label: str,
     folder: Path,
     key: str,
@@ -325,7 +323,7 @@ def _graft(
         workspace = Workspace(session, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
-        build_folder = BuildFolder.of(
+        build_folder = ninja.BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         build_folder.compile(settings.targets, Costs.of(session, fork), ninja.limits(session))

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 
 from sparkwright.builder import configure, source_tree, vendored
 from sparkwright.builder.compile import ninja
-from sparkwright.builder.configure import Configured
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.wheel import version
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
@@ -37,7 +33,7 @@ class Workspace:
     def __init__(
         self,
         session: RunContext,
-        tools: Toolchain,
+        tools: toolchain.Toolchain,
         fork: str,
         variant: str = "build",
     ) -> None:
@@ -47,6 +43,10 @@ class Workspace:
         self.variant = f"vendored-{variant}" if self.settings.needs_vendored else variant
         self.folder = self._folder(fork, session.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
+        #: The tools, with the libraries of the machine that wheels are made for.
+        self.target = toolchain.target(session, tools)
+        #: The folder, its needs and the tools, under the same names on every machine.
+        self.sandbox = Sandbox.create(self._mounts(), needed=self.settings.needs_vendored)
 
     @staticmethod
     def name(session: RunContext, fork: str) -> str:
@@ -56,19 +56,6 @@ class Workspace:
     def _folder(self, fork: str, variant: str) -> Path:
         return self._session.store.folder("work", self._session.project.stack, fork, variant)
 
-    @cached_property
-    def target(self) -> Toolchain:
-        """The tools, with the libraries of the machine that wheels are made for."""
-        return toolchain.target(self._session, self._tools)
-
-    @cached_property
-    def sandbox(self) -> Sandbox:
-        """
-        The sandbox of configure and compile: the folder, its needs and the tools, under the same
-        names on every machine.
-        """
-        return Sandbox.create(self._mounts(), needed=self.settings.needs_vendored)
-
     def _mounts(self) -> dict[Path, str]:
         mounts = {self.folder: self._fork, self._tools.root: "tools"}
         if self.target.libraries:
@@ -77,26 +64,21 @@ class Workspace:
             mounts[self._folder(need, "needed")] = f"needed/{need}"
         return mounts
 
-    @cached_property
-    def vendored(self) -> dict[str, str]:
+    def fill(self, tree: str) -> None:
         """
-        The trees of the vendored sources by name, in the object database; empty if the targets need
-        none.
+        Make the source folder hold *tree*, and the folder of each vendored source its own.
 
         Raises:
             source-unresolved, source-mismatch: As `vendored.fetch`.
         """
-        return vendored.fetch(self._session, self._fork) if self.settings.needs_vendored else {}
-
-    def fill(self, tree: str) -> None:
-        """Make the source folder hold *tree*, and the folder of each vendored source its own."""
         checkout = self._session.objects.checkout
-        for name, source in self.vendored.items():
-            folder = self.build / (vendored.FOLDER % name.lower())
-            checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
+        if self.settings.needs_vendored:
+            for name, source in vendored.fetch(self._session, self._fork).items():
+                folder = self.build / (vendored.FOLDER % name.lower())
+                checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
 
-    def configure(self) -> Configured:
+    def configure(self) -> configure.Configured:
         """
         Run the fork's real CMake.
 
@@ -145,7 +127,7 @@ class Workspace:
         self._check_downloads(complete="all" in self.settings.targets)
         return configured
 
-    def declarations(self) -> tuple[Declaration, ...]:
+    def declarations(self) -> tuple[vendored.Declaration, ...]:
         """Return the sources that the last configure would have downloaded."""
         return vendored.declarations(configure.calls(self.source, self.build, sandbox=self.sandbox))
 
@@ -177,13 +159,14 @@ class Workspace:
                 tree = source_tree.make(session, need).tree
                 session.objects.checkout(tree, folder / "src", folder / "index")
             folders[f"source:{need}"] = folder / "src"
+        locked = session.lock.forks[self._fork]
         launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
             "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
             "CMAKE_MAKE_PROGRAM": str(tools.tool("ninja")),
             **self.target.defines(),
-            **vendored.defines(self.vendored),
+            **vendored.defines(locked.fetched if self.settings.needs_vendored else ()),
             **self.settings.defines,
         }
         try:

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkwright.audit import policy, report
-from sparkwright.audit.report import AuditReport
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import costs
 from sparkwright.builder.environment.sandbox import VARIABLE
-from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.cli import argtypes, context, stages
 from sparkwright.core.console import console, duration, size
@@ -97,7 +95,7 @@ def build(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWheel]:
+def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
     """Yield the wheel of *fork*, and that of its modules that are compiled ahead of time."""
     built = pipeline.build(session, fork)
     yield built
@@ -105,7 +103,9 @@ def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[BuiltWhe
         yield flashinfer_aot.build(session, spec, built)
 
 
-def _show(session: RunContext, audits: list[tuple[BuiltWheel, AuditReport]]) -> None:
+def _show(
+    session: RunContext, audits: list[tuple[pipeline.BuiltWheel, report.AuditReport]]
+) -> None:
     rows, wheels = [], []
     for built, audit_report in audits:
         units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)

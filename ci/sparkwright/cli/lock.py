@@ -10,7 +10,6 @@ import msgspec
 
 from sparkwright.builder import source_tree, vendored
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.vendored import Declaration
 from sparkwright.builder.workspace import Workspace
 from sparkwright.cli import context
 from sparkwright.core.console import console
@@ -106,7 +105,7 @@ def lock_vendored(session: RunContext, fork: str) -> None:
         session.project.lock_file.write_text(text, "utf-8")
 
 
-def _pinned(session: RunContext, fork: str, declared: Iterable[Declaration]) -> ForkLock:
+def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
     """
     Return the lock of *fork* with exactly the sources *declared* in place of those that
     FetchContent would download.

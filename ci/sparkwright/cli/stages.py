@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from sparkwright.audit import policy, report, wheel, wheel_reader
-from sparkwright.audit.report import AuditReport
 from sparkwright.builder import pipeline, preflight, source_tree
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.environment import toolchain
@@ -153,7 +152,7 @@ def policy_kind(path: Path) -> Literal["stack", "any"]:
 
 def audited(
     session: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
-) -> AuditReport:
+) -> report.AuditReport:
     """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
     rules = policy.load(session.project.audit_file, session.project.spec.arch)
     inputs = {
@@ -164,7 +163,7 @@ def audited(
         "form": FORM,
     }
     key = digest.key("audit", inputs)
-    if stored := session.store.get("audit", key, AuditReport):
+    if stored := session.store.get("audit", key, report.AuditReport):
         return stored
     programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
     with console.step(f"audit {path.name}"):

@@ -18,7 +18,6 @@ from pathlib import PurePosixPath
 import msgspec
 
 from sparkwright.builder.arch import cmake_file
-from sparkwright.builder.arch.cmake_file import CMakeCommand
 from sparkwright.builder.arch.rules import ArchRule
 from sparkwright.builder.configure import Call, TranslationUnit
 
@@ -176,7 +175,7 @@ class Trace:
             del values[:width]
         return pairs
 
-    def _parse(self, file: str) -> dict[tuple[str, int], CMakeCommand]:
+    def _parse(self, file: str) -> dict[tuple[str, int], cmake_file.CMakeCommand]:
         commands = cmake_file.parse(self._read(file) or b"", file)
         return {(command.name, command.line): command for command in commands}
 

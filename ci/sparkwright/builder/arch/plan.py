@@ -21,9 +21,7 @@ from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spe
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
 from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console
@@ -95,7 +93,11 @@ class PlanComparison(msgspec.Struct, frozen=True):
 
 
 def obtain(
-    session: RunContext, tools: Toolchain, source: SourceTree, *, configured: bool = False
+    session: RunContext,
+    tools: toolchain.Toolchain,
+    source: source_tree.SourceTree,
+    *,
+    configured: bool = False,
 ) -> PlanComparison:
     """
     Return the plan of *source*, made if the store has none; it is not checked yet (`check`).
@@ -132,7 +134,7 @@ def obtain(
 
 
 def examine_both(
-    session: RunContext, tools: Toolchain, source: SourceTree
+    session: RunContext, tools: toolchain.Toolchain, source: source_tree.SourceTree
 ) -> tuple[ArchPlan, ArchPlan]:
     """
     Configure *source* and return its plan, and that of the same tree without the rules; callers
@@ -145,7 +147,10 @@ def examine_both(
 
 
 def _configure_and_examine(
-    session: RunContext, tools: Toolchain, source: SourceTree, variant: str = "build"
+    session: RunContext,
+    tools: toolchain.Toolchain,
+    source: source_tree.SourceTree,
+    variant: str = "build",
 ) -> ArchPlan:
     rules = source_tree.rules_of(session).of(source.fork)
     workspace = Workspace(session, tools, source.fork, variant)

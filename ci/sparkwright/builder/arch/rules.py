@@ -22,7 +22,6 @@ from typing import Annotated
 import msgspec
 
 from sparkwright.builder.arch import cmake_file
-from sparkwright.builder.arch.cmake_file import Argument, CMakeCommand
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
@@ -188,7 +187,7 @@ def rewrite(
             its file is missing or malformed.
     """
     texts: dict[str, bytes] = {}
-    values: dict[str, dict[Argument, str]] = {}
+    values: dict[str, dict[cmake_file.Argument, str]] = {}
     sites: list[Site] = []
     for rule in rules:
         text = texts.get(rule.file) or read(rule.file)
@@ -208,7 +207,7 @@ def rewrite(
     return changed, tuple(sites)
 
 
-def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
+def _match(rule: ArchRule, commands: Sequence[cmake_file.CMakeCommand]) -> cmake_file.CMakeCommand:
     """Return the command whose list *rule* changes."""
     candidates = {
         command: _mismatch(rule, command)
@@ -234,7 +233,7 @@ def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
     return matches[0]
 
 
-def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
+def _mismatch(rule: ArchRule, command: cmake_file.CMakeCommand) -> str:
     """Return why *rule* does not change *command*; empty if it does."""
     value = command.arguments[rule.argument].text
     if not all(any(text in scope for scope in command.scopes) for text in rule.under):

@@ -132,7 +132,5 @@ class Costs:
 def build_seconds(project: Project, fork: str, jobs: int) -> float:
     """Return the expected seconds of building *fork* with *jobs* units at once."""
     settings = toolchain.spec(project).forks[fork]
-    if not settings.core_targets:
-        return settings.seconds
     overhead = OVERHEAD if settings.longest else 0
     return overhead + max(settings.longest, settings.seconds / jobs)

@@ -108,12 +108,9 @@ def limits(session: RunContext) -> CompileLimits:
 
 
 def install_launcher(folder: Path) -> Path:
-    """Return the compiler launcher's copy in *folder*, written if it is missing or out of date."""
+    """Copy the compiler launcher to *folder* and return its path there."""
     # The commands name it: under another name ninja would compile everything again.
-    copy, text = folder / "launch.py", Path(launcher.__file__).read_bytes()
-    if not copy.exists() or copy.read_bytes() != text:
-        copy.write_bytes(text)
-    return copy
+    return Path(shutil.copyfile(launcher.__file__, folder / "launch.py"))
 
 
 class BuildFolder:
