@@ -15,7 +15,7 @@ from tests.support import refserved, verdicts, wheels
 from sparkwright.cli import context, gate, main
 from sparkwright.core.digest import sha256_file
 from sparkwright.gates import ladder
-from sparkwright.gates.athand import AtHand, Inputs, model_digest
+from sparkwright.gates.athand import AtHand, Inputs
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.load.reference.behaviour import Behaviour
 from sparkwright.gates.recipes import recipe as recipes
@@ -183,20 +183,3 @@ def test_what_does_not_go_together_is_wrong_usage(cli: Cli, words: list[str], op
 
     assert done.returncode == 2
     assert names in done.stderr
-
-
-def test_a_models_digest_follows_its_files(tmp_path: Path) -> None:
-    """A renamed, resized or edited file is another model."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"0" * 100)
-    seen = {model_digest(model)}
-    (model / "config.json").write_text("{} ")
-    seen.add(model_digest(model))
-    (model / "model.safetensors").write_bytes(b"0" * 101)
-    seen.add(model_digest(model))
-    (model / "model.safetensors").rename(model / "other.safetensors")
-    seen.add(model_digest(model))
-
-    assert len(seen) == 4

@@ -122,15 +122,6 @@ def test_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
     assert token not in everything(caught.value)
 
 
-def test_proxy_of_the_environment_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that reaches the network through a proxy reaches GitHub as well."""
-    monkeypatch.setenv("http_proxy", world.api)
-    monkeypatch.setenv("no_proxy", "")
-    GitHub("http://api.github.example").pull("vllm-project", "vllm", 7)
-
-    assert world.asked[0][2] == "http://api.github.example/repos/vllm-project/vllm/pulls/7"
-
-
 def test_passing_faults_are_asked_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """A fault of the server's and a pause of some seconds, which is announced, do not stand for an answer."""
     answer(world, reply(500), reply(403, Retry_After="1"), record())
@@ -139,17 +130,6 @@ def test_passing_faults_are_asked_again(world: World, capsys: pytest.CaptureFixt
     assert pull(world).number == 7
     assert time.monotonic() - began >= 1
     assert "answered 403; waiting 1 s" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_refusal_is_the_tokens(world: World, status: int) -> None:
-    """Without a word of limits, 401 and 403 mean the token; GitHub's own reason is shown."""
-    answer(world, reply(status, '{"message": "Bad\\ncredentials"}', X_RateLimit_Remaining="41"))
-
-    with refusal("github-refused") as caught:
-        pull(world, TOKEN)
-    assert caught.value.details == (f"answered {status}, asked with a token", "GitHub says: Bad credentials")
-    assert len(world.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,14 +152,16 @@ def test_limit_says_when_it_ends(world: World, status: int, headers: dict[str, s
     assert len(world.asked) == 1
 
 
-@pytest.mark.parametrize("status", [404, 410])
-def test_pull_request_may_be_gone(world: World, status: int) -> None:
-    """A deleted, missing or hidden pull request is gone; nothing is asked twice."""
-    answer(world, reply(status, '{"message": "Not Found"}'))
+@pytest.mark.parametrize(
+    ("status", "reference"), [(401, "github-refused"), (403, "github-refused"), (404, "pull-request-gone"), (410, "pull-request-gone")]
+)
+def test_a_refusal_tells_the_token_from_the_pull_request(world: World, status: int, reference: str) -> None:
+    """Without a word of limits, 401 and 403 mean the token; GitHub's own reason is shown, and nothing is asked twice."""
+    answer(world, reply(status, '{"message": "Bad\\ncredentials"}', X_RateLimit_Remaining="41"))
 
-    with refusal("pull-request-gone", match="vllm-project/vllm#7") as caught:
-        pull(world)
-    assert caught.value.details[-1] == "GitHub says: Not Found"
+    with refusal(reference, match="vllm-project/vllm#7") as caught:
+        pull(world, TOKEN)
+    assert caught.value.details == (f"answered {status}, asked with a token", "GitHub says: Bad credentials")
     assert len(world.asked) == 1
 
 
@@ -269,23 +251,6 @@ def test_server_cannot_make_messages_hold_the_token(world: World, capsys: pytest
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "SECRET" not in everything(caught.value) + "".join(capsys.readouterr())
-
-
-def echo_status_line(handler: Handler) -> None:
-    """Answer with a status line that is the client's own Authorization header."""
-    handler.wfile.write(f"HTTP/1.1 {handler.headers['Authorization']}\r\n\r\n".encode())
-    handler.close_connection = True
-
-
-def test_token_in_a_status_line_is_not_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the error holds it, in any case of letters, nor a log of the HTTP libraries."""
-    caplog.set_level(0)
-    answer(world, echo_status_line)
-    with refusal("github-unreachable") as caught:
-        pull(world, TOKEN, seconds=2)
-
-    assert set(world.authorizations) == {f"Bearer {TOKEN}"}
-    assert "secret" not in (everything(caught.value) + caplog.text).lower()
 
 
 def test_a_list_of_too_many_pages_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

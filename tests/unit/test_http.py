@@ -203,20 +203,6 @@ def test_stalled_download_stops_within_a_second(listen: Callable[[Say], Listener
         signal.signal(signal.SIGALRM, before)
 
 
-def test_trickled_download_fails(
-    listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A download that brings a byte now and then is given up, and keeps what came."""
-    monkeypatch.setattr(http, "STALL", 0.25)
-    server = listen(drip(OK + b"content-length: 99999\r\n\r\n"))
-    with pytest.raises(HttpFailure) as caught:
-        http.download(server.url, tmp_path / "a.part")
-
-    assert caught.value.kind == "slow"
-    assert len(server.asked) == http.ATTEMPTS
-    assert (tmp_path / "a.part").stat().st_size > 5
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_download_that_hardly_gets_on_fails(
     ranges: bool, listen: Callable[[Say], Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

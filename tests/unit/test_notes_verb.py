@@ -146,14 +146,6 @@ def manifest(place: Place) -> Path:
     return place.made.root / "g" / str(place.made.manifest.serial) / places.MANIFEST
 
 
-def test_a_folder_that_an_identity_signed_is_read_too(place: Place, told: Told) -> None:
-    """Of a Sigstore bundle, the envelope inside."""
-    envelope = msgspec.json.decode(manifest(place).read_bytes())
-    bundle = {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope, "verificationMaterial": {}}
-    manifest(place).write_bytes(msgspec.json.encode(bundle))
-    assert told("--index", place.made.root) == place.page("2026.11.2") + "\n"
-
-
 def test_notes_of_a_file(place: Place, told: Told) -> None:
     """A release.json with the newest proof beside it is enough."""
     text = told(place.made.root / places.release(place.address("2026.11.2")))

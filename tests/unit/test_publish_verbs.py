@@ -95,14 +95,6 @@ def test_what_cannot_be_is_said_first(run: Run, place: Place, tmp_path: Path, wo
     assert not (place.root / "current").exists()
 
 
-def test_a_key_that_others_may_read_does_not_sign(run: Run, place: Place) -> None:
-    """The private key belongs to its owner alone, and a missing one is named."""
-    place.key.chmod(0o644)
-
-    assert refused(run("release", "refresh")) == (1, "key-invalid")
-    assert refused(run("release", "refresh", key=None)) == (2, "usage")
-
-
 def test_a_passphrase_comes_from_the_environment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked of nobody, stands on no command line, and is in no message."""
     keys.make(tmp_path / "locked", SECRET)
@@ -110,15 +102,3 @@ def test_a_passphrase_comes_from_the_environment(run: Run, tmp_path: Path, monke
     monkeypatch.setenv(keys.PASSPHRASE, SECRET)
 
     assert refused(run("release", "refresh", key=tmp_path / "locked")) == (1, "index-missing")
-
-
-def test_people_see_what_was_done(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --json there is a small table on standard output, and what is missing stands in it."""
-    wheel = wheels.vllm(tmp_path / "dist")
-    words = ["--at", place.root, "--key", place.key, "--root", wheels.ROOT, "--offline", "--url", publishing.URL, "--channel", "candidate"]
-    assert main(["publish", str(wheel), *map(str, words)]) == 0
-    told = capsys.readouterr().out
-
-    assert "2026.11.1 in candidate" in told
-    assert wheel.name in told
-    assert "G8: not-run (not-climbed)" in told

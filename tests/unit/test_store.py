@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,15 +90,6 @@ def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -
         (folder / "whole").touch()
 
     assert [path.name for path in final.iterdir()] == ["whole"]
-
-
-def test_what_is_kept_can_be_read_by_others(store: Store) -> None:
-    """Temporary files are private; results have the usual modes, so that a shared cache can be shared."""
-    with store.building(store.root / "wheels" / "x"):
-        pass
-
-    assert stat.S_IMODE(store.write("a", b"").stat().st_mode) == 0o644
-    assert stat.S_IMODE((store.root / "wheels" / "x").stat().st_mode) == 0o755
 
 
 # Records.

@@ -131,16 +131,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         strict_yaml.parse(text, Any, "x")
 
 
-def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
-    """A file that is larger than any of ours is an error before its content is looked at."""
-    path = tmp_path / "pins.yaml"
-    with path.open("wb") as stream:
-        stream.truncate(strict_yaml.LARGEST + 1)
-
-    with refusal("file-invalid", match="larger than"):
-        strict_yaml.load(path, Pin)
-
-
 PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=40)
 
 
@@ -184,21 +174,6 @@ def test_a_lock_with_a_malformed_value_is_refused(project: Project, field: str, 
 
     assert "matching regex" in caught.value.details[0]
     assert "lock.yaml" in caught.value.what
-
-
-def test_a_missing_lock_is_refused(project: Project) -> None:
-    """A stack without a lock cannot be built; the error names the file."""
-    with refusal("file-invalid", match=r"lock\.yaml cannot be read"):
-        lock.read(project)
-
-
-@pytest.mark.parametrize("commit", [COMMIT[:7], COMMIT[:39], "unresolved"])
-def test_a_prefix_counts_as_unresolved(project: Project, commit: str) -> None:
-    """A lock may hold the beginning of a commit, or none, and says that it is unresolved."""
-    git = locked(project, LOCK.replace(COMMIT, commit)).forks["mini"].git
-
-    assert git is not None
-    assert not git.resolved
 
 
 @pytest.mark.parametrize("change", [('"2026.11"', '"2026.05"'), ("  mini:", "  other:")])
