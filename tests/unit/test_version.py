@@ -12,8 +12,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import source_tree
-from sparkwright.builder.wheel import source_wheel, version
-from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.builder.wheel import version
 from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
@@ -80,14 +79,6 @@ def test_a_lock_that_does_not_name_one_cuda_release_is_refused(mini: Mini, text:
 
     with refusal("file-invalid", match=r"pylock\.toml"):
         version.cuda(Project(mini.root, "demo"))
-
-
-def test_the_wheel_of_headers_has_the_label(mini: Mini, tmp_path: Path) -> None:
-    session = mini.session()
-    tree = source_tree.make(session, "cutlass").tree
-    wheel = source_wheel.build_headers(session, tree, "mini-cutlass", "spark.demo.p0.cu130", DistInfoFiles(b"{}", SbomInput()), tmp_path)
-
-    assert wheel.name.split("-")[1].endswith("+spark.demo.p0.cu130")
 
 
 @pytest.mark.parametrize(

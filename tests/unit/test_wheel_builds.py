@@ -48,18 +48,6 @@ def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, store: Store, 
     assert not [*tmp_path.rglob("*.whl")]
 
 
-def test_a_tool_that_is_not_locked_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "lib/python3.11/site-packages/nvidia/cu13").mkdir(parents=True)
-    with refusal("tool-missing", match="ninja is not among the locked tools"):
-        Toolchain("key", tmp_path).tool("ninja")
-
-
-@pytest.mark.parametrize("name", ["mini.whl", "mini-1.0-py3-none-any.zip", "mini-one-py3-none-any.whl"])
-def test_a_name_that_no_wheel_has_is_refused(name: str) -> None:
-    with refusal("wheel-invalid", match="is not the name of a wheel"):
-        WheelName.of(name)
-
-
 def test_headers_without_a_version_are_refused(tmp_path: Path, store: Store) -> None:
     """A tree that is no CUTLASS gives no wheel of headers."""
     run = RunContext(Project(ROOT, "2026.11"), store, (), tmp_path)

@@ -8,7 +8,6 @@ library that neither names is a finding, so together they are a complete list.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -145,9 +144,9 @@ class DistributionPolicy(_Record, frozen=True):
     size_max: int | None = None
 
     def __post_init__(self) -> None:
-        for glob, times in Counter(library.glob for library in self.libraries).items():
-            if times > 1:
-                raise ValueError(f"{glob} is listed {times} times")
+        globs = [library.glob for library in self.libraries]
+        if repeated := {glob for glob in globs if globs.count(glob) > 1}:
+            raise ValueError(f"{', '.join(sorted(repeated))} is listed several times")
 
 
 class CommonPolicy(_Record, frozen=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import elf
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
@@ -41,6 +40,9 @@ SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
 
 #: In names with internal linkage nvcc puts a hash of the real path of their source.
 _INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
+
+
+Verdict = Literal["identical", "same-device-code", "different"]
 
 
 class Rebuild(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class Rebuild(msgspec.Struct, frozen=True):
     """
 
     wheel: str
-    verdict: Literal["identical", "same-device-code", "different"]
+    verdict: Verdict
     first: str
     again: str
     device_code: tuple[str, str]
@@ -175,42 +177,50 @@ def compare(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
     """
-    codes = [read_device_code(path, policy, scratch) for path in (first, again)]
-    hashes = [_member_hashes(path) for path in (first, again)]
-    names = sorted(hashes[0].keys() | hashes[1].keys())
-    members = [name for name in names if hashes[0].get(name) != hashes[1].get(name)]
-    explained: tuple[str, ...] = (".dist-info/RECORD",)
-    same_host = same_paths and compiler[0] == compiler[1] and codes[0] == codes[1]
-    if codes[0][1] == codes[1][1] and not same_host:
-        explained += (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+    sides = [_read(path, policy, scratch) for path in (first, again)]
+    one, two = sides
+    members = {name for name in one.members if one.members[name] != two.members.get(name)}
+    members |= two.members.keys() - one.members.keys()
+    explained: tuple[str, ...] = ()
+    same_host = same_paths and compiler[0] == compiler[1] and one.device_code == two.device_code
+    if one.nameless == two.nameless and not same_host:
+        explained = (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
     unexplained = [
         name
-        for name in members
-        if not name.endswith(explained) or name not in hashes[0] or name not in hashes[1]
+        for name in sorted(members)
+        if not name.endswith(explained) or not all(name in side.members for side in sides)
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    one, two = (digest.sha256_file(path) for path in (first, again))
+    same: Verdict = "identical" if one.sha256 == two.sha256 else "same-device-code"
     return Rebuild(
         first.name,
-        "different" if unexplained else "identical" if one == two else "same-device-code",
-        one,
-        two,
-        (codes[0][0], codes[1][0]),
+        "different" if unexplained else same,
+        one.sha256,
+        two.sha256,
+        (one.device_code, two.device_code),
         compiler,
-        tuple(members),
+        tuple(sorted(members)),
         tuple(unexplained),
     )
 
 
-def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> tuple[str, str]:
+class _Wheel(msgspec.Struct, frozen=True):
     """
-    Return the device-code digest of *wheel*, and one that leaves out the hashes of source paths in
-    names.
+    A wheel that is compared.
 
-    Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
+    Attributes:
+        members: The digest and the size of each.
+        nameless: A digest of the device code without the hashes of source paths in names.
     """
+
+    sha256: str
+    members: dict[str, tuple[str, str]]
+    device_code: str
+    nameless: str
+
+
+def _read(wheel: Path, policy: AuditPolicy, scratch: Path) -> _Wheel:
     subject, digests, nameless = wheel_reader.subject(wheel), list[str](), list[str]()
 
     def visit(binary: wheel_reader.Binary) -> None:
@@ -226,17 +236,14 @@ def read_device_code(wheel: Path, policy: AuditPolicy, scratch: Path) -> tuple[s
             digests.append(code.digest)
             nameless.extend(hashes if compiled and not code.fault else [code.digest])
 
-    wheel_reader.walk(wheel, subject, scratch, visit)
-    return device_code.wheel_digest(digests), digest.key("nameless", sorted(nameless))
-
-
-def _member_hashes(path: Path) -> dict[str, str]:
-    with zip_file(path) as archive:
-        hashes = {}
-        for name in zip_members(archive, path.name):
-            with archive.open(name) as stream:
-                hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # readable
-        return hashes
+    findings = wheel_reader.walk(wheel, subject, scratch, visit)
+    with zip_file(wheel) as archive:
+        listed, info = zip_members(archive, wheel.name), WheelName.of(wheel.name).info
+        members = records(archive, listed, info, wheel.name)
+    # A member that RECORD does not state truly.
+    members |= {finding.library: (finding.message, "") for finding in findings}
+    key = digest.key("nameless", sorted(nameless))
+    return _Wheel(subject.sha256, members, device_code.wheel_digest(digests), key)
 
 
 def show(rebuild: Rebuild) -> None:

@@ -205,7 +205,7 @@ def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
 def _unpacked_bytes(library: Path) -> int:
     """Return the bytes that the device code of *library* would unpack to; 0 if it is unreadable."""
     with contextlib.suppress(elf.ElfUnreadable), elf.mapped(library) as data:
-        return fatbin.unpacked_bytes(data, elf.fatbins(data))
+        return fatbin.unpacked_bytes(data, elf.shared_object(data).fatbins)
     return 0
 
 

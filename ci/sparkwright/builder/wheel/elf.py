@@ -206,24 +206,14 @@ def shared_object(data: Buffer) -> SharedObject:
         rpath=tuple(filter(None, (strings.name(value) for tag, value in entries if tag in _PATHS))),
         versions=versions,
         soname=strings.name(values[_SONAME]) if _SONAME in values else "",
-        fatbins=fatbins(data),
+        fatbins=tuple(
+            (section.offset, section.size)
+            for section in listed
+            if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
+        ),
         symbols=frozenset(symbols),
         imports=frozenset(imports),
         driver=tuple(sorted(driver)),
-    )
-
-
-def fatbins(data: Buffer) -> tuple[tuple[int, int], ...]:
-    """
-    Return the offset and the size of each section that holds device code.
-
-    Raises:
-        ElfUnreadable: As `sections`.
-    """
-    return tuple(
-        (section.offset, section.size)
-        for section in sections(data)
-        if section.name in FATBIN_SECTIONS and section.kind != NO_BITS
     )
 
 

@@ -20,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from email.parser import BytesParser
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from sparkwright import __version__
 from sparkwright.builder import pipeline
@@ -44,7 +46,6 @@ LAYOUT = 4
 #: needs more.
 PLATFORM = "manylinux_2_28"
 
-_CALL = re.compile(r"flashinfer(?:\.\w+)+\._?gen_\w+")
 #: A module's name becomes that of a folder, here and in the wheel.
 _NAME = re.compile(r"\w[\w.+-]*")
 #: Variables of the user that would change the output.
@@ -55,6 +56,7 @@ _PACKAGE = '''\
 """FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; FlashInfer's loader reads this."""
 
 from pathlib import Path
+from typing import Annotated
 from typing import NamedTuple
 
 __version__ = "{version}"
@@ -110,17 +112,11 @@ class ModuleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         arch: The architecture that FlashInfer compiles it for, if not the stack's.
     """
 
-    call: str
-    models: tuple[str, ...]
-    reason: str
+    call: Annotated[str, Meta(pattern=r"^flashinfer(\.\w+)+\._?gen_\w+$")]
+    models: Annotated[tuple[str, ...], Meta(min_length=1)]
+    reason: Annotated[str, Meta(pattern=r"\S")]
     arguments: dict[str, Plain | list[Plain]] = {}
     arch: str = ""
-
-    def __post_init__(self) -> None:
-        if not _CALL.fullmatch(self.call):
-            raise ValueError(f"call: {self.call!r} is not the name of a generator of FlashInfer")
-        if not self.reason.strip() or not self.models:
-            raise ValueError(f"{self.call}: models and reason say what the module is for")
 
 
 class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +130,7 @@ class AotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fork: str
     distribution: str
-    modules: tuple[ModuleSpec, ...]
+    modules: Annotated[tuple[ModuleSpec, ...], Meta(min_length=1)]
 
     @property
     def package(self) -> str:
@@ -195,9 +191,6 @@ def load(project: Project, fork: str) -> AotSpec | None:
     """
     path = path_of(project)
     spec = strict_yaml.load(path, AotSpec) if path.is_file() else None
-    if spec and not spec.modules:
-        todo = "Name one, or remove the file."
-        raise FileError("file-invalid", f"{path} names no module.", todo=todo)
     return spec if spec and spec.fork == fork else None
 
 
