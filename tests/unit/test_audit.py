@@ -127,7 +127,7 @@ TARGET = {"role": "target", "glob": "*"}
 @pytest.mark.parametrize(
     ("common", "own", "arch", "message"),
     [
-        ({}, {"libraries": {"probe": [HOST_ONLY]}}, "12.1f", f"{LIBRARY} is listed 2 times"),
+        ({}, {"libraries": {"probe": [HOST_ONLY]}}, "12.1f", f"{LIBRARY} is listed several times"),
         ({}, {"libraries": {"prob": [HOST_ONLY]}}, "12.1f", "no distribution prob"),
         ({}, {}, "121f", "is not an architecture"),
         ({"arch": "12.1f"}, {}, "12.1f", "unknown field `arch`"),

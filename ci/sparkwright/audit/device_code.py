@@ -23,13 +23,13 @@ on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
 import re
+import signal
 import subprocess
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -64,15 +64,11 @@ GAINS: Mapping[Gain, str] = {
 
 #: The instruction that ends a kernel with an error.
 TRAP = "BPT.TRAP"
-#: Bytes that nvdisasm may write; the largest cubin of the official wheels takes some hundred
-#: megabytes.
-_MOST_TEXT = 8 * 1024**3
 #: A section's heading, or an instruction after its address and predicate:
 #: ``/*0050*/  @!P0 F2FP.SATFINITE.E2M1… R0, …``.
 _LINE = re.compile(
     rb"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?"
-    rb"(?P<opcode>[A-Z][A-Z0-9_.]*))",
-    re.MULTILINE,
+    rb"(?P<opcode>[A-Z][A-Z0-9_.]*))"
 )
 
 
@@ -298,70 +294,52 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[int, t
 # Instructions.
 
 
-def opcodes(cubins: Sequence[Path], folder: Path, deadline: float) -> list[dict[str, Counter[str]]]:
+def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str]]:
     """
-    Disassemble *cubins*, as many at a time as there are processors, and return for each the number
-    of every opcode with its modifiers, by kernel.
+    Disassemble *cubin*, and count its opcodes with their modifiers by kernel.
 
     Args:
         folder: Holds ``nvdisasm`` (``nvidia/cu13/bin`` of an environment with its wheel).
-        deadline: By `time.monotonic`, for all of them.
+        deadline: By `time.monotonic`.
 
     Raises:
         tool-missing: It does not hold it.
-        command-failed: nvdisasm could not read a cubin, or the time is over.
+        command-failed: nvdisasm could not read the cubin, or the time is over.
     """
-    program, running = folder / "nvdisasm", list[subprocess.Popen[bytes]]()
-    if cubins and not program.is_file():
+    if not (program := folder / "nvdisasm").is_file():
         raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
-    results = []
+    counts, current, last = dict[str, Counter[str]](), Counter[str](), deque[bytes](maxlen=20)
+    command = process.wrap_with_limits([program, "--print-code", cubin], by=signal.SIGKILL)
+    # An interruption in the next lines leaves the child to the kernel, which ends it with us.
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=process.clean_environment(),
+    )
+    watchdog = threading.Timer(deadline - time.monotonic(), child.kill)
+    watchdog.daemon = True
     try:
-        for number, cubin in enumerate(cubins):
-            for later in cubins[len(running) : number + (os.cpu_count() or 1)]:
-                running.append(_disassemble(program, later))
-            results.append(_count(running[number], cubin, deadline))
-    finally:
-        # An interruption must not wait for them.
-        for child in running:
-            child.kill()
-            child.wait()
-    return results
-
-
-def _disassemble(program: Path, cubin: Path) -> subprocess.Popen[bytes]:
-    command: list[str | Path] = [program, "--print-code", cubin.absolute()]
-    with cubin.with_suffix(".sass").open("wb") as out, cubin.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen(
-            process.wrap_with_limits(command, written=_MOST_TEXT),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=log,
-            env=process.clean_environment(TMPDIR=str(cubin.parent.absolute())),
-        )
-
-
-def _count(child: subprocess.Popen[bytes], cubin: Path, deadline: float) -> dict[str, Counter[str]]:
-    """Return the opcodes in the text that *child* writes of *cubin*, which is then removed."""
-    try:
-        status = child.wait(max(deadline - time.monotonic(), 0.001))
-    except subprocess.TimeoutExpired as error:
-        what = "The disassembly of its kernels takes longer than that of any wheel."
-        raise CommandError("command-failed", what) from error
-    if status:
-        with cubin.with_suffix(".log").open("rb") as log:
-            last = log.read(1 << 14).decode("utf-8", "replace").splitlines()[-20:]
-        raise CommandError("command-failed", f"nvdisasm ended with status {status}.", details=last)
-    counts, current = dict[str, Counter[str]](), Counter[str]()
-    text = cubin.with_suffix(".sass")
-    # The text may be larger than the memory.
-    with text.open("rb") as stream:
-        size = text.stat().st_size
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        for match in _LINE.finditer(content):
-            if match["kernel"]:
+        watchdog.start()
+        assert child.stdout is not None
+        for line in child.stdout:
+            match = _LINE.match(line)
+            if match and match["kernel"]:
                 name = match["kernel"].decode("utf-8", "replace")
                 current = counts.setdefault(name, Counter())
-            else:
+            elif match:
                 current[match["opcode"].decode()] += 1
-    text.unlink()
+            else:
+                last.append(line)
+        status = child.wait()
+    finally:
+        watchdog.cancel()
+        child.kill()
+        child.wait()
+    if status:
+        late = time.monotonic() > deadline
+        what = "takes longer than that of any wheel" if late else f"ended with status {status}"
+        details = [line.decode("utf-8", "replace").rstrip() for line in last]
+        raise CommandError("command-failed", f"The disassembly {what}.", details=details)
     return counts

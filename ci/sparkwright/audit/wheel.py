@@ -21,7 +21,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -342,13 +342,17 @@ class LibraryAudit:
             if gains[image.container][0] != "jit" and gains[image.container][1] == image.target
         }
         try:
-            opcodes = device_code.opcodes([*loaded], programs, deadline)
+            kernels = [
+                (kernel, counts, image)
+                for path, image in loaded.items()
+                for kernel, counts in device_code.opcodes(path, programs, deadline).items()
+            ]
         except CommandError as error:
             if error.reference != "command-failed":
                 raise
             self._find("device-unreadable", " ".join([str(error), *error.details[:2]]))
             return library
-        return self._check_kernels(library, [*zip(loaded.values(), opcodes, strict=True)], target)
+        return self._check_kernels(library, kernels, target)
 
     def _check_archs(self, images: Sequence[device_code.DeviceImage], wants: LibraryPolicy) -> None:
         """Report code of other targets than the policy's, and a library without code for it."""
@@ -398,16 +402,11 @@ class LibraryAudit:
     def _check_kernels(
         self,
         library: AuditedLibrary,
-        cubins: Sequence[tuple[device_code.DeviceImage, Mapping[str, Counter[str]]]],
+        kernels: Sequence[tuple[str, Counter[str], device_code.DeviceImage]],
         wants: LibraryPolicy,
     ) -> AuditedLibrary:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
         totals, traps = list[OpcodeCount](), 0
-        kernels = [
-            (kernel, opcodes, image)
-            for image, counts in cubins
-            for kernel, opcodes in counts.items()
-        ]
         for rule in wants.opcodes:
             named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
             matches = re.compile(rule.pattern).search
