@@ -56,7 +56,6 @@ _PACKAGE = '''\
 """FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; FlashInfer's loader reads this."""
 
 from pathlib import Path
-from typing import Annotated
 from typing import NamedTuple
 
 __version__ = "{version}"
