@@ -17,12 +17,11 @@ options = measure.arguments(__doc__ or "")
 shared = ["--offline", "--root", str(options.root), "--cache-dir", str(options.cache_dir)]
 one = ["--stack", "2026.05", "--fork", "vllm", "--source", "sdist"]
 VERBS = {
-    "status of all stacks": ["status"],
+    "status of all stacks": ["patch", "status"],
     "apply, nothing changed": ["apply", *one],
-    "drift over all releases": ["drift", *one, "--releases"],
-    "export --check": ["export", "--check", *one],
-    "rebase": ["rebase", *one],
-    "rebase --abort": ["rebase", "--abort", *one],
+    "drift over all releases": ["patch", "drift", *one, "--releases"],
+    "rebase": ["patch", "rebase", *one],
+    "rebase --abort": ["patch", "rebase", "--abort", *one],
 }
 
 
@@ -44,7 +43,7 @@ def cost(words: list[str]) -> tuple[float, float]:
 console.json = options.json
 rows, found = [], []
 for title, words in VERBS.items():
-    runs = [cost(words) for _ in range(1 if words[0] == "rebase" else options.runs)]
+    runs = [cost(words) for _ in range(1 if "rebase" in words else options.runs)]
     seconds, memory = sorted(second for second, _ in runs)[len(runs) // 2], max(size for _, size in runs)
     found.append({"verb": title, "runs": len(runs), "seconds": round(seconds, 3), "megabytes": round(memory)})
     rows.append([title, str(len(runs)), f"{seconds:.2f}", f"{memory:.0f}", "kept" if memory <= MEGABYTES else "EXCEEDED"])

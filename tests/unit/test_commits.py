@@ -15,19 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import apply, patch, rebase, series
+from sparkwright.cherry_picks import apply, patch, rebase
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.cli import main
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
-from sparkwright.core.store import Store
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Mini, Repository
+    from tests.unit.conftest import Repository
 
 ROOT = Path(__file__).parents[2]
 TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
@@ -231,37 +225,3 @@ def test_a_message_that_does_not_say_everything_is_refused(objects: Objects, wor
     """A commit without the trailers that a patch must have is an error before anything is written."""
     with refusal("patch-invalid"):
         told(objects, work, message)
-
-
-# The series that we have.
-
-
-def test_a_file_in_another_form_is_named(mini: Mini) -> None:
-    """A patch with more context, or edited by hand, is an error of the check; `export` writes it in the one form."""
-    path = mini.root / "forks/demo/vllm/let-the-external-projects-be-left-out.patch"
-    exact = path.read_bytes()
-    path.write_bytes(exact.replace(b"\n---\n", b"\n\n---\n CMakeLists.txt | 6 ++++++\n\n"))
-    with refusal("export-mismatch") as caught:
-        main.run(["patch", "export", "--check", *mini.words])
-    assert caught.value.details == (path.name,)
-
-    for verb in ("rebase", "export"):
-        assert main.run(["patch", verb, "--fork", "vllm", *mini.words]) == 0
-    assert path.read_bytes() == exact
-
-
-@pytest.mark.network
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("stack", sorted(path.parent.name for path in ROOT.glob("forks/*/stack.yaml")))
-def test_the_stacks_series_are_in_the_exported_form(stack: str, user_store: Store) -> None:
-    """Every series of every stack is what `export` writes, on the release that the stack locks."""
-    project = Project(ROOT, stack)
-    session = RunContext(project, user_store, tuple(project.spec.forks), ROOT / "dist", source="sdist")
-    for fork in (name for name in project.spec.forks if series.names(project.series_folder(name))):
-        try:
-            series.of(session, fork)
-        except SourceError as error:
-            if error.reference != "source-unreachable":
-                raise
-            pytest.skip(f"the picks of {fork} cannot be had from here: {error.what}")
-        assert rebase.check(Upstream(session, fork)) > 0

@@ -75,8 +75,8 @@ def test_needed_and_superseded_are_what_the_last_drift_saw(made: Host, capsys: p
     found = lines(made, capsys)
 
     assert {name: one["needed"] for name, one in found.items()} == {
-        "#7": "yes, fits main",
-        "first.patch": "yes, fits main at other lines",
+        "#7": "applies on main",
+        "first.patch": "applies at other lines on main",
         "second.patch": "until v2",
         "third.patch": "conflicts on main",
     }

@@ -20,7 +20,6 @@ from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
-from sparkwright.core.http import redact_credentials
 from sparkwright.forks.errors import SourceError
 
 #: Whether a commit is good, None if that cannot be told; and the answer in words.
@@ -76,25 +75,16 @@ def commit_range(fork: Upstream, start: str, end: str, number: int = 0) -> list[
     book, objects = ledger.require(fork.session.project.root, fork.fork), fork.session.objects
     start = start or (book.record(number).base if number else "")
     if not start:
-        raise SourceError(
-            "not-provided",
-            "The search needs a commit to start from.",
-            todo="Name one with --from.",
-        )
+        what = "The search needs a commit to start from."
+        raise SourceError("not-provided", what, todo="Name one with --from.")
     fork.commit(book.branch)
-    names = [start, end or book.branch]
-    commits = [fork.commit(name) for name in names]
-    for name, commit in zip(names, commits, strict=True):
-        if not objects.has(f"{commit}^{{commit}}"):
-            raise SourceError(
-                "not-provided",
-                f"{redact_credentials(book.url)} has no branch, tag or commit {name}.",
-                todo="Choose ends with --from and --to.",
-            )
-    first, last = commits
-    following = history.log(objects, "--first-parent", last, f"^{first}")
+    first, last = fork.commit(start), fork.commit(end or book.branch)
+    names = ["--first-parent", last, f"^{first}"]
+    ends = [f"{commit}^{{commit}}" for commit in (first, last)]
+    following = history.log(objects, *names) if all(map(objects.has, ends)) else []
     if not following:
-        raise SourceError("not-provided", f"{last[:12]} does not follow {first[:12]}.")
+        what = f"{last[:12]} does not follow {first[:12]} on {book.branch}."
+        raise SourceError("not-provided", what, todo="Choose ends with --from and --to.")
     return [first, *(entry.commit for entry in reversed(following))]
 
 

@@ -266,5 +266,4 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     end = drift.absorbed(name)
     if end.first:
         return f"until {end.first}", f"{end.first}: {end.proof}"
-    words = {"applies": "yes, fits {}", "moves": "yes, fits {} at other lines"}
-    return words.get(tried[-1].state, "conflicts on {}").format(tried[-1].base), ""
+    return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""

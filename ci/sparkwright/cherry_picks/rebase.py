@@ -26,8 +26,8 @@ from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
-#: The branch of the worktree, and the refs of the base and of the last pick.
-BRANCH, BASE, PICKS = "series", "refs/sparkwright/base", "refs/sparkwright/picks"
+#: The refs of the base and of the last pick.
+BASE, PICKS = "refs/sparkwright/base", "refs/sparkwright/picks"
 #: Trailer with the file name of a commit; no exported patch has it.
 FILE = "Patch-File"
 #: In a series while an export writes: the name of a missing patch, so that every reader refuses a
@@ -88,14 +88,11 @@ class Rebased(msgspec.Struct, frozen=True):
     Attributes:
         outcomes: Of the picks, and of the patches that have a commit.
         stopped: The patch at which git am stopped for a person; empty if there is none.
-        base, tip: The commits of the base and of the last patch so far.
     """
 
     folder: str
     outcomes: dict[str, str]
     stopped: str
-    base: str
-    tip: str
 
 
 def folder_of(session: RunContext, fork: str) -> Path:
@@ -123,62 +120,56 @@ def start(
         raise PatchError(
             "rebase-unfinished", f"There is a worktree of {fork} already.", details=[str(folder)]
         )
-    dropped, outcomes, steps = dict(gone), dict[str, str](), list[tuple[Patch, str]]()
     patches = [patch for patch in series.of(session, fork) if patch.name not in gone]
     picks = [patch for patch in patches if patch.pick]
-    for pick, outcome in zip(picks, apply.evaluate(session.objects, base.tree, picks), strict=True):
-        outcomes[pick.name] = outcome.status
-        if outcome.status == "conflict":
-            name = f"--stack {session.project.stack} --fork {fork} {pick.pick}"
-            raise PatchError(
-                "patch-conflict",
-                f"{pick.name} of {fork} does not apply to {base.name}.",
-                details=outcome.says,
-                todo=f"Leave out files: `sparkwright patch pick {name} --exclude PATH=REASON`; or "
-                f"drop it, with `--drop` instead, or with `patch bump --drop '{pick.name}'`.",
-            )
-        if outcome.status == "applied":
-            steps.append((pick, outcome.tree))
-        else:
-            dropped[pick.name] = "; ".join(outcome.says)
+    replies = apply.evaluate(session.objects, base.tree, picks)
+    outcomes = {pick.name: reply.status for pick, reply in zip(picks, replies, strict=True)}
+    reasons = {pick.name: "; ".join(reply.says) for pick, reply in zip(picks, replies, strict=True)}
+    if stuck := [name for name, status in outcomes.items() if status == "conflict"]:
+        raise PatchError(
+            "patch-conflict",
+            f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
+            details=[f"{name}: {reasons[name]}" for name in stuck],
+            todo=f"Leave out files: `sparkwright patch pick --stack {session.project.stack} --fork "
+            f"{fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` instead, or with "
+            f"`patch bump --drop '#NUMBER'`.",
+        )
+    pairs = zip(picks, (reply.tree for reply in replies), strict=True)
+    steps = [(pick, tree) for pick, tree in pairs if outcomes[pick.name] == "applied"]
+    idle = {name: why for name, why in reasons.items() if outcomes[name] != "applied"}
     source = session.project.series_folder(fork)
     ours = {patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick}
-    diffs = dict[str, bytes]()
-    with contextlib.suppress(SparkwrightError):
-        # git am merges by the files that a patch was made for; they are here if it applies.
-        diffs = _diffs(upstream, MAIL_CONTEXT)
+    diffs = _wide_diffs(upstream)
     lock = session.store.lock(f"rebase-{session.project.stack}-{fork}")
     with lock, session.store.building(folder) as scratch:
         work = Objects(scratch / ".git")
         work.borrow(session.objects.path.parent)
-        with (work.path / "config").open("a") as config:
-            config.write(_CONFIG)
+        config = work.path / "config"
+        config.write_text(config.read_text() + _CONFIG)
         root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
         refs = f"create {BASE} {root}\ncreate {PICKS} {tip}\n"
         work.run(["update-ref", "--stdin"], stdin=refs.encode())
-        git.run(["checkout", "-q", "-B", BRANCH, tip], cwd=scratch)
-        state = State(dropped, dict(files), _inputs(session, fork, files))
+        git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
+        state = State({**gone, **idle}, dict(files), _inputs(session, fork, files))
         (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
         stopped = _am(scratch, ours, diffs)
         # The store may be removed; beyond this copy of it, it serves merges only.
         work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
-    work = Objects(folder / ".git")
-    outcomes |= dict.fromkeys(exported(work, tip, "HEAD"), "committed")
-    return Rebased(str(folder), outcomes, stopped, root, work.resolve("HEAD"))
+    committed = exported(Objects(folder / ".git"), PICKS, "HEAD")
+    return Rebased(str(folder), {**outcomes, **dict.fromkeys(committed, "committed")}, stopped)
 
 
-def _diffs(upstream: Upstream, context: int) -> dict[str, bytes]:
+def _wide_diffs(upstream: Upstream) -> dict[str, bytes]:
     """
-    Return the diff of every patch on the locked source, with *context* lines of context.
-
-    Raises:
-        patch-conflict: The series does not apply.
+    Return the diffs of the series with more context, if it applies to the locked source; git am
+    then has the files that it merges.
     """
-    objects, before, diffs = upstream.session.objects, upstream.locked().tree, dict[str, bytes]()
-    patches = series.of(upstream.session, upstream.fork)
-    for step in apply.apply_patches(objects, upstream.fork, before, patches).steps:
-        diffs[step.name] = render(objects, before, step.tree, context=context)
-        before = step.tree
+    objects, diffs = upstream.session.objects, dict[str, bytes]()
+    with contextlib.suppress(SparkwrightError):
+        before, patches = upstream.locked().tree, series.of(upstream.session, upstream.fork)
+        for step in apply.apply_patches(objects, upstream.fork, before, patches).steps:
+            diffs[step.name] = render(objects, before, step.tree, context=MAIL_CONTEXT)
+            before = step.tree
     return diffs
 
 
@@ -235,14 +226,14 @@ def commit_series(
     return root, tip
 
 
-def compare(upstream: Upstream, rebased: Rebased) -> list[str]:
+def compare(upstream: Upstream) -> list[str]:
     """Return git's range-diff of the series on the locked source and in the worktree."""
-    work, base = Objects(Path(rebased.folder) / ".git"), upstream.locked().tree
-    patches = series.of(upstream.session, upstream.fork)
-    steps = apply.apply_patches(upstream.session.objects, upstream.fork, base, patches).steps
+    session, fork, base = upstream.session, upstream.fork, upstream.locked().tree
+    work, patches = Objects(folder_of(session, fork) / ".git"), series.of(session, fork)
+    steps = apply.apply_patches(session.objects, fork, base, patches).steps
     pairs = zip(patches, (step.tree for step in steps), strict=True)
-    old, new = commit_series(work, "locked", base, pairs), (rebased.base, rebased.tip)
-    words = ["range-diff", "--no-color", "--creation-factor=80", "..".join(old), "..".join(new)]
+    old = "..".join(commit_series(work, "locked", base, pairs))
+    words = ["range-diff", "--no-color", "--creation-factor=80", old, f"{BASE}..HEAD"]
     out = work.run(words)[1].decode("utf-8", "replace")
     # It quotes both series, whose control characters must not reach a terminal.
     return [printable(line)[:200] for line in out.split("\n")[:-1]]
@@ -415,23 +406,3 @@ def _replace(path: Path, data: bytes) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_bytes(data)
     fresh.replace(path)
-
-
-def check(upstream: Upstream) -> int:
-    """
-    Check that the files of the series are in the exported form, and return their number.
-
-    Raises:
-        export-mismatch: They are not.
-    """
-    folder, diffs = upstream.session.project.series_folder(upstream.fork), _diffs(upstream, CONTEXT)
-    names = series.names(folder)
-    files = {name: (folder / name).read_bytes() for name in names}
-    if wrong := [name for name in names if files[name].partition(b"\n---\n")[2] != diffs[name]]:
-        raise PatchError(
-            "export-mismatch",
-            f"{len(wrong)} patches of {upstream.fork} are not in the exported form.",
-            details=wrong,
-        )
-    console.note(f"{upstream.fork}: {len(names)} patches are in the exported form")
-    return len(names)

@@ -205,17 +205,22 @@ class Upstream:
 
     def commit(self, name: str) -> str:
         """
-        Return the commit that *name* (a branch, a tag, or the beginning of a commit id) means;
-        empty if there is none.
+        Return the commit that *name* means: a branch, a tag, or the beginning of a commit id.
+
+        Raises:
+            not-provided: There is none.
+            offline, source-unreachable: The repository may not be asked, or does not answer.
         """
-        if not self.mirror:
-            return ""
-        if re.fullmatch(r"[0-9a-f]{7,40}", name):
+        commit = name if re.fullmatch(r"[0-9a-f]{40}", name) else ""
+        if not commit and re.fullmatch(r"[0-9a-f]{7,39}", name):
             words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
             commit = self.session.objects.run(words, check=False)[1].decode().strip()
-            if commit or len(name) == 40:
-                return commit or name
-        return self.mirror.history(name, newest=not self.session.offline) or ""
+        if not commit and self.mirror:
+            commit = self.mirror.history(name, newest=not self.session.offline) or ""
+        if not commit:
+            what = f"{name} is neither a release nor a branch, tag or commit of {self.fork}."
+            raise SourceError("not-provided", what)
+        return commit
 
     def named(self, name: str, patches: Collection[Patch]) -> Base:
         """
@@ -227,15 +232,10 @@ class Upstream:
                 answer.
         """
         spec = self.session.project.fork(self.fork).sources.sdist
-        listed = releases(self.session, spec.name, optional=True) if spec else []
-        if release := next((release for release in listed if release.version == name), None):
-            return of_release(self.session, release)
-        if commit := self.commit(name):
-            return self.at_commit(name, commit, patches)
-        raise SourceError(
-            "not-provided",
-            f"{name} is neither a release nor a branch, tag or commit of {self.fork}.",
-        )
+        for release in releases(self.session, spec.name, optional=True) if spec else ():
+            if release.version == name:
+                return of_release(self.session, release)
+        return self.at_commit(name, self.commit(name), patches)
 
     def later_releases(self, *, optional: bool = False) -> list[Release]:
         """Return the releases after the locked one, oldest first; see `releases`."""
@@ -243,8 +243,8 @@ class Upstream:
 
         sdist = self.session.lock.forks[self.fork].sdist
         listed = releases(self.session, sdist.name, optional=optional) if sdist else []
-        oldest = Version(sdist.version) if sdist else None
-        return [release for release in listed if oldest and Version(release.version) > oldest]
+        oldest = Version(sdist.version if sdist else "0")
+        return [release for release in listed if Version(release.version) > oldest]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
@@ -261,16 +261,15 @@ class Upstream:
         yield from (of_release(self.session, release) for release in listed[len(older) :])
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
-        if not self.mirror or not self.book:
-            return None
+        branch = self.book.branch if self.book else ""
         try:
-            tip = self.mirror.history(self.book.branch, newest=not self.session.offline)
+            tip = self.commit(branch) if branch else ""
             day = commit(self.session.objects, tip).date if tip else ""
-            return self.at_commit(f"{self.book.branch} {day}", tip, patches) if tip else None
+            return self.at_commit(f"{branch} {day}", tip, patches) if tip else None
         except SourceError as error:
             if error.reference not in {"offline", "source-unreachable"}:
                 raise
-            console.note(f"{self.book.branch} of {self.mirror.url} is left out: {error.what}")
+            console.note(f"{branch} of {self.fork} is left out: {error.what}")
             return None
 
 

@@ -17,7 +17,6 @@ from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import conflict, ideas, pull_requests, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
-from sparkwright.cherry_picks.bump import Bump
 from sparkwright.cherry_picks.drift import MEANING, Drift, Line, Trial
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base, Upstream
@@ -25,6 +24,7 @@ from sparkwright.cli import context
 from sparkwright.core import github_summary
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
+from sparkwright.core.git_store import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -69,7 +69,6 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "metavar": "PATCH",
             "help": "allow this patch to be missing; may be repeated",
         },
-        "--check": {**_FLAG, "help": "write nothing; fail if a file is not in the exported form"},
     },
     "drift": {
         "--ideas": {
@@ -171,8 +170,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show what every stack of the checkout, or the named one, carries."""
     session = context.checkout(arguments)
     root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
-    paths = root.glob("forks/*/stack.yaml")
-    names = sorted((path.parent.name for path in paths), reverse=True)
+    names = sorted((path.parent.name for path in root.glob("forks/*/stack.yaml")), reverse=True)
     stacks = {}
     for name in [arguments.stack] if arguments.stack else names:
         own = dataclasses.replace(session, project=Project(root, name))
@@ -189,8 +187,12 @@ def _show_status(stack: str, lines: Sequence[Line]) -> None:
         name = line.name if line.name[0] == "#" else f"/{line.name.removesuffix('.patch')}"
         age = f"{line.age} d" if line.age >= 0 else "?"
         rows.append([f"{line.fork}{name}", age, line.needed, line.superseded, line.reason])
-    columns = ["patch", ">age", "still needed?", "superseded by", "why"]
-    console.table(f"stack {stack}", columns, rows, result=True)
+    console.table(
+        f"stack {stack}",
+        ["patch", ">age", "still needed?", "superseded by", "why"],
+        rows,
+        result=True,
+    )
 
 
 def pick(arguments: argparse.Namespace) -> int:
@@ -281,7 +283,7 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
         raise conflict.explain(
             upstream,
             base,
-            session.objects.resolve(f"{rebased.tip}^{{tree}}"),
+            Objects(Path(folder) / ".git").resolve("HEAD^{tree}"),
             patch,
             earlier,
             commands=(steps, write),
@@ -290,12 +292,8 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the series of one fork from its worktree; with ``--check``, only check the files."""
+    """Write the series of one fork from its worktree."""
     session = context.checkout(arguments)
-    if arguments.check:
-        checked = {fork: rebases.check(Upstream(session, fork)) for fork in session.forks}
-        console.document({"checked": checked})
-        return 0
     fork = only_fork(session)
     changed = rebases.export(session, fork, arguments.drop)
     console.result("\n".join(changed) or "nothing changed")
@@ -342,8 +340,12 @@ def _show_drift(report: Drift) -> None:
     for name in report.patches:
         end = report.absorbed(name)
         rows.append([name, "\n".join(_runs(report.of(name))), end.first or "-", end.proof])
-    columns = ["patch", "on later bases it", "upstream from", "because"]
-    console.table(f"{report.fork} of {report.stack}, {report.day}", columns, rows, result=True)
+    console.table(
+        f"{report.fork} of {report.stack}, {report.day}",
+        ["patch", "on later bases it", "upstream from", "because"],
+        rows,
+        result=True,
+    )
     if not rows:
         console.result(f"{report.fork}: no patches, or nothing later than the locked source")
 
@@ -363,8 +365,12 @@ def _show_ideas(session: RunContext) -> int:
         [entry.idea, entry.package, entry.verdict, "\n".join(entry.evidence)]
         for entry in absorptions
     ]
-    columns = ["idea", "package", "verdict", "because"]
-    console.table("which release adopted which idea", columns, rows, result=True)
+    console.table(
+        "which release adopted which idea",
+        ["idea", "package", "verdict", "because"],
+        rows,
+        result=True,
+    )
     console.document({"ideas": absorptions})
     return 0
 
@@ -387,17 +393,23 @@ def bump(arguments: argparse.Namespace) -> int:
             console.document({"bump": None})
             return 0
         version = later[-1].version
-    old = upstream.locked()
-    plan = bumps.plan(upstream, version, arguments.drop)
-    _show_plan(plan)
+    old, plan = upstream.locked().tree, bumps.plan(upstream, version, arguments.drop)
+    console.table(
+        f"{fork} to {version}",
+        ["patch", "on the new base it", "so it is dropped"],
+        [
+            [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")]
+            for trial in plan.trials
+        ],
+        result=True,
+    )
+    console.result("\n".join(plan.difference))
     rebased = rebases.start(upstream, plan.base, plan.files, plan.gone)
-    console.document({"bump": plan, "rebase": rebased})
     _show_rebased(upstream, plan.base, rebased)
-    between = rebases.compare(upstream, rebased)
+    between = rebases.compare(upstream)
     changed = rebases.export(session, fork)
-    units = None
-    if session.project.fork(fork).build != "headers":
-        units = foreseen.foresee(session.objects, old.tree, plan.base.tree)
+    compiled = session.project.fork(fork).build != "headers"
+    units = foreseen.foresee(session.objects, old, plan.base.tree) if compiled else None
     lines = [*changed, "", "range-diff of both series:", *between, ""]
     console.result("\n".join([*lines, *(foreseen.lines(units) if units else ())]))
     pull = None
@@ -409,16 +421,6 @@ def bump(arguments: argparse.Namespace) -> int:
     document = {"bump": plan, "changed": changed, "range_diff": between}
     console.document({**document, "recompiles": units, "pull": pull})
     return 0
-
-
-def _show_plan(plan: Bump) -> None:
-    """Print the outcome of every patch on the new base, and the change of the lock."""
-    rows = [
-        [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")] for trial in plan.trials
-    ]
-    columns = ["patch", "on the new base it", "so it is dropped"]
-    console.table(f"{plan.fork} to {plan.base.name}", columns, rows, result=True)
-    console.result("\n".join(plan.difference))
 
 
 def bisect(arguments: argparse.Namespace) -> int:
@@ -434,8 +436,7 @@ def bisect(arguments: argparse.Namespace) -> int:
     with session.store.lock(f"bisect-{session.project.stack}-{upstream.fork}"):
         commits = bisection.commit_range(upstream, arguments.start, arguments.end, number)
         result = bisection.first_change(upstream, commits, ask)
-    for line in (result.line, f"before: {result.before}", f"there: {result.after}", result.page):
-        console.result(line)
-    console.result(f"{result.tried} of {result.commits} commits were tried")
+    lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
+    console.result("\n".join([*filter(None, lines), f"tried: {result.tried} of {result.commits}"]))
     console.document({"bisect": result})
     return 0
