@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from tests.support import forked
 
-from sparkwright.cherry_picks import ledger, pull_requests
+from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot
+from sparkwright.cherry_picks.series import PullRequestSnapshot
 from sparkwright.cli import context, main
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
@@ -284,7 +284,7 @@ class Host:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.State = "merged" if merge else "open"
         pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
-        record = pull_requests.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
+        record = series.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))
         self.write(*self.ledger.records, record)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import apply, conflict, patch, series
-from sparkwright.cherry_picks.conflict import ConflictReport, FileConflict, HunkState
+from sparkwright.cherry_picks.conflict import FileConflict, HunkState
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core.git_store import Objects
@@ -66,12 +66,6 @@ def failure(objects: Objects, files: Files, one: Patch, *earlier: Patch, upstrea
     return conflict.explain(upstream or nothing, Base("1.1", origin or tree), tree, one, earlier)
 
 
-def explained(objects: Objects, files: Files, one: Patch, *earlier: Patch, **more: Any) -> ConflictReport:
-    report = failure(objects, files, one, *earlier, **more).data["conflict"]
-    assert isinstance(report, ConflictReport)
-    return report
-
-
 # Hunks.
 
 LINE_20 = (TEXT.encode(), edited(("line 20", "line twenty")))
@@ -90,7 +84,8 @@ def test_a_hunk_whose_lines_are_gone() -> None:
 
 
 def file_of(objects: Objects, base: Files, before: Files, after: Files, **more: Any) -> FileConflict:
-    [found] = explained(objects, base, made(objects, before, after), **more).files
+    [found] = failure(objects, base, made(objects, before, after), **more).data["conflict"]["files"]  # type: ignore[index]
+    assert isinstance(found, FileConflict)
     return found
 
 
@@ -138,10 +133,11 @@ def test_offline_it_names_too_much_rather_than_too_little(begun: Host) -> None:
     """The files of the commits between are not in the store: all of these commits are named."""
     begun.session().mirror(begun.url).history("main", newest=True)
     session = begun.session("--offline")
-    one = made(session.objects, {"a.txt": STATES[3]}, {"a.txt": STATES[3].replace(b"line XX\n", b"line XX and more\n")})
-    report = explained(session.objects, {"a.txt": STATES[0]}, one, upstream=Upstream(session, "widget"))
+    after = STATES[3].replace(b"line XX\n", b"line XX and more\n")
+    upstream = Upstream(session, "widget")
+    found = file_of(session.objects, {"a.txt": STATES[0]}, {"a.txt": STATES[3]}, {"a.txt": after}, upstream=upstream)
 
-    assert [commit.subject for commit in report.files[0].base_lacks] == ["Last", "State 3", "State 1"]
+    assert [commit.subject for commit in found.base_lacks] == ["Last", "State 3", "State 1"]
 
 
 def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> None:
@@ -156,11 +152,11 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     with refusal("patch-conflict", match=r"ours\.patch does not apply to widget: a\.txt") as caught:
         series.apply_series(session, fetch.fetch(session, "widget"))
     text = "\n".join(caught.value.details)
-    report = msgspec.convert(msgspec.to_builtins(caught.value.document()["conflict"]), ConflictReport)
+    report = json.loads(msgspec.json.encode(caught.value.document()))["conflict"]
 
     for wanted in (
         "base: https://github.com/acme/widget.git @ ",
-        "patch: ours.patch  Change something",
+        "patch: ours.patch\nsubject: Change something",
         "a.txt: conflict",
         "    wants: line XXXV",
         "    finds: line 35",
@@ -172,9 +168,8 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
         "to go on: sparkwright patch export --stack test --fork widget",
     ):
         assert wanted in text
-    assert report == caught.value.data["conflict"]
-    assert [one.subject for one in report.files[0].base_lacks] == ["Last"]
-    assert json.loads(msgspec.json.encode(caught.value.document()))["conflict"]["files"][0]["path"] == "a.txt"
+    assert [one["subject"] for one in report["files"][0]["base_lacks"]] == ["Last"]
+    assert report["evidence"][0]["test"] == "ancestor"
 
 
 # Whatever comes.
@@ -192,12 +187,10 @@ def test_explaining_never_fails(before: Files, after: Files, base: Files, contex
     objects = Objects(Path(SCRATCH.name) / "objects.git")
     one = made(objects, before, after, context=context)
     error = failure(objects, base, one, one)
-    report = error.data["conflict"]
-    assert isinstance(report, ConflictReport)
-    done = apply.evaluate(objects, report.tree, [one])[0]
+    document = msgspec.json.decode(msgspec.json.encode(error.document()))["conflict"]
+    done = apply.evaluate(objects, tree_of(objects, base), [one])[0]
 
-    assert [file.path for file in report.files] == [section.old or section.new for section in one.sections()]
-    assert all("\n" not in row for row in conflict.lines(report))
-    assert msgspec.json.decode(msgspec.json.encode(error.document()))
+    assert [file["path"] for file in document["files"]] == [section.old or section.new for section in one.sections()]
+    assert all("\n" not in row for row in error.details)
     if done.status == "applied" and context:
-        assert all(file.fits for file in report.files)
+        assert ": " not in error.what

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import pull_requests, upstream
+from sparkwright.cherry_picks import series, upstream
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
 from sparkwright.core import digest
@@ -102,8 +102,8 @@ def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    seen = pull_requests.PullRequestSnapshot("Improve it", "octocat", "merged", head, merge, "main")
-    record = pull_requests.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
+    seen = series.PullRequestSnapshot("Improve it", "octocat", "merged", head, merge, "main")
+    record = series.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
     return folder
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import pull_requests, series
+from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
@@ -284,7 +284,7 @@ def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
     made = msgspec.convert({**unknown, "number": 7, "seen": "never", "reason": "why", "drop_when": "then"}, Record)
 
     with refusal("pick-mismatch", match="does not pin #7") as caught:
-        pull_requests.diff_of(upstream.session(), upstream.ledger, made)
+        series.diff_of(upstream.session(), upstream.ledger, made)
     assert caught.value.todo == "Run `sparkwright patch pick 7`."
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import apply, pull_requests
+from sparkwright.cherry_picks import apply, series
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.cherry_picks.pull_requests import PullRequestSnapshot as Seen
+from sparkwright.cherry_picks.series import PullRequestSnapshot as Seen
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream
 from sparkwright.core.git_store import Objects
 from sparkwright.forks.context import RunContext
@@ -43,8 +43,8 @@ def pinned(host: Host, number: int, merge: str = "") -> tuple[Record, Patch]:
     session, ledger = host.session(), Ledger(host.url)
     head = host.work.git("rev-parse", f"pr{number}")
     seen = Seen("Improve it", "octocat", "merged" if merge else "open", head, merge, "main")
-    made = pull_requests.record(session, ledger, seen, number, "why", "then")
-    return made, pull_requests.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
+    made = series.record(session, ledger, seen, number, "why", "then")
+    return made, series.patch_of(session, ledger, msgspec.structs.replace(made, stacks={host.stack: {}}), host.stack)
 
 
 def base(host: Host, session: RunContext, revision: str = "main") -> Base:

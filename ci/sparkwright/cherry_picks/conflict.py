@@ -19,7 +19,7 @@ from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
-from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
+from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.fetch import FetchedSource
@@ -86,21 +86,6 @@ class FileConflict(msgspec.Struct, frozen=True):
         return not self.problem and all(hunk.state in ("fits", "moved") for hunk in self.hunks)
 
 
-class ConflictReport(msgspec.Struct, frozen=True):
-    """The report of one patch; see the module."""
-
-    fork: str
-    base: str
-    tree: str
-    patch: str
-    subject: str
-    author: str
-    page: str
-    files: tuple[FileConflict, ...]
-    evidence: tuple[Evidence, ...]
-    commands: tuple[str, ...]
-
-
 def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     """Return the state of *hunk* on the file content *text*, without the other hunks."""
     if not text and not (hunk.before and hunk.after):
@@ -145,8 +130,7 @@ def refusal(
         return apply.refusal(upstream.fork, patches, outcomes)
     verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
     rebase, export = (f"sparkwright patch {name} {verb}" for name in ("rebase", "export"))
-    why = "leave a file out, and carry it as a patch of ours"
-    exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON    ({why})"
+    exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
     commands = (exclude, rebase) if patch.pick else (rebase, export)
     earlier = patches[: len(outcomes) - 1]
     says = outcome.says
@@ -171,7 +155,7 @@ def explain(
         base: The base of *tree*; only its files are states of upstream's branch.
         earlier: The patches between *base* and *tree*.
         says: git's messages.
-        commands: Command lines to go on with, each with its reason after four blanks.
+        commands: Command lines to go on with.
     """
     objects, fork = upstream.session.objects, upstream.fork
     present, original = (
@@ -187,13 +171,25 @@ def explain(
     )
     reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
     tests = evidence(upstream, base, patch, reverts=reverts)
-    page = upstream.book.page(patch.pick) if upstream.book and patch.pick else ""
-    names = (fork, base.name, tree, patch.name, patch.subject, patch.author, page)
-    report = ConflictReport(*names, files, tests, tuple(commands))
+    report = {
+        "fork": fork,
+        "base": base.name,
+        "tree": tree,
+        "patch": patch.name,
+        "subject": patch.subject,
+        "author": patch.author,
+        "page": upstream.book.page(patch.pick) if upstream.book and patch.pick else "",
+    }
+    rows = [f"{key}: {value}" for key, value in report.items() if value]
+    rows += [row for file in files for row in _rows(file)]
+    for test in tests:
+        mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
+        rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
+    rows += [f"to go on: {command}" for command in commands]
     wrong = [file.path for file in files if not file.fits]
     what = f"{patch.name} does not apply to {fork}{': ' + ', '.join(wrong) if wrong else ''}."
-    details, data = [*says, *lines(report)], {"conflict": report}
-    return PatchError("patch-conflict", what, details=details, data=data, todo=todo)
+    data = {"conflict": {**report, "files": files, "evidence": tests, "commands": commands}}
+    return PatchError("patch-conflict", what, details=[*says, *rows], data=data, todo=todo)
 
 
 def _file(
@@ -269,31 +265,20 @@ def _with_upstream(
     return replace(conflict, **{field: commits})
 
 
-def lines(report: ConflictReport) -> list[str]:
-    """Return the report as text."""
-    rows = [
-        f"base: {report.base}",
-        f"tree: {report.tree}",
-        f"patch: {report.patch}  {report.subject}",
-    ]
-    rows += [f"       {part}" for part in (report.author, report.page) if part]
-    for file in report.files:
-        rows.append(f"{file.path}: {'fits' if file.fits else file.problem or 'conflict'}")
-        for hunk in () if file.fits else file.hunks:
-            state = _HUNK[hunk.state].format(line=hunk.line)
-            rows.append(f"  {hunk.label}: {state}")
-            rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
-            rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
-        named = {
-            "the patch builds on, and the base lacks": file.base_lacks,
-            "the base has, and the patch does not know": file.base_has,
-        }
-        rows += [f"  {what}: {commit.line()}" for what in named for commit in named[what]]
-        rows += [f"  touched by our {name} before" for name in file.ours if not file.fits]
-        rows += [f"  ({file.note})"] if file.note else []
-    for test in report.evidence:
-        mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
-        rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
-    for command, _, why in (command.partition("    ") for command in report.commands):
-        rows += [f"to go on: {command}", *([f"          {why.strip()}"] if why else [])]
-    return rows
+def _rows(file: FileConflict) -> list[str]:
+    """Return the state of a file as text."""
+    if file.fits:
+        return [f"{file.path}: fits"]
+    rows = [f"{file.path}: {file.problem or 'conflict'}"]
+    for hunk in file.hunks:
+        rows.append(f"  {hunk.label}: {_HUNK[hunk.state].format(line=hunk.line)}")
+        rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
+        rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
+    lacks, has = (
+        "the patch builds on, and the base lacks",
+        "the base has, and the patch does not know",
+    )
+    rows += [f"  {lacks}: {commit.line()}" for commit in file.base_lacks]
+    rows += [f"  {has}: {commit.line()}" for commit in file.base_has]
+    rows += [f"  touched by our {name} before" for name in file.ours]
+    return [*rows, *([f"  ({file.note})"] if file.note else [])]

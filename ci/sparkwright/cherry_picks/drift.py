@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, ledger, patch, pull_requests, series
+from sparkwright.cherry_picks import apply, ledger, patch, series
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
@@ -226,7 +226,7 @@ def status(session: RunContext, fork: str, today: datetime.date) -> list[Line]:
     book, stack = ledger.load(session.project.root, fork), session.project.stack
     drift, carried = last(session, fork), list[Patch]()
     for record in book.carried(stack) if book else ():
-        data = patch.without(pull_requests.stored_diff(session, record), record.stacks[stack])
+        data = patch.without(series.stored_diff(session, record), record.stacks[stack])
         sha256 = digest.sha256_bytes(data) if data else ""
         why = (record.reason, record.drop_when)
         names = (record.name, sha256, record.title, record.state, *why)

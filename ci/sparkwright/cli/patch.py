@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkwright.cherry_picks import bisect as bisection
 from sparkwright.cherry_picks import bump as bumps
-from sparkwright.cherry_picks import conflict, ideas, pull_requests, series
+from sparkwright.cherry_picks import conflict, ideas, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
 from sparkwright.cherry_picks.drift import MEANING, Drift, Line, Trial
@@ -203,7 +203,7 @@ def pick(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in names}
     for word in arguments.pulls:
         fork, number = _pull(session, word)
-        record = pull_requests.pin(session, fork, number, excluded=excluded, **options)
+        record = series.pin(session, fork, number, excluded=excluded, **options)
         commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
         console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
         records.append({"fork": fork, "record": record})
