@@ -73,26 +73,18 @@ def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> Non
 def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path: Path) -> None:
     """FlashInfer writes a file for each module, with absolute names as ninja sees them."""
     rule = "rule cc\n  command = cc -c $in -o $out\n"
-    lines = []
-    for name, seconds in (("a", 1), ("b", 9)):
-        (tmp_path / name).mkdir()
-        text = f"{rule}build /in/{name}/u.o: cc /src/{name}{seconds}.cu\ndefault /in/{name}/u.o\n"
-        (tmp_path / name / "build.ninja").write_text(text)
-        lines.append(f"subninja /in/{name}/build.ninja\n")
-    (tmp_path / "build.ninja").write_text("".join(lines))
+    for name in ("a", "b"):
+        text = f"{rule}build /in/{name}.o: cc /src/{name}.cu\n"
+        (tmp_path / f"{name}.ninja").write_text(text)
+    (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
+    costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
-    def cost(unit: str) -> Cost:
-        return Cost(int(unit[-4]), HEAVY * 2)
-
-    order = ninja_file.write_schedule(tmp_path, Path("/in"), cost, 4, HEAVY * 2)
+    order = ninja_file.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
 
     assert order == CompileOrder(4, 1)
-    text = (tmp_path / ninja_file.SCHEDULE).read_text()
-    assert text.split()[5:] == [
-        *("subninja", f"/in/b/build.{ninja_file.SCHEDULE}"),
-        *("subninja", f"/in/a/build.{ninja_file.SCHEDULE}"),
-    ]
-    assert "pool = heavy" in (tmp_path / "a" / f"build.{ninja_file.SCHEDULE}").read_text()
+    names = (tmp_path / ninja_file.SCHEDULE).read_text().split()[-4:]
+    assert names[1::2] == [f"/in/{name}.{ninja_file.SCHEDULE}" for name in ("b", "a")]
+    assert "pool = heavy" in (tmp_path / f"a.{ninja_file.SCHEDULE}").read_text()
 
 
 units = st.lists(
