@@ -55,7 +55,8 @@ def test_read_refuses_what_is_no_bounded_text_file(tmp_path: Path, kind: str) ->
     ],
     ids=lambda data: repr(data[:20]),
 )  # fmt: skip
-def test_json_is_read_strictly(data: bytes) -> None:
+def test_json_is_read_strictly(tmp_path: Path, data: bytes) -> None:
     """Repeated keys, other types, deep nesting and numbers of thousands of digits are refused."""
-    with refusal("file-invalid", match="somewhere is not the expected JSON"):
-        files.parse_json(data, Point, "somewhere")
+    (tmp_path / "a.json").write_bytes(data)
+    with refusal("file-invalid", match=r"a\.json is not the expected JSON"):
+        files.read_json(tmp_path / "a.json", Point)

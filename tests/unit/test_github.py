@@ -137,7 +137,6 @@ def test_passing_faults_are_asked_again(world: World, capsys: pytest.CaptureFixt
     [
         (403, {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1794999600"}, "2026-11-18 11:00:00 UTC"),
         (429, {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1794999600"}, "2026-11-18 11:00:00 UTC"),
-        (429, {"Retry_After": "Wed, 01 Jan 2098 00:00:00 GMT"}, "2098-01-01 00:00:00 UTC"),
         (403, {"Retry_After": "soon"}, "GitHub does not say"),
     ],
 )

@@ -253,7 +253,6 @@ def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
     if path.exists() and (path.samefile(source) or digest.sha256_file(path) == built.sha256):
         return
     with translate_disk_full(session.output), session.store.replacing(path) as temporary:
-        temporary.unlink()
         try:
             os.link(source, temporary)
         except OSError:

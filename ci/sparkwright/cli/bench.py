@@ -15,11 +15,8 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.errors import GateError
-from sparkwright.gates.load import benchy, vllmrs
-from sparkwright.gates.load.client import Own
-from sparkwright.gates.load.order import Generator
+from sparkwright.gates.load import benchy, client, order, vllmrs
 from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
@@ -27,10 +24,10 @@ from sparkwright.gates.throughput.records import Kind, Result
 from sparkwright.release.report import markdown, page, read, terminal, words
 
 #: Load generator → the function that obtains it.
-GENERATORS: Mapping[str, Callable[[RunContext], Generator]] = {
+GENERATORS: Mapping[str, Callable[[RunContext], order.Generator]] = {
     "vllm-rs": vllmrs.obtain,
     "llama-benchy": benchy.obtain,
-    "own": lambda _: Own(),
+    "own": lambda _: client.Own(),
 }
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
@@ -148,7 +145,7 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def question(arguments: argparse.Namespace, recipe: Recipe | None) -> Question:
+def question(arguments: argparse.Namespace, recipe: recipes.Recipe | None) -> Question:
     """
     Return the question about one environment or server.
 

@@ -21,9 +21,7 @@ from sparkwright import demo as package
 from sparkwright.audit import report
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.arch import plan
-from sparkwright.builder.arch.plan import PlanComparison
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import argtypes, context, stages
 from sparkwright.core import process
 from sparkwright.core.console import console
@@ -102,7 +100,9 @@ def _run(session: RunContext) -> Iterator[tuple[str, str, float]]:
             yield name, says, time.monotonic() - began
 
 
-def _stages(session: RunContext, tools: Toolchain, wheel: Path) -> dict[str, Callable[[], str]]:
+def _stages(
+    session: RunContext, tools: toolchain.Toolchain, wheel: Path
+) -> dict[str, Callable[[], str]]:
     """Return the stages after the tools, *wheel* being the official one."""
     return {
         "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
@@ -131,7 +131,7 @@ def _stages(session: RunContext, tools: Toolchain, wheel: Path) -> dict[str, Cal
 
 
 @contextlib.contextmanager
-def official(session: RunContext, tools: Toolchain) -> Iterator[Path]:
+def official(session: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
     """
     Make the official wheel of the mini vLLM, and serve it in the block on a loopback index, which
     is then the package index of this process.
@@ -170,7 +170,7 @@ def _apply(session: RunContext) -> str:
     return f"{patches} patches, {sites} rule sites"
 
 
-def _planned(session: RunContext) -> PlanComparison:
+def _planned(session: RunContext) -> plan.PlanComparison:
     tree = source_tree.make(session, "vllm")
     return plan.obtain(session, toolchain.obtain(session), tree)
 
@@ -221,7 +221,7 @@ assert importlib.metadata.version("mini-vllm") == package.__version__
 """
 
 
-def _load(session: RunContext, tools: Toolchain) -> str:
+def _load(session: RunContext, tools: toolchain.Toolchain) -> str:
     """Install the wheels into an empty environment and load their libraries."""
     folder = session.project.root.parent / "environment"
     release.make_environment(session, tools, folder)

@@ -12,7 +12,6 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.client import install
-from sparkwright.release.client.install import Wish
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, gathered, inside
 from sparkwright.release.manifest.records import Entry, Proved, Wheel
@@ -88,7 +87,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[WheelEvidence]]:
-    wish = Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
+    wish = install.Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
     index = install.opened(context.standalone(arguments), wish)
 
     def find(path: Path) -> Iterator[WheelEvidence]:
@@ -170,7 +169,7 @@ def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.release.endswith(".json"):
         record = published.of_file(Path(arguments.release))
     else:
-        wish = Wish(
+        wish = install.Wish(
             arguments.index,
             tuple(arguments.key),
             arguments.signed_for,

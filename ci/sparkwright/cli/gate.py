@@ -16,7 +16,7 @@ from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
 from sparkwright.gates.athand import Inputs
-from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.ready import Ready
 from sparkwright.gates.server import installed
 from sparkwright.release import content
@@ -165,7 +165,7 @@ def verdicts_path(session: RunContext, wheel: str) -> Path:
     return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
 
 
-def keep(session: RunContext, result: Ladder) -> Path | None:
+def keep(session: RunContext, result: ladder.Ladder) -> Path | None:
     """
     Add the verdicts to the file of the wheel, and return the file; None if no wheel was judged.
 
@@ -195,7 +195,7 @@ def keep(session: RunContext, result: Ladder) -> Path | None:
         return session.store.write(path, data + b"\n")
 
 
-def _stored(path: Path) -> Ladder | None:
+def _stored(path: Path) -> ladder.Ladder | None:
     """
     Return the verdicts at *path*; None if there is no file.
 

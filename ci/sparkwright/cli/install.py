@@ -17,7 +17,6 @@ from sparkwright.core.errors import UsageError
 from sparkwright.release import environment
 from sparkwright.release.client import back, caches, health, listing, state
 from sparkwright.release.client import install as installation
-from sparkwright.release.client.install import Done, Wish
 from sparkwright.release.errors import InstallError
 
 #: Files of pipx and uv in environments that belong to one program.
@@ -110,7 +109,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
         return _unpublished(arguments)
     if arguments.restore:
         raise UsageError("usage", "--restore belongs to --onsite.")
-    wish = Wish(
+    wish = installation.Wish(
         arguments.index,
         tuple(arguments.key),
         arguments.signed_for,
@@ -124,7 +123,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
     return _show(installation.install(context.standalone(arguments), chosen(arguments.into), wish))
 
 
-def _show(done: Done) -> dict[str, Any]:
+def _show(done: installation.Done) -> dict[str, Any]:
     titles = {
         "installed": f"{done.name} is installed in {done.into}",
         "back": f"{done.name} is back in {done.into}",
@@ -191,7 +190,7 @@ def _onsite(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the releases of the index, and which one is installed."""
-    wish = Wish(
+    wish = installation.Wish(
         arguments.index,
         tuple(arguments.key),
         arguments.signed_for,

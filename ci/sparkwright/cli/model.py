@@ -11,8 +11,6 @@ from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console, size
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, loaded, modules, roofline
-from sparkwright.gates.model.modules import Audit
-from sparkwright.gates.model.roofline import GB10, Bandwidth
 
 #: Rows shown; the others are those with the fewest bytes read per token.
 SHOWN = 24
@@ -85,12 +83,12 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         number=arguments.kv_cache_dtype,
     )
     measured = (
-        Bandwidth(arguments.bandwidth, "given")
+        roofline.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
         else roofline.stored(session.store)
     )
     step, batch = audit.many.step, audit.many.batch
-    ceilings = [roofline.ceiling(step, batch, item) for item in (measured, GB10) if item]
+    ceilings = [roofline.ceiling(step, batch, item) for item in (measured, roofline.GB10) if item]
     served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
     listed = loaded.listed(session, arguments.python, arguments.model) if arguments.python else None
     document = {
@@ -124,7 +122,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
-def _show(audit: Audit) -> None:
+def _show(audit: modules.Audit) -> None:
     """Print the modules with the most bytes read, and the bytes that a step reads."""
     step = audit.many
     method = audit.method or "no quantisation config"

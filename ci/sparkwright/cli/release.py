@@ -15,10 +15,7 @@ from sparkwright.release.decide import policy as policies
 from sparkwright.release.errors import TrustError
 from sparkwright.release.publish import changes, sequence
 from sparkwright.release.publish.prepare import Publisher
-from sparkwright.release.signing import keys
-from sparkwright.release.signing.keys import KeySigner, PublicKey
-from sparkwright.release.signing.statement import Signer
-from sparkwright.release.signing.trust import Identity, Trust
+from sparkwright.release.signing import keys, statement, trust
 
 #: Number of removed files that are shown by name.
 SHOWN = 20
@@ -139,23 +136,23 @@ def publisher(
         signer-unknown: ci/release.yaml does not name it.
     """
     policy = policies.load(session.project.root)
-    signer: Signer
+    signer: statement.Signer
     if identity:
         from sparkwright.release.signing.identity import IdentitySigner
 
         signer = IdentitySigner()
     elif key:
-        signer = KeySigner.load(key, keys.passphrase())
+        signer = keys.KeySigner.load(key, keys.passphrase())
     elif dry_run:
-        signer = KeySigner.passing()
+        signer = keys.KeySigner.passing()
     else:
         raise UsageError(
             "usage",
             "Neither --key FILE nor --identity is given.",
             todo="Make a key with `sparkwright release key FILE`.",
         )
-    identities = tuple(Identity(entry.identity, entry.issuer) for entry in policy.identities)
-    own = (signer.public,) if isinstance(signer, KeySigner) else ()
+    identities = tuple(trust.Identity(entry.identity, entry.issuer) for entry in policy.identities)
+    own = (signer.public,) if isinstance(signer, keys.KeySigner) else ()
     name = own[0].fingerprint if own else signer.by
     names = policy.keys if own else [entry.identity for entry in policy.identities]
     # Without keys in the policy, any key publishes; one of a dry run is passing.
@@ -166,9 +163,9 @@ def publisher(
             "publishes.",
             details=[f"{'fingerprint' if own else 'identity'}: {name}"],
         )
-    earlier = tuple(PublicKey.load(path) for path in predecessors)
-    trust = Trust((*own, *earlier), identities, said="the publisher")
-    return Publisher(session, at.absolute(), signer, trust, policy)
+    earlier = tuple(keys.PublicKey.load(path) for path in predecessors)
+    trusted = trust.Trust((*own, *earlier), identities, said="the publisher")
+    return Publisher(session, at.absolute(), signer, trusted, policy)
 
 
 def _publisher(arguments: argparse.Namespace) -> Publisher:

@@ -79,30 +79,18 @@ def read_text(path: Path, *, limit: int = LARGEST, failure: Failure = _invalid) 
 
 def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failure = _invalid) -> T:
     """
-    Return the JSON file at *path* as a record of type *kind*; raises as `read_bytes` and
-    `parse_json`.
-    """
-    return parse_json(
-        read_bytes(path, limit=limit, failure=failure), kind, str(path), failure=failure
-    )
-
-
-def parse_json(data: bytes, kind: type[T], origin: str, *, failure: Failure = _invalid) -> T:
-    """
-    Return *data* as a record of type *kind*.
-
-    Args:
-        origin: Where *data* is from, for messages.
+    Return the JSON file at *path* as a record of type *kind*.
 
     Raises:
-        file-invalid: It is not JSON, repeats a key, is nested too deeply, holds a number of
-            thousands of digits, or does not fit the record; or as *failure* says.
+        file-invalid: As `read_bytes`; or it is not JSON, repeats a key, is nested too deeply, holds
+            a number of thousands of digits, or does not fit the record.
     """
+    data = read_bytes(path, limit=limit, failure=failure)
     try:
         json.loads(data, object_pairs_hook=_unique)
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise failure(f"{origin} is not the expected JSON.", details=[str(error)[:300]]) from error
+        raise failure(f"{path} is not the expected JSON.", details=[str(error)[:300]]) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:

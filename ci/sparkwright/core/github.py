@@ -119,9 +119,8 @@ def limited(reply: Reply) -> bool:
 def limit_ends(reply: Reply) -> str:
     """Return the time at which the rate limit of *reply* ends, as text."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    ends = time.time() + wait if wait is not None else 0.0
-    if re.fullmatch("[0-9]{1,11}", reset) and not ends:
-        ends = float(reset)
+    known = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
+    ends = known if wait is None else time.time() + wait
     text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
     return text if ends else "GitHub does not say"
 

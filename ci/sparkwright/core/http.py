@@ -9,7 +9,6 @@ nothing. Numbers of a reply are read strictly, and credentials go to the host th
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import http.client
 import os
 import re
@@ -135,15 +134,10 @@ class Reply:
     @property
     def retry_after(self) -> float | None:
         """
-        Return the seconds after which the server may be asked again, or None if it does not say.
+        Return the seconds after which the server may be asked again, or None if it states none.
         """
         text = self.headers.get("retry-after", "")
-        if re.fullmatch(r"[0-9]{1,9}", text):
-            return float(text)
-        try:
-            return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-        except (ValueError, OverflowError):
-            return None
+        return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """
@@ -175,11 +169,6 @@ class Reply:
     def read(self, limit: int = LARGEST) -> None:
         """Read the body; raises as `pieces`. That of an error has a limit of its own."""
         self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
-
-
-def _no_credentials(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Return *request*; an authentication that keeps requests from ~/.netrc and from the URL."""
-    return request
 
 
 def _session(deadline: _Deadline) -> requests.Session:
@@ -245,7 +234,8 @@ def exchange(
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
-            session.auth = _no_credentials
+            # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
+            session.auth = lambda request: request
         for _ in range(1 + REDIRECTS):
             with deadline.guard("unreachable"):
                 response = session.request(
@@ -262,7 +252,7 @@ def exchange(
                 raise HttpFailure("redirect", f"redirected out of https: {shown}")
             # Credentials of the address and of ~/.netrc are in the request that was redirected.
             session.headers.pop("Authorization", None)
-            session.auth = _no_credentials
+            session.auth = lambda request: request
             if same_host and "Authorization" in response.request.headers:
                 session.headers["Authorization"] = response.request.headers["Authorization"]
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -110,13 +111,11 @@ class Store:
         an error.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             yield temporary
             temporary.chmod(0o644)
-            os.replace(temporary, path)
+            temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -133,15 +132,14 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             for left in path.parent.glob(f".{path.name}.*"):
                 shutil.rmtree(left, ignore_errors=True)
-            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-            try:
-                yield temporary
-                temporary.chmod(0o755)
+            with tempfile.TemporaryDirectory(
+                dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+            ) as temporary:
+                yield Path(temporary)
+                Path(temporary).chmod(0o755)
                 if path.exists():
                     shutil.rmtree(path)
                 os.rename(temporary, path)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
 
     def put(self, kind: str, key: str, record: Any) -> None:
         """Store the *record* of a finished stage under *key*."""

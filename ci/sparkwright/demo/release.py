@@ -23,15 +23,10 @@ from sparkwright.gates import host, ladder
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ready import Ready
 from sparkwright.release.client import back, install
-from sparkwright.release.client.install import Wish
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.manifest.records import Channel
-from sparkwright.release.publish import sequence
-from sparkwright.release.publish.prepare import Publisher
-from sparkwright.release.publish.sequence import Asked, Published
-from sparkwright.release.signing import keys
-from sparkwright.release.signing.keys import KeySigner
-from sparkwright.release.signing.trust import Trust
+from sparkwright.release.publish import prepare, sequence
+from sparkwright.release.signing import keys, trust
 
 #: Where the index says that it is served; nobody answers there, so that the demo leans on nothing
 #: but what it serves itself.
@@ -78,21 +73,23 @@ def run_gates(session: RunContext) -> str:
     return f"G0 passes for {len(states)} wheels; G2 is {verdicts.verdicts[1].state} without a GB10"
 
 
-def publish(session: RunContext, channel: Channel | None) -> Published:
+def publish(session: RunContext, channel: Channel | None) -> sequence.Published:
     """Publish the demo's wheels with a key of its own."""
     secret = demo_folder(session) / "release.key"
     if not secret.exists():
         keys.make(secret)
-    signer = KeySigner.load(secret)
+    signer = keys.KeySigner.load(secret)
     policy = policies.load(session.project.root)
-    publisher = Publisher(
+    publisher = prepare.Publisher(
         session,
         demo_folder(session) / "releases",
         signer,
-        Trust((signer.public,), said="the demo"),
+        trust.Trust((signer.public,), said="the demo"),
         policy,
     )
-    return sequence.publish(publisher, Asked(wheels(session), channel, url=URL, reason="the demo"))
+    return sequence.publish(
+        publisher, sequence.Asked(wheels(session), channel, url=URL, reason="the demo")
+    )
 
 
 def publish_candidate(session: RunContext) -> str:
@@ -126,7 +123,7 @@ def install_release(session: RunContext, tools: Toolchain) -> str:
     folder = demo_folder(session) / "user"
     make_environment(session, tools, folder)
     with base.serve(demo_folder(session) / "releases") as address:
-        wish = Wish(
+        wish = install.Wish(
             index=f"{address}/",
             keys=(demo_folder(session) / "release.key.pub",),
             signed_for=URL,
