@@ -144,13 +144,6 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
 
-def test_the_other_store_is_gone_afterwards(mini: Mini) -> None:
-    with reproduce.separate_store(mini.session()) as other:
-        assert not (other.store.root / "cache").exists()
-        assert not other.cached
-    assert not other.store.root.exists()
-
-
 @pytest.mark.parametrize("record", [b"", b"{}", b"\xff", "../demo", "other"])
 def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(
     mini: Mini, tmp_path: Path, record: bytes | str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from sparkwright.forks.stack import Project
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
 
-    from sparkwright.builder.environment.toolchain import Toolchain
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,34 +120,3 @@ def test_flags_are_added_to_those_of_the_fork_from_the_outer_folder_to_the_inner
         "CMAKE_CUDA_FLAGS": f"{names} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
     assert version.flags({}, {}) == {"CMAKE_CUDA_FLAGS": names}
-
-
-UNIT = """\
-#include <cassert>
-#include <cstdio>
-namespace { __global__ void hidden(float* x, int n) { assert(n > 0); x[threadIdx.x] *= 2.f; } }
-template <typename T> __global__ void seen(T* x) { printf("%s\\n", __FILE__); x[threadIdx.x] += T(1); }
-void run(float* x, int n) { hidden<<<1, 32>>>(x, n); seen<<<1, 32>>>(x); std::printf("%s %s\\n", __FILE__, __DATE__); }
-"""
-
-
-@pytest.mark.toolchain
-@pytest.mark.parametrize("internal", [False, True])
-def test_an_object_is_the_same_on_every_run_and_in_every_folder(tools: Toolchain, tmp_path: Path, internal: bool) -> None:
-    """With our flags nvcc's objects differ neither by process nor by folder; names with internal linkage keep their folder."""
-    text = UNIT if internal else UNIT.replace("namespace {", "").replace("2.f; } }", "2.f; }")
-    found = []
-    for folder in ("one", "two/longer", "one"):
-        source = tmp_path / folder / "unit.cu"
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text(text)
-        flags = version.flags({}, {source.parent: Path("/in")})["CMAKE_CUDA_FLAGS"].split()
-        made = source.with_name("unit.cu.o")
-        command = [str(tools.tool("nvcc")), *flags, "-gencode", "arch=compute_121f,code=sm_121f", "-c", str(source), "-o", str(made)]
-        subprocess.run(command, check=True, env=tools.environment())
-        found.append(made.read_bytes())
-        made.unlink()
-
-    assert found[0] == found[2]
-    assert (found[0] == found[1]) is not internal
-    assert not any(str(tmp_path).encode() in data for data in found)
