@@ -15,7 +15,7 @@ from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
-from sparkwright.builder.wheel.sbom import LockedFile, SbomInput, document
+from sparkwright.builder.wheel.sbom import SbomInput, document
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
@@ -32,12 +32,12 @@ FOLDER = FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlas
 PARTS = SbomInput(
     source=GIT,
     needs=(SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
-    bases=(LockedFile("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
+    bases=(("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
     vendored={
         "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved", kind="fetchcontent"),
         "third/party": VendoredLock("https://git.example/p.git", "v1", COMMIT, "b" * 40, kind="submodule"),
     },
-    tools=(LockedFile("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),
+    tools=(("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),
     compiled={"vllm/_C.abi3.so": "5" * 64},
     inherited={"vllm/_D.abi3.so": "6" * 64, "vllm/odd.so": ""},
     properties={"stack": "2026.11", "cuda": "cu130"},
@@ -63,7 +63,7 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def test_every_part_is_named_by_hash() -> None:
     content, parts = parsed(document(PARTS, NAME))
-    base, tool = f"base/{PARTS.bases[0].filename}", f"tool/{PARTS.tools[0].filename}"
+    base, tool = f"base/{PARTS.bases[0][1]}", f"tool/{PARTS.tools[0][1]}"
     expected = {
         "wheel": {
             "name": "mini-vllm", "version": NAME.version, "stack": "2026.11", "cuda": "cu130",
@@ -111,7 +111,7 @@ def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> 
     parts = sbom.gather(session, source, base=base, compiled={"mini_vllm/_C.so": "5" * 64}, inherited=inherited, compiler="12", isolation="")
 
     assert [need.fork for need in parts.needs] == ["cutlass"]
-    assert [file.project for file in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
+    assert [project for project, _, _ in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
     assert parts.inherited == {"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}
     assert parts.properties == {"stack": "demo", "fork": "vllm", "built": "graft", "arch": "12.1f", "cuda": "cu130", "compiler": "12"}
     patches = {ref for ref in parsed(document(parts, NAME))[1] if ref.startswith("patch/")}

@@ -106,8 +106,7 @@ def _metadata(
     archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: AuditedWheel
 ) -> tuple[str, Message]:
     """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
-    tops = {name.partition("/")[0] for name in listed}
-    folders = sorted(top for top in tops if top.endswith(".dist-info"))
+    folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
     if len(folders) != 1:
         what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
         raise WheelError("wheel-invalid", what, details=folders)

@@ -15,7 +15,6 @@ import platform
 import re
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from email.parser import BytesParser
 from functools import partial
@@ -35,7 +34,6 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive, graft, sbom, version
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -46,8 +44,6 @@ LAYOUT = 4
 #: needs more.
 PLATFORM = "manylinux_2_28"
 
-#: A module's name becomes that of a folder, here and in the wheel.
-_NAME = re.compile(r"\w[\w.+-]*")
 #: Variables of the user that would change the output.
 _UNWANTED = re.compile(r"FLASHINFER_.*|CC|CXX|MAX_JOBS|CUDA_PATH")
 _SCRIPT = Path(__file__).parents[1] / "_scripts" / "flashinfer_modules.py"
@@ -263,7 +259,7 @@ def _dist_info(
     )
     project = archive.WheelName.of(sources.filename).distribution.replace("_", "-")
     parts = sbom.SbomInput(
-        bases=(sbom.LockedFile(project, sources.filename, sources.sha256),),
+        bases=((project, sources.filename, sources.sha256),),
         tools=sbom.compilers(context),
         compiled={
             f"{spec.package}/jit_cache/{module.path}": sha256 for module, sha256 in hashes.items()
@@ -327,7 +323,7 @@ class AotBuilder:
                 what=f"FlashInfer does not generate the modules of {path_of(project)}.",
             )
         modules = msgspec.json.decode(answer.read_bytes(), type=tuple[AotModule, ...])
-        check(modules, self._spec, arch, path_of(project))
+        check(modules, self._spec, arch)
         return modules
 
     def compile(self, modules: Sequence[AotModule]) -> dict[AotModule, bytes]:
@@ -362,22 +358,10 @@ class AotBuilder:
         return {name: self._sandbox.translate(text) for name, text in {**variables, **own}.items()}
 
 
-def check(modules: Sequence[AotModule], spec: AotSpec, arch: str, path: Path) -> None:
+def check(modules: Sequence[AotModule], spec: AotSpec, arch: str) -> None:
     """
-    Check the *modules* that FlashInfer generates for the file at *path*.
-
-    Raises:
-        module-unknown: The name of one cannot be that of a folder.
-        file-invalid: Two entries give the same module.
-        module-arch: A module is neither for *arch* nor for the architecture of its entry.
+    Raise `module-arch` if a module is neither for *arch* nor for the architecture of its entry.
     """
-    names = [module.name for module in modules]
-    if odd := [repr(name) for name in names if not _NAME.fullmatch(name)]:
-        what = f"FlashInfer names {len(odd)} modules in a way that no folder can have."
-        raise BuildError("module-unknown", what, details=odd)
-    if repeated := [name for name, count in Counter(names).items() if count > 1]:
-        what = f"{path} asks for the same module more than once."
-        raise FileError("file-invalid", what, details=repeated)
     codes = {entry.call: f"sm_{(entry.arch or arch).replace('.', '')}" for entry in spec.modules}
     if wrong := [
         f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {codes[module.call]}"

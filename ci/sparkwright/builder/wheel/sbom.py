@@ -31,14 +31,6 @@ from sparkwright.forks.lock import FileLock, VendoredLock
 _GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
 
-class LockedFile(msgspec.Struct, frozen=True, order=True):
-    """A file of the package index."""
-
-    project: str
-    filename: str
-    sha256: str
-
-
 class SbomInput(msgspec.Struct, frozen=True):
     """
     The parts of a wheel.
@@ -56,9 +48,9 @@ class SbomInput(msgspec.Struct, frozen=True):
 
     source: source_tree.SourceTree | None = None
     needs: tuple[source_tree.SourceTree, ...] = ()
-    bases: tuple[LockedFile, ...] = ()
+    bases: tuple[pylock.LockedWheel, ...] = ()
     vendored: dict[str, VendoredLock] = {}
-    tools: tuple[LockedFile, ...] = ()
+    tools: tuple[pylock.LockedWheel, ...] = ()
     compiled: dict[str, str] = {}
     inherited: dict[str, str] = {}
     properties: dict[str, str] = {}
@@ -109,7 +101,7 @@ def gather(
     return SbomInput(
         source=source,
         needs=tuple(source_tree.make(context, need) for need in project.fork(source.fork).needs),
-        bases=(LockedFile(base.name, base.filename, base.sha256),) if base else (),
+        bases=((base.name, base.filename, base.sha256),) if base else (),
         vendored=vendored(context, source),
         tools=compilers(context) if compiled is not None else (),
         compiled=dict(compiled or {}),
@@ -136,10 +128,9 @@ def vendored(context: RunContext, source: source_tree.SourceTree) -> dict[str, V
     return {name: entry for name, entry in sources.items() if used(name)}
 
 
-def compilers(context: RunContext) -> tuple[LockedFile, ...]:
+def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
     """Return the CUDA compiler that pylock.toml locks for this machine."""
-    locked = (LockedFile(*wheel) for wheel in pylock.wheels(context.project))
-    return tuple(file for file in locked if file.project == version.NVCC)
+    return tuple(wheel for wheel in pylock.wheels(context.project) if wheel[0] == version.NVCC)
 
 
 def _hex(recorded: str) -> str:
@@ -271,15 +262,16 @@ def _patches(tree: source_tree.SourceTree) -> list[dict[str, Any]]:
     ]
 
 
-def _file(role: str, file: LockedFile, **fields: Any) -> dict[str, Any]:
-    version = file.filename.split("-")[1] if file.filename.endswith(".whl") else ""
+def _file(role: str, wheel: pylock.LockedWheel, **fields: Any) -> dict[str, Any]:
+    project, filename, sha256 = wheel
+    release = filename.split("-")[1]
     return _component(
-        f"{role}/{file.filename}",
-        file.project,
-        version,
-        sha256=file.sha256,
-        properties={"file": file.filename},
-        purl=_index_url(file.project, version),
+        f"{role}/{filename}",
+        project,
+        release,
+        sha256=sha256,
+        properties={"file": filename},
+        purl=_index_url(project, release),
         **fields,
     )
 
