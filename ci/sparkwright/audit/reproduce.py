@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ import msgspec
 from sparkwright.audit import device_code, wheel_reader
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.builder import pipeline
-from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
@@ -38,10 +36,6 @@ from sparkwright.forks.stack import MACHINES, Project
 #: on them, and cost records, which plan memory and are no result of a build.
 SHARED = ("downloads", "environments", "mirrors", "locks", "records/costs")
 
-#: In names with internal linkage nvcc puts a hash of the real path of their source.
-_INTERNAL = re.compile(rb"(_GLOBAL__N__|_INTERNAL_)[0-9a-f]{8}(?=_\d+_)")
-
-
 Verdict = Literal["identical", "same-device-code", "different"]
 
 
@@ -50,13 +44,11 @@ class Rebuild(msgspec.Struct, frozen=True):
     The comparison of two wheels of the same inputs.
 
     Attributes:
-        verdict: ``same-device-code`` if members differ only in what another host compiler or
-            another folder explains.
+        verdict: ``same-device-code`` if only host code, and the records of it, differ.
         first, again: The sha256 of each.
         device_code: The device-code digest of each.
-        compiler: The host compiler of each.
         members: Members that differ, or that only one wheel has.
-        unexplained: Members that should be equal and are not.
+        unexplained: Members among them that another host compiler does not change, and device code.
     """
 
     wheel: str
@@ -64,7 +56,6 @@ class Rebuild(msgspec.Struct, frozen=True):
     first: str
     again: str
     device_code: tuple[str, str]
-    compiler: tuple[str, str]
     members: tuple[str, ...] = ()
     unexplained: tuple[str, ...] = ()
 
@@ -150,100 +141,66 @@ def reproduce(
     Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
     """
     again = pipeline.wheel_path(session, pipeline.build(session, record.source.fork))
-    compilers = (record.compiler, toolchain.compiler(session) if record.compiler else "")
-    same_paths, scratch = record.isolation != "none", session.store.folder("work")
-    return compare(path, again, policy, scratch, compiler=compilers, same_paths=same_paths)
+    return compare(path, again, policy, session.store.folder("work"))
 
 
-def compare(
-    first: Path,
-    again: Path,
-    policy: AuditPolicy,
-    scratch: Path,
-    *,
-    compiler: tuple[str, str],
-    same_paths: bool = True,
-) -> Rebuild:
+def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Rebuild:
     """
     Compare the wheels *first* and *again*, made of the same inputs.
 
-    Host code must be equal if the host compiler is the same and both were compiled in folders of
-    the same names.
-
     Args:
         scratch: Folder for libraries while they are read.
-        same_paths: The compilers saw the same folder names in both builds.
 
     Raises:
         wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
     """
-    sides = [_read(path, policy, scratch) for path in (first, again)]
-    one, two = sides
-    members = {name for name in one.members if one.members[name] != two.members.get(name)}
-    members |= two.members.keys() - one.members.keys()
-    explained: tuple[str, ...] = ()
-    same_host = same_paths and compiler[0] == compiler[1] and one.device_code == two.device_code
-    if one.nameless == two.nameless and not same_host:
-        explained = (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+    (hashes, codes), (new_hashes, new_codes) = (
+        _read(path, policy, scratch) for path in (first, again)
+    )
+    names = sorted(hashes.keys() | new_hashes.keys())
+    members = [name for name in names if hashes.get(name) != new_hashes.get(name)]
+    host = (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
+    both = hashes.keys() & new_hashes.keys()
     unexplained = [
         name
-        for name in sorted(members)
-        if not name.endswith(explained) or not all(name in side.members for side in sides)
+        for name in members
+        if name not in both or not name.endswith(host) or codes.get(name) != new_codes.get(name)
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    same: Verdict = "identical" if one.sha256 == two.sha256 else "same-device-code"
+    sha256, new_sha256 = digest.sha256_file(first), digest.sha256_file(again)
+    same: Verdict = "identical" if sha256 == new_sha256 else "same-device-code"
     return Rebuild(
         first.name,
         "different" if unexplained else same,
-        one.sha256,
-        two.sha256,
-        (one.device_code, two.device_code),
-        compiler,
-        tuple(sorted(members)),
+        sha256,
+        new_sha256,
+        (device_code.wheel_digest(codes.values()), device_code.wheel_digest(new_codes.values())),
+        tuple(members),
         tuple(unexplained),
     )
 
 
-class _Wheel(msgspec.Struct, frozen=True):
-    """
-    A wheel that is compared.
-
-    Attributes:
-        members: The digest and the size of each.
-        nameless: A digest of the device code without the hashes of source paths in names.
-    """
-
-    sha256: str
-    members: dict[str, tuple[str, str]]
-    device_code: str
-    nameless: str
-
-
-def _read(wheel: Path, policy: AuditPolicy, scratch: Path) -> _Wheel:
-    subject, digests, nameless = wheel_reader.subject(wheel), list[str](), list[str]()
+def _read(
+    wheel: Path, policy: AuditPolicy, scratch: Path
+) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Return the hash and size of each member of *wheel*, and the digest of its device code."""
+    subject, codes = wheel_reader.subject(wheel), dict[str, str]()
 
     def visit(binary: wheel_reader.Binary) -> None:
         wants = policy.library(subject.name, binary.name)
-        compiled, hashes = wants is not None and wants.role == "target", list[str]()
-
-        def add(_: device_code.DeviceImage, content: bytes) -> None:
-            hashes.append(digest.sha256_bytes(_INTERNAL.sub(rb"\g<1>00000000", content)))
-
+        compiled = wants is not None and wants.role == "target"
         with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
             shared = elf.shared_object(data)
-            code = device_code.read(data, shared, policy.generation, compiled=compiled, visit=add)
-            digests.append(code.digest)
-            nameless.extend(hashes if compiled and not code.fault else [code.digest])
+            code = device_code.read(data, shared, policy.generation, compiled=compiled)
+            codes[binary.name] = code.digest
 
     findings = wheel_reader.walk(wheel, subject, scratch, visit)
     with zip_file(wheel) as archive:
         listed, info = zip_members(archive, wheel.name), WheelName.of(wheel.name).info
-        members = records(archive, listed, info, wheel.name)
+        hashes = records(archive, listed, info, wheel.name)
     # A member that RECORD does not state truly.
-    members |= {finding.library: (finding.message, "") for finding in findings}
-    key = digest.key("nameless", sorted(nameless))
-    return _Wheel(subject.sha256, members, device_code.wheel_digest(digests), key)
+    return hashes | {finding.library: (finding.message, "") for finding in findings}, codes
 
 
 def show(rebuild: Rebuild) -> None:
@@ -254,7 +211,6 @@ def show(rebuild: Rebuild) -> None:
         console.result(f"  differs, {state}: {name}")
     console.result(f"  sha256: {rebuild.first}, then {rebuild.again}")
     console.result(f"  device code: {', then '.join(rebuild.device_code)}")
-    console.result(f"  host compiler: {', then '.join(rebuild.compiler)}")
 
 
 def raise_for_difference(rebuild: Rebuild) -> None:
