@@ -43,16 +43,6 @@ def test_the_wheels_install_into_an_empty_environment_and_load(undisturbed: Demo
     assert packed == "71", "0.5 is E2M1 code 1, 6.0 is code 7, the first in the low half"
 
 
-def test_a_build_with_nothing_changed_loads_no_heavy_library(built_demo: Demo) -> None:
-    """Neither git nor the network nor CMake's grammar nor torch is loaded to find out that nothing changed."""
-    done = built_demo.run("build", "--output", str(built_demo.folder / "dist"), python=("-X", "importtime"))
-    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if line.startswith("import time:")}
-
-    assert done.stderr.count("reused: nothing changed") == 3
-    assert "sparkwright" in loaded
-    assert not loaded & {"git", "requests", "urllib3", "pypi_simple", "torch", "docker", "elftools"}
-
-
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_wheel_that_is_gone_from_the_output_is_put_back(built_demo: Demo, damaged: bool) -> None:
     """A wheel that was deleted, or replaced by other bytes, comes back from the store, and nothing is compiled."""

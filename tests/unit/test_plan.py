@@ -12,7 +12,7 @@ from tests.refusals import refusal
 from sparkwright.builder import configure
 from sparkwright.builder.arch import plan
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.plan import ArchPlan
+from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
 from sparkwright.builder.arch.rules import ArchException, ArchRule, ArchRules, DroppedUnits
 from sparkwright.builder.configure import Call, Configured, TranslationUnit
 from sparkwright.core import process
@@ -137,11 +137,11 @@ def dropped(unit: str) -> ArchRules:
 
 def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = plans(PTX80, NATIVE, rules=kept("a.cu"))
-    plan.check(found, found)
+    plan.check(PlanComparison("", found, found))
     assert (found.units[0].verdict, found.units[0].reason) == ("kept", "why not")
     before, after = plans(NATIVE, PTX80, rules=dropped("b.cu")), plans(NATIVE, rules=dropped("b.cu"))
-    plan.check(after, before)
-    plan.show(after, before)
+    plan.check(PlanComparison("", after, before))
+    plan.show(PlanComparison("", after, before))
     assert "a trap on this device" in capsys.readouterr().err
 
 
@@ -161,7 +161,7 @@ def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.Ca
 )  # fmt: skip
 def test_a_plan_that_breaks_the_rules_is_refused(units: list[tuple[str, ...]], rules: ArchRules, detail: str) -> None:
     with refusal("arch-mismatch", match=r"of mini would|not true for mini") as caught:
-        plan.check(plans(*units, rules=rules), plans(NATIVE))
+        plan.check(PlanComparison("", plans(*units, rules=rules), plans(NATIVE)))
     assert any(detail in line for line in caught.value.details)
 
 
@@ -228,13 +228,13 @@ class Tree:
 def test_the_rules_make_every_unit_native_and_a_missing_one_is_named(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> None:
     tree = Tree(tmp_path, cuda_bin, cuda_env)
     after, before = tree.judge(RULES), tree.judge(ArchRules())
-    plan.check(after, before)
+    plan.check(PlanComparison("", after, before))
     assert [(site.rule, site.line) for site in after.sites] == [("known", 9), ("repack", 23)]
     assert before.counts == {"native": 0, "kept": 0, "folded": 3, "foreign": 1, "none": 0}
     assert str(tmp_path) not in msgspec.json.encode(before).decode()
 
     with refusal("arch-mismatch", match="4 of 4") as caught:
-        plan.check(tree.judge(ArchRules(rules=RULES.rules[1:])))
+        plan.check(PlanComparison("", tree.judge(ArchRules(rules=RULES.rules[1:])), before))
     # fp4.cu's own list names 12.1f; it is the request that had been folded before it got there.
     text = "\n".join(caught.value.details)
     assert 'KNOWN_ARCHS = "8.0;12.0" (CMakeLists.txt:9) decides for 4 units' in text

@@ -53,7 +53,6 @@ _PASSED_ON = frozenset(
 )
 _GENCODE = ("-gencode", "--generate-code")
 _ARCH = ("-arch", "--gpu-architecture")
-_CODE = ("-code", "--gpu-code")
 
 
 class TranslationUnit(msgspec.Struct, frozen=True, order=True):
@@ -241,32 +240,17 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     Return the code that nvcc makes with the arguments *tokens*, as sorted entries ``virtual:real``;
     empty if it is left to nvcc.
 
-    ``all``, ``all-major`` and ``native`` are returned as they are (``native:native``): their
-    meaning is not in the command.
+    CMake and the projects write gencodes; ``-arch`` alone is returned as it is (``native:native``).
     """
     entries: set[str] = set()
-    arch, codes = "", list[str]()
     rest = iter(tokens)
     for token in rest:
         name, joined, value = token.partition("=")
         if token in _PASSED_ON:
             next(rest, None)
-        elif name in (*_GENCODE, *_ARCH, *_CODE):
+        elif name in (*_GENCODE, *_ARCH):
             value = value if joined else next(rest, "")
-            if name in _ARCH:
-                arch = value
-            elif name in _CODE:
-                codes += re.findall(r"\w+", value)
-            elif match := re.match(r"arch=(\w+),code=(.+)", value):
-                entries |= {f"{match[1]}:{code}" for code in re.findall(r"\w+", match[2])}
-    virtual = arch.replace("sm_", "compute_")
-    if codes:
-        entries |= {f"{virtual}:{code}" for code in codes}
-    elif arch.startswith("sm_"):
-        # Shorthand (nvcc --dryrun, 13.0): the real arch and its PTX; with a suffix, PTX of the
-        # plain arch as well.
-        plain = virtual.rstrip("af")
-        entries |= {f"{virtual}:{arch}", f"{virtual}:{virtual}", f"{plain}:{plain}"}
-    elif arch:
-        entries.add(f"{arch}:{arch}")
+            match = re.match(r"arch=(\w+),code=(.+)", value)
+            virtual, codes = (match[1], match[2]) if match else (value, value)
+            entries |= {f"{virtual}:{code}" for code in re.findall(r"\w+", codes)}
     return tuple(sorted(entries))

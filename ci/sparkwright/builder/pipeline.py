@@ -317,8 +317,8 @@ def _graft(
     tools = toolchain.obtain(session)
     with console.step(f"graft {fork} onto {locked.filename}"):
         plans = plan.obtain(session, tools, source, configured=True)
-        plan.show(plans.after, plans.before)
-        plan.check(plans.after, plans.before)
+        plan.show(plans)
+        plan.check(plans)
         workspace = Workspace(session, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)

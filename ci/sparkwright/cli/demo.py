@@ -109,7 +109,7 @@ def _stages(
         "fetch": lambda: _fetch(session),
         "apply": lambda: _apply(session),
         "plan without the rules": lambda: _must_fail(
-            "arch-mismatch", lambda: plan.check(_planned(session).before)
+            "arch-mismatch", lambda: plan.check(_bare(_planned(session)))
         ),
         "plan": lambda: _plan(session),
         "build": lambda: _build(session),
@@ -175,10 +175,14 @@ def _planned(session: RunContext) -> plan.PlanComparison:
     return plan.obtain(session, toolchain.obtain(session), tree)
 
 
+def _bare(plans: PlanComparison) -> PlanComparison:
+    return PlanComparison(plans.key, plans.before, plans.before)
+
+
 def _plan(session: RunContext) -> str:
     planned = _planned(session)
-    plan.show(planned.after, planned.before)
-    plan.check(planned.after, planned.before)
+    plan.show(planned)
+    plan.check(planned)
     counts = planned.after.counts.items()
     return ", ".join(f"{count} {state}" for state, count in counts if count)
 

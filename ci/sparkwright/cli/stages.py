@@ -120,9 +120,9 @@ def plan(arguments: argparse.Namespace) -> int:
             source = source_tree.make(session, fork)
             preflight.check(session, source, building=False)
             plans.append(arch_plan.obtain(session, tools, source))
-        arch_plan.show(plans[-1].after, plans[-1].before, result=True)
+        arch_plan.show(plans[-1], result=True)
     for planned in plans:
-        arch_plan.check(planned.after, planned.before)
+        arch_plan.check(planned)
     console.document({"plans": plans})
     return 0
 

@@ -91,6 +91,12 @@ class PlanComparison(msgspec.Struct, frozen=True):
     after: ArchPlan
     before: ArchPlan
 
+    @property
+    def removed(self) -> list[PlannedUnit]:
+        """The units that only the tree without the rules compiles; a rule can empty a list."""
+        present = {(unit.target, unit.source) for unit in self.after.units}
+        return [unit for unit in self.before.units if (unit.target, unit.source) not in present]
+
 
 def obtain(
     session: RunContext,
@@ -257,25 +263,16 @@ def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit]) -> Iterator[s
             yield f"dropped: {dropped.unit} is compiled"
 
 
-def removed(plan: ArchPlan, before: ArchPlan | None) -> list[PlannedUnit]:
-    """Return the units of *before* that *plan* does not compile; a rule can empty a list."""
-    present = {(unit.target, unit.source) for unit in plan.units}
-    units = before.units if before else ()
-    return [unit for unit in units if (unit.target, unit.source) not in present]
-
-
-def check(plan: ArchPlan, before: ArchPlan | None = None) -> None:
+def check(plans: PlanComparison) -> None:
     """
-    Raise unless every unit of *plan* is native or kept, and every unit that it lost has a reason.
-
-    Args:
-        before: The plan of the same tree without the rules.
+    Raise unless every unit is native or kept, and every unit that the rules leave out has a reason.
 
     Raises:
         arch-mismatch: A unit is at another arch, an entry of ``kept`` or ``dropped`` is not true,
             or a unit is gone without a reason.
     """
-    lost = [unit for unit in removed(plan, before) if not plan.drop_reason(unit)]
+    plan = plans.after
+    lost = [unit for unit in plans.removed if not plan.drop_reason(unit)]
     faults = {
         f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
         f"for {plan.arch} ({plan.gencode})": list(_explain(plan)),
@@ -315,32 +312,25 @@ def _units(count: int) -> str:
     return "1 unit" if count == 1 else f"{count} units"
 
 
-def show(plan: ArchPlan, before: ArchPlan | None = None, *, result: bool = False) -> None:
+def show(plans: PlanComparison, *, result: bool = False) -> None:
     """
     Print how many units are compiled for what, and each unit that is kept or removed; those that
     fail are named by the error of `check`.
 
     Args:
-        before: The plan of the same tree without the rules.
         result: The tables are the result of the command.
     """
-    earlier = {(unit.target, unit.source): unit.code for unit in before.units} if before else {}
-    groups = Counter[tuple[str, str, str]](
-        (earlier.get((unit.target, unit.source), "(not compiled)"), unit.code, unit.verdict)
+    plan, absent = plans.after, "(not compiled)"
+    earlier = {(unit.target, unit.source): unit.code for unit in plans.before.units}
+    rows = [
+        (earlier.get((unit.target, unit.source), absent), unit.code, str(unit.verdict))
         for unit in plan.units
-    )
-    lost = removed(plan, before)
-    groups.update((unit.code, "(not compiled)", "dropped") for unit in lost)
-    ordered = sorted(groups.items(), key=lambda item: (-item[1], item[0]))
-    rows = [[*group, str(count)] for group, count in ordered]
-    columns = ["before the rules", "after", "verdict", ">units"]
-    skip = 0 if before else 1
-    title = f"{plan.fork}: CUDA units for {plan.arch}"
-    console.table(title, columns[skip:], [row[skip:] for row in rows], result=result)
-    reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
-    reasons += [
-        (unit.source, "(not compiled)", plan.drop_reason(unit) or "no reason is written down")
-        for unit in lost
     ]
+    rows += [(unit.code, absent, "dropped") for unit in plans.removed]
+    counts = [[*row, str(count)] for row, count in Counter(rows).most_common()]
+    columns = ["before the rules", "after", "verdict", ">units"]
+    console.table(f"{plan.fork}: CUDA units for {plan.arch}", columns, counts, result=result)
+    reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
+    reasons += [(u.source, absent, plan.drop_reason(u)) for u in plans.removed]
     if reasons:
         console.table("", ["not native", "gencode", "reason"], reasons, result=result)
