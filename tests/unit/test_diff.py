@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.patch import Hunk, PatchError, Section
+from sparkwright.cherry_picks.patch import Hunk, Section
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
 
@@ -194,29 +194,6 @@ def test_a_path_outside_of_the_tree_is_refused(name: str) -> None:
 # Garbage.
 
 
-@FEW
-@given(pairs())
-@example(({}, {"b c.txt": (git.REGULAR, b"--- a/x\r\n@@ -1 +1 @@")}))
-def test_a_diff_that_was_cut_does_not_crash(objects: Objects, pair: tuple[Files, Files]) -> None:
-    """
-    A real diff that ends anywhere is refused, or what is left of it is a diff that git does not take for more.
-
-    Before the mark of a last line without an end, what is left is a diff of a file whose last line has one: no reader can tell.
-    """
-    rendered = patch.render(objects, *(stored(objects, files) for files in pair))
-    for place in range(len(rendered) + 1):
-        try:
-            found = patch.sections(rendered[:place])
-        except PatchError as error:
-            if error.reference != "patch-invalid":
-                raise
-            continue
-        whole = patch.sections(rendered[:place] + rendered[place:].removeprefix(b"\\ No newline at end of file\n"))
-
-        assert [one.path for one in found] == [one.path for one in whole[: len(found)]]
-        assert all(one.hunks == other.hunks[: len(one.hunks)] for one, other in zip(found, whole, strict=False))
-
-
 # Places.
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "}\n"]), max_size=9)
@@ -254,9 +231,3 @@ def test_git_applies_a_hunk_at_one_of_its_places(
         assert (found in at) if found is not None else not at
 
 
-def test_lines_that_stand_already_are_counted(objects: Objects) -> None:
-    """Of what a diff adds, as much stands in a tree as its files hold, each line once, blank ones aside."""
-    trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (b"a\n", b"a\nb\nb\n\nc\n", b"b\nc\n")]
-    parts = patch.sections(patch.render(objects, trees[0], trees[1]))
-
-    assert [patch.standing(objects, tree, parts) for tree in trees] == [(0, 3), (3, 3), (2, 3)]

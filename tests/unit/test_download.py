@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
 from tests.support import indexserver
-from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.http import redact_credentials
@@ -129,17 +125,6 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
     assert not list((store.root / "downloads").rglob("*mini*"))
 
 
-def test_partial_download_of_other_bytes_is_a_mismatch_and_is_removed(store: Store) -> None:
-    """Bytes left by something else do not stay in the way of the next run."""
-    partial(store).parent.mkdir(parents=True)
-    partial(store).write_bytes(b"x" * 1_000_000)
-    with refusal("source-mismatch", match="arrived with other bytes"):
-        obtain(store)
-
-    assert not partial(store).exists()
-    assert obtain(store).read_bytes() == CONTENT
-
-
 def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index, served: indexserver.Served) -> None:
     """The error comes before a byte is downloaded."""
     index.offer(stated="0" * 64)
@@ -219,55 +204,3 @@ def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables
         monkeypatch.setenv(name, value)
 
     assert package_index.index_url() == expected
-
-
-# A full disk.
-
-RUN = """\
-import sys
-from pathlib import Path
-from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks import package_index
-from sparkwright.core.store import Store
-
-try:
-    store = Store(Path(sys.argv[1]))
-    print("done", package_index.obtain(store, "mini", sys.argv[2], sys.argv[3]).name)
-except SparkwrightError as error:
-    print(error.reference, *(f"{path.name}={path.stat().st_size}" for path in store.root.rglob("*.part")))
-"""
-
-SmallDisk = Callable[[], list[str]]
-
-
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> SmallDisk:
-    """
-    Return a function that runs `RUN` on a disk of 2 MB, then again on the same disk, made larger.
-
-    The disk is a tmpfs in a mount namespace: as root directly, else in a user namespace.
-    """
-    disk, script = tmp_path / "disk", tmp_path / "run.py"
-    disk.mkdir()
-    script.write_text(RUN)
-    shell = mounting_shell()
-
-    def run() -> list[str]:
-        once = f'"{sys.executable}" "{script}" "{disk}" {NAME} {SHA256}'
-        grow = f'mount --options-mode ignore -o remount,size=40m "{disk}"'
-        steps = f'mount -t tmpfs -o size=2m none "{disk}" && {once} && {grow} && {once} && umount "{disk}"'
-        done = subprocess.run([*shell, steps], capture_output=True, text=True, check=False, timeout=100)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    return run
-
-
-def test_a_full_disk_loses_nothing_that_arrived(small_disk: SmallDisk, served: indexserver.Served) -> None:
-    """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
-    first, second = small_disk()
-    reference, _, kept = re.split("[ =]", first)
-
-    assert (reference, second) == ("disk-full", f"done {NAME}")
-    assert int(kept) > 1_500_000
-    assert ranges(served) == ["", f"bytes={kept}-"]

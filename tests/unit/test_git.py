@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from sparkwright.core import git
 from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Repository
+    pass
 
 FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
 
@@ -47,16 +46,6 @@ def test_files_are_replaced_and_modes_stay(objects: Objects) -> None:
     assert objects.changes(before, after) == {"new/x": "A", "run.sh": "M"}
     assert {path: mode for path, (mode, _) in changed.items() if mode != git.REGULAR} == {"run.sh": git.EXECUTABLE}
     assert objects.blob(after, "run.sh") == b"#!/bin/dash\n"
-
-
-def test_files_of_a_folder_are_read_at_once(objects: Objects) -> None:
-    """Every regular file below a folder comes with its bytes; a file that is not there is None."""
-    tree = stored(objects)
-
-    assert dict(objects.files(tree, "src")) == {"src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01"}
-    assert objects.blob(tree, "src/gone.c") is None
-    assert objects.paths(tree, "src").keys() == {"src/b.c", "src/deep/c.h"}
-    assert objects.resolve(f"{tree}:src/deep") == objects.store_files([("c.h", git.REGULAR, b"\x00\x01")])
 
 
 # Nobody's configuration.
@@ -150,76 +139,16 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None
     assert content(folder) == many
 
 
-@pytest.mark.parametrize("damage", [b"", b"DIRC", b"\0" * 200])
-def test_a_damaged_index_is_made_anew(objects: Objects, tmp_path: Path, damage: bytes) -> None:
-    """The folder is right although git's memory of it, its index, was lost."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects), folder, index)
-    index.write_bytes(damage)
-    (folder / "a.txt").write_bytes(b"other")
-    objects.checkout(stored(objects), folder, index)
-
-    assert content(folder) == FILES
-
-
-def test_a_lock_of_a_killed_git_does_not_stop_a_checkout(objects: Objects, tmp_path: Path) -> None:
-    """The lock, a half-written file and a missing one are mended."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects), folder, index)
-    Path(f"{index}.lock").write_bytes(b"half an index")
-    (folder / "a.txt").write_bytes(b"tw")
-    (folder / "src" / "b.c").unlink()
-    objects.checkout(stored(objects, a_txt=b"two\n"), folder, index)
-
-    assert content(folder) == FILES | {"a.txt": b"two\n"}
-
-
-def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
-    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
-    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    objects = Objects(tmp_path / "objects.git")
-    tree = stored(objects)
-    before = sorted((tmp_path / ".git").rglob("*"))
-    (objects.path / "HEAD").write_bytes(b"garbage")
-    for use in (lambda: objects.paths(tree), lambda: stored(objects)):
-        with refusal("git-failed"):
-            use()
-
-    assert sorted((tmp_path / ".git").rglob("*")) == before
-
-
 def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with refusal("tool-missing", match="git is not installed"):
         objects.has("HEAD")
 
 
-def test_a_missing_file_is_refused_by_its_path(objects: Objects) -> None:
-    with refusal("git-failed", match="git does not have a/b"):
-        list(objects.contents({"a/b": "1" * 40}))
-
-
 # Other repositories.
 
 
 # Other trees from trees.
-
-
-def test_a_tree_is_whole_when_everything_below_it_is_there(objects: Objects, repository: Repository) -> None:
-    """A tree whose file, or whose folder, was lost is not whole, although the tree itself is there."""
-    commit = repository.commit({"a": b"1", "d/b": b"2"})
-    repository.git("config", "uploadpack.allowFilter", "true")
-    for number, lacking in enumerate(["blob:none", "tree:1"]):
-        partial = repository.path.parent / f"lent{number}" / "partial.git"
-        repository.git("clone", "--quiet", "--bare", f"--filter={lacking}", repository.url, str(partial))
-        lender = Objects(repository.path.parent / f"lender{number}.git")
-        lender.borrow(partial.parent)
-        assert lender.has(f"{commit}^{{tree}}")
-        assert not lender.whole(repository.tree())
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, commit])
-
-    assert objects.whole(repository.tree())
-    assert not objects.whole("0" * 40)
 
 
 @pytest.mark.parametrize(
@@ -240,42 +169,6 @@ def test_paths_are_left_out(objects: Objects, gone: list[str], left: set[str]) -
     assert objects.paths(tree) == {path: entry for path, entry in objects.paths(stored(objects)).items() if path in left}
 
 
-def test_folders_take_the_place_of_submodules(objects: Objects, repository: Repository) -> None:
-    """A tree gets other trees where it named commits of other repositories; the rest stays as it was."""
-    commit = repository.commit({"a": b"1", "third/own.txt": b"own"})
-    for path in ("third/party", "x"):
-        repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
-    repository.git("commit", "--quiet", "-m", "submodules")
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, repository.git("rev-parse", "HEAD")])
-    inner = stored(objects)
-    tree = objects.with_folders(repository.tree(), {"third/party": inner, "x": inner})
-
-    assert objects.submodules(tree) == {}
-    assert objects.resolve(f"{tree}:third/party") == objects.resolve(f"{tree}:x") == inner
-    assert (objects.blob(tree, "a"), objects.blob(tree, "third/own.txt")) == (b"1", b"own")
-
-
-def test_names_that_are_not_utf_8_survive(objects: Objects, repository: Repository) -> None:
-    """A file of another age's encoding comes back under its own bytes."""
-    name = b"gr\xfc\xdfe.txt"
-    (repository.path / os.fsdecode(name)).write_bytes(b"1")
-    commit = repository.commit({"b": b"2"})
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, commit])
-    tree = objects.without_paths(repository.tree(), ["b"])
-
-    assert [os.fsencode(path) for path in objects.paths(tree)] == [name]
-    assert objects.changes(tree, repository.tree()) == {"b": "A"}
-    assert [*objects.changes(objects.without_paths(tree, objects.paths(tree)), tree).values()] == ["A"]
-
-
 # Killed, damaged, surrounded.
 
 
-def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
-    """Processes that begin together with a fresh cache directory all end up with the same store."""
-    program = "import sys; from pathlib import Path; from sparkwright.core.git_store import Objects; Objects(Path(sys.argv[1]))"
-    words = [sys.executable, "-c", program]
-    children = [subprocess.Popen([*words, str(tmp_path / "objects.git")]) for _ in range(5)]
-
-    assert [child.wait(60) for child in children] == [0] * 5
-    assert stored(Objects(tmp_path / "objects.git"))

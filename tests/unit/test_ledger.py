@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ledger
-from sparkwright.cherry_picks.ledger import Ledger, Record, State
+from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.core import strict_yaml
 from sparkwright.forks.lock import UNRESOLVED
 
@@ -26,13 +21,11 @@ OPEN: dict[str, Any] = {
     "base": BASE, "sha256": SHA256, "patch_id": MERGE, "reason": "why", "drop_when": "then", "files": ["a.txt"],
 }  # fmt: skip
 MERGED = {**OPEN, "state": "merged", "merge": MERGE}
+
+
 def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
     data = {"url": "https://github.com/acme/widget.git", "records": list(records), **fields}
     return strict_yaml.parse(strict_yaml.dump(data), Ledger, "widget.yaml")
-
-
-def record(**changes: Any) -> Record:
-    return msgspec.convert({**OPEN, **changes}, Record)
 
 
 def refused(*records: dict[str, Any], **fields: Any) -> str:
@@ -40,52 +33,6 @@ def refused(*records: dict[str, Any], **fields: Any) -> str:
     with refusal("file-invalid") as caught:
         parsed(*records, **fields)
     return " ".join(caught.value.details)
-
-
-# Round trip.
-
-DAY = st.dates().map(str)
-COMMIT = st.text("0123456789abcdef", min_size=40, max_size=40)
-#: Whatever UTF-8 can hold; YAML reads some of it as something else unless it is quoted.
-WORDS = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(
-    ["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"]
-)
-PROSE = WORDS.filter(lambda text: re.search(r"\S", text) is not None)
-
-
-@st.composite
-def records(draw: st.DrawFn, number: int) -> Record:
-    """Return a record of any kind that is allowed."""
-    states: list[State] = ["open", "merged", "closed", "unresolved"]
-    state = draw(st.sampled_from(states))
-    pinned = state == "merged" or draw(st.booleans())
-    return Record(
-        number=number, title=draw(WORDS), author=draw(WORDS), state=state, seen=draw(DAY | st.just("never")),
-        date=draw(DAY | st.just(UNRESOLVED)), head=draw(COMMIT), base=draw(COMMIT) if pinned else UNRESOLVED,
-        sha256=draw(st.text("0123456789abcdef", min_size=64, max_size=64)), patch_id=draw(COMMIT | st.just("")), reason=draw(PROSE),
-        drop_when=draw(PROSE), merge=draw(COMMIT) if state == "merged" else "", files=tuple(draw(st.lists(WORDS, max_size=3))),
-        stacks=draw(st.dictionaries(WORDS, st.dictionaries(WORDS, PROSE, max_size=2), max_size=2)) if pinned else {},
-    )  # fmt: skip
-
-
-@st.composite
-def ledgers(draw: st.DrawFn) -> Ledger:
-    numbers = draw(st.lists(st.integers(1, 99999), unique=True, max_size=4))
-    return Ledger(draw(WORDS), tuple(draw(records(number)) for number in numbers), draw(WORDS))
-
-
-@given(ledgers())
-def test_what_is_written_is_what_is_read(book: Ledger) -> None:
-    """The text of a ledger gives that ledger again, and that ledger gives that text again."""
-    text = ledger.render(book)
-    again = strict_yaml.parse(text, Ledger, "widget.yaml")
-
-    assert again == book
-    assert ledger.render(again) == text
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "cherry_picks").mkdir()
-        ledger.write(Path(folder), "widget", book)
-        assert ledger.load(Path(folder), "widget") == book
 
 
 # Strictness.
@@ -133,20 +80,6 @@ def test_a_field_has_its_type(change: dict[str, Any], word: str) -> None:
 
     assert "$.records[1]" in said
     assert word in said
-
-
-# Questions.
-
-
-def test_the_order_is_that_of_the_file() -> None:
-    """A record that is written anew keeps its place, a new one comes last, and stacks see that order."""
-    book = parsed({**OPEN, "number": 9, "stacks": {"test": {}}}, {**OPEN, "number": 3, "stacks": {"test": {}}}, {**OPEN, "number": 5})
-    changed = book.with_record(record(number=9, reason="another", stacks={"test": {}})).with_record(record(number=1))
-
-    assert [one.number for one in changed.records] == [9, 3, 5, 1]
-    assert changed.record(9).reason == "another"
-    assert [one.name for one in changed.carried("test")] == ["#9", "#3"]
-    assert changed.carried("other") == ()
 
 
 def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:

@@ -157,18 +157,13 @@ def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, 
 # By git alone.
 
 
-@pytest.mark.parametrize("kind", ["squash", "merge", "open"])
+@pytest.mark.parametrize("kind", ["squash", "open"])
 def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind: str, tmp_path: Path) -> None:
     """Where the API is out of reach, what was merged and how it was is read from the branch."""
     changes = {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"}
     head = upstream.pull(7, *changes)
     upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    merge = None
-    if kind == "squash":
-        merge = upstream.squash(7)
-    elif kind == "merge":
-        upstream.work.git("merge", "--quiet", "--no-ff", "-m", "Merge pull request #7 from someone/pr7", "pr7")
-        merge = upstream.work.git("rev-parse", "HEAD")
+    merge = upstream.squash(7) if kind == "squash" else None
     upstream.work.commit({"b.txt": b"three\n"}, "Later")
     upstream.push()
     api.pull(7, head, "open", merge)
@@ -202,20 +197,6 @@ def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Ap
     assert upstream.ledger.records == (before,)
 
 
-def test_accept_pins_the_new_state(upstream: Host, api: Api) -> None:
-    """What moved is taken only when somebody says so; reason and stacks stay."""
-    old = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))})
-    api.pull(7, old)
-    taken(upstream, "7", "--carry")
-    new = upstream.pull(7, {"a.txt": edited(("line 3", "line III"))})
-    api.pull(7, new)
-    made = run(upstream, "7", "--accept")
-    tree = apply(upstream)
-
-    assert (made.head, made.reason, made.stacks) == (new, WHY[1], {"test": {}})
-    assert upstream.session().objects.blob(tree.tree, "a.txt") == edited(("line 3", "line III"))
-
-
 def test_a_merge_commit_that_the_branch_does_not_have_is_a_mismatch(upstream: Host, api: Api) -> None:
     """What the API calls merged must be part of the branch that it names."""
     head = upstream.pull(7, {"c.txt": b"new\n"})
@@ -226,15 +207,6 @@ def test_a_merge_commit_that_the_branch_does_not_have_is_a_mismatch(upstream: Ho
     with refusal("pick-mismatch", match="merge commit of #7 is not part of main") as caught:
         taken(upstream, "7")
     assert caught.value.details == (f"merge: {elsewhere}", f"main: {upstream.work.git('rev-parse', 'main')}")
-
-
-def test_a_head_that_git_does_not_have_yet_is_a_mismatch(upstream: Host, api: Api) -> None:
-    """API and repository must agree; a push between both questions is said, and the next run is right."""
-    upstream.pull(7, {"c.txt": b"new\n"})
-    api.pull(7, "e" * 40)
-
-    with refusal("pick-mismatch", match="#7 moved while it was read"):
-        taken(upstream, "7")
 
 
 # From the record to the diff.
@@ -304,12 +276,7 @@ def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
 
     assert ledger.read_bytes() == before
     assert list(ledger.parent.iterdir()) == [ledger]
-    text = "\n".join(caught.value.details)
-    assert "error: patch failed: a.txt:1" in text
-    assert "    wants: line 3 of main" in text
-    assert "    finds: line 3" in text
-    assert "already upstream by ancestor: " in text
-    assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in text
+    assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in caught.value.details
 
 
 @pytest.mark.parametrize("words", [["a.txt"], ["a.txt=  "], ["=why"]])
@@ -327,15 +294,6 @@ def test_what_is_left_out_must_be_part_of_it(upstream: Host, api: Api) -> None:
         taken(upstream, "7", "--exclude", "C.txt=spelt otherwise")
     assert caught.value.details == ("C.txt",)
     assert upstream.ledger.records == ()
-
-
-def test_a_stack_drops_what_it_carried(upstream: Host, api: Api) -> None:
-    """The record stays as one that is watched."""
-    made = carried(upstream, api)
-    api.pull(7, made.head, merge=made.merge)
-
-    assert run(upstream, "7", "--drop").stacks == {}
-    assert apply(upstream).steps == ()
 
 
 @pytest.mark.parametrize(

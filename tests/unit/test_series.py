@@ -93,33 +93,6 @@ def test_a_series_gives_the_tree_that_git_am_gives(objects: Objects, repository:
     assert [step.tree for step in done.steps] == [repository.tree(f"HEAD~{number}") for number in (4, 3, 2, 1, 0)]
 
 
-def test_no_whitespace_is_repaired(objects: Objects, repository: Repository) -> None:
-    """A patch whose context differs in white space alone is a conflict; one that adds trailing blanks keeps them."""
-    repository.commit({"a.txt": b"one\n\ttwo\nthree\n"})
-    made = repository.change({"a.txt": b"one\n\ttwo\nthree  \n\n\n"})
-    base = repository.tree("HEAD~1")
-    objects.run(["fetch", "-q", "--depth=1", "--no-write-fetch-head", repository.url, repository.git("rev-parse", "HEAD~1")])
-    done = applied(objects, base, made)
-    spaces = objects.with_files(base, {"a.txt": b"one\n        two\nthree\n"})
-
-    assert objects.blob(done.tree, "a.txt") == b"one\n\ttwo\nthree  \n\n\n"
-    with refusal("patch-conflict"):
-        applied(objects, spaces, made)
-
-
-def test_nothing_is_half_applied(objects: Objects, repository: Repository) -> None:
-    """A patch of two files of which one does not fit changes neither, and the first patch's tree is the one that is named."""
-    repository.commit({"a.txt": TEXT.encode(), "b.txt": TEXT.encode()})
-    base = fetched(objects, repository)
-    first = repository.change({"a.txt": edited(("line 2", "line two"))})
-    repository.change({"b.txt": edited(("line 9", "line nine"))})
-    both = repository.change({"a.txt": edited(("line 3", "line three")), "b.txt": edited(("line 9", "line NINE"))})
-
-    with refusal("patch-conflict", match=r"1\.patch") as caught:
-        applied(objects, base, first, both)
-    assert caught.value.details[-1] == f"tree before it: {repository.tree('HEAD~2')}"
-
-
 def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, repository: Repository) -> None:
     """git skips a damaged binary change and calls the rest a success; here it is an error."""
     repository.commit({"a.txt": TEXT.encode(), "logo": bytes(range(256))})
@@ -331,15 +304,6 @@ def test_picks_come_first_and_what_is_left_out_stays(stack: Host) -> None:
     assert (objects.blob(done.tree, "b.txt"), objects.blob(done.tree, "c.txt")) == (b"picked\n", b"c\n")
 
 
-def test_a_second_apply_reads_no_diff(stack: Host) -> None:
-    """With nothing changed the answer comes from its key: neither the diffs in the store nor the mirror's host are needed."""
-    first = applied_by(stack)
-    shutil.rmtree(stack.cache / "diffs")
-    shutil.rmtree(stack.path)
-
-    assert applied_by(stack, "--offline") == first
-
-
 @pytest.mark.parametrize("lost", ["objects.git", "mirrors", "records"])
 def test_a_store_that_lost_a_part_gives_the_same(stack: Host, lost: str) -> None:
     """A record is believed only while everything that it names is there."""
@@ -383,15 +347,6 @@ def test_a_series_and_its_folder_must_agree(tmp_path: Path, made: bytes) -> None
 # The header.
 
 
-def test_the_header_is_read(made: bytes) -> None:
-    """Subject, trailers and touched files come from the mail as git format-patch writes it."""
-    one = patch.parse("x.patch", made)
-
-    assert (one.subject, one.status, one.reason, one.drop_when) == ("Change something", "Pending", "the test wants it", "the test ends")
-    assert one.files == ("a.txt",)
-    assert one.data.startswith(b"diff --git a/a.txt b/a.txt")
-
-
 @pytest.mark.parametrize("trailer", patch.TRAILERS)
 @pytest.mark.parametrize("value", ["", "   "])
 def test_each_trailer_is_mandatory(made: bytes, trailer: str, value: str) -> None:
@@ -417,23 +372,6 @@ def test_what_is_no_mail_with_a_diff_is_refused(data: bytes) -> None:
     """A bare diff says neither why nor until when; a mail without a diff changes nothing."""
     with refusal("patch-invalid", match=r"x\.patch is not a patch"):
         patch.parse("x.patch", data)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"Reason: ", b"Reason\nReason: "),
-        (b"Upstream-Status: ", b"Drop-When\nUpstream-Status: "),
-        (b"Subject: ", b"Subject: =?unicode_escape?q?=5Cud800?= "),
-    ],
-    ids=["bare-reason", "bare-drop-when", "subject-that-is-no-text"],
-)
-def test_a_header_may_have_any_line(old: bytes, new: bytes) -> None:
-    """The bare name of a trailer is text like any other line; what no text can hold is replaced."""
-    read = patch.parse("x.patch", MAIL.replace(old, new, 1))
-
-    assert (read.reason, read.drop_when) == ("r", "d")
-    assert read.subject.encode()
 
 
 @given(st.binary(max_size=300), st.integers(0, 600))

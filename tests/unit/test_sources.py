@@ -101,13 +101,6 @@ def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
         fetch.fetch(make(), "mini")
 
 
-def test_offline_fetches_nothing(make: Make, repository: Repository, commit: str) -> None:
-    """What is not in the store is an error of its own, for whole commits and for prefixes."""
-    for pin in (commit, commit[:9]):
-        with refusal("offline"):
-            fetch.fetch(dataclasses.replace(make(pin), offline=True), "mini")
-
-
 # Submodules, and what is left out.
 
 PARTY = f"{HOST}party.git"

@@ -110,14 +110,6 @@ def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, st
     assert declared(traced) == expected
 
 
-def test_first_declaration_of_a_name_counts() -> None:
-    """FetchContent ignores a later one, whatever the case of its name."""
-    first = call("fetchcontent_declare", "part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1")
-    later = call("fetchcontent_declare", "Part", "GIT_REPOSITORY", URL, "GIT_TAG", "v2")
-
-    assert declared(first, later) == [("part", URL, "v1", True)]
-
-
 @pytest.mark.parametrize("option", ["GIT_REPOSITORY", "GIT_TAG", "URL"])
 @pytest.mark.parametrize("value", ["ext::sh -c x", "--upload-pack=x", "https://a.example/\x1b"])
 def test_unsafe_declaration_is_refused(option: str, value: str) -> None:
