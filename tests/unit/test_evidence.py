@@ -528,7 +528,7 @@ def test_what_every_client_would_refuse_is_not_signed(case: Case) -> None:
 def test_checking_needs_nothing_heavy() -> None:
     """An installer on a Spark has only what wheels need: no NumPy, no library of CycloneDX or in-toto."""
     program = (
-        "import sys; import sparkwright.release.evidence.check, sparkwright.cli.evidence; "
+        "import sys; import sparkwright.release.evidence.check, sparkwright.cli.release; "
         "print([name for name in ('numpy', 'scipy', 'cyclonedx', 'in_toto_attestation', 'jinja2', 'psutil', 'elftools') "
         "if name in sys.modules])"
     )

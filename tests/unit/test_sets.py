@@ -352,7 +352,7 @@ def test_two_of_one_name_are_no_selection() -> None:
 
 def test_the_clients_half_needs_little() -> None:
     """Reading and selecting import nothing that an installer on a Spark lacks."""
-    heavy = {"git", "numpy", "pypi_simple", "psutil", "docker", "uv"}
+    heavy = {"git", "numpy", "pypi_simple", "psutil", "docker"}
     script = f"import sys, sparkwright.release.sets; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

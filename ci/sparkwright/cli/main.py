@@ -72,9 +72,9 @@ COMMANDS = {
         "release", "remove old candidates and the files that only they use"
     ),
     "release refresh": CommandInfo("release", "sign an index again before its signature expires"),
-    "release key": CommandInfo("evidence", "make a signing key, or show its fingerprint"),
-    "release notes": CommandInfo("evidence", "write the notes of a release"),
-    "release verify": CommandInfo("evidence", "check the evidence of a wheel file"),
+    "release key": CommandInfo("release", "make a signing key, or show its fingerprint"),
+    "release notes": CommandInfo("release", "write the notes of a release"),
+    "release verify": CommandInfo("release", "check the evidence of a wheel file"),
     "lab runner": CommandInfo("runner", "set up a Spark that runs jobs of a repository"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab record": CommandInfo("lab", "record the outcome of a workflow run"),
@@ -147,9 +147,11 @@ def run(words: Sequence[str]) -> int:
     try:
         arguments = parse(words)
         console.json, console.verbose = arguments.json, arguments.verbose
-        if document := arguments.run(arguments):
-            console.document(document)
-        return 0
+        # A command returns its document, or an exit code.
+        outcome = arguments.run(arguments)
+        if isinstance(outcome, dict):
+            console.document(outcome)
+        return outcome if isinstance(outcome, int) else 0
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "sparkwright"):

@@ -147,20 +147,23 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def serve(arguments: argparse.Namespace) -> None:
-    """Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given."""
+def serve(arguments: argparse.Namespace) -> int:
+    """
+    Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given, and return the exit
+    code.
+    """
     if arguments.python and arguments.into:
         todo = "Give one of them."
         raise UsageError("usage", "--python and --into name two environments.", todo=todo)
     if arguments.health is not None:
         _health(arguments.health, arguments.patience or 10)
-        return
+        return 0
     with Asked() as supervision:
         store, wish = context.standalone(arguments).store, _wish(arguments)
         python = arguments.python or install.chosen(arguments.into) / "bin" / "python"
         where = Where(python, project_data.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve
-        run(store, wish, where, supervision, dry=arguments.dry_run)
+        return run(store, wish, where, supervision, dry=arguments.dry_run)
 
 
 def _health(url: str, patience: int) -> None:
@@ -234,7 +237,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     return wish
 
 
-def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> None:
+def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
     ready = resolve.resolved(wish, where)
     log = (where.log or running.log_path(store, ready.name)).absolute()
     shown.show(ready, str(log))
@@ -246,13 +249,13 @@ def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: b
             cluster.required(ready.place)
         ports.check(wish.host, wish.port)
         room.check(ready.needs, ready.floor)
-    else:
-        with held.held() as lock:
-            start = together.lead if wish.role == "head" else running.serve
-            start(ready, lock, supervision, store, log)
+        return 0
+    with held.held() as lock:
+        start = together.lead if wish.role == "head" else running.serve
+        return start(ready, lock, supervision, store, log)
 
 
-def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> None:
+def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
     environment = places.ask(where.python)
     planned = recipes.load(where.root, wish.recipe).plan.floor if wish.recipe else None
     floors = (wish.floor, planned, resolve.floor(wish))
@@ -270,7 +273,7 @@ def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: 
     if dry:
         cluster.required(environment)
         cluster.parts(wish.head)
-    else:
-        memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
-        with held.held() as lock:
-            together.follow(environment, wish, memory, lock, supervision, log, patience)
+        return 0
+    memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
+    with held.held() as lock:
+        return together.follow(environment, wish, memory, lock, supervision, log, patience)
