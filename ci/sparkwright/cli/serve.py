@@ -149,7 +149,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """
-    Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given, and return the exit
+    Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given; return the exit
     code.
     """
     if arguments.python and arguments.into:
