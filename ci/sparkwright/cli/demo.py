@@ -175,8 +175,8 @@ def _planned(session: RunContext) -> plan.PlanComparison:
     return plan.obtain(session, toolchain.obtain(session), tree)
 
 
-def _bare(plans: PlanComparison) -> PlanComparison:
-    return PlanComparison(plans.key, plans.before, plans.before)
+def _bare(plans: plan.PlanComparison) -> plan.PlanComparison:
+    return plan.PlanComparison(plans.key, plans.before, plans.before)
 
 
 def _plan(session: RunContext) -> str:
