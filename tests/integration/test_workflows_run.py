@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.support import githubwork, workflows
+from tests.support.texts import TEXT, edited
 from tests.support.workflows import World, checkout, git
 from tests.unit.conftest import Host, Index
-from tests.unit.test_bump import TEXT, Upstream, edited
+from tests.unit.test_bump import Upstream
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS

@@ -11,22 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
+from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import bisect
 from sparkwright.cli import main
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
-
-TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
-
-
-def edited(*changes: tuple[int, str]) -> bytes:
-    text = TEXT.decode()
-    for number, line in changes:
-        text = text.replace(f"line {number}\n", line)
-    return text.encode()
-
 
 @settings(max_examples=30)
 @given(st.data())

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
+from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import apply, patch, rebase
 from sparkwright.cherry_picks.patch import Patch
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Repository
 
 ROOT = Path(__file__).parents[2]
-TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
 
 #: Path → (mode, bytes).
@@ -180,13 +180,9 @@ def _work(repository: Repository, objects: Objects) -> Repository:
     return repository
 
 
-def edited(old: str, new: str) -> bytes:
-    return TEXT.replace(f"{old}\n".encode(), f"{new}\n".encode(), 1)
-
-
 def told(objects: Objects, work: Repository, message: str, **options: str) -> dict[str, bytes]:
     """Return the export of a commit that says *message*."""
-    (work.path / "a.txt").write_bytes(edited("line 7", "line seven"))
+    (work.path / "a.txt").write_bytes(edited((7, "line seven\n")))
     config = [word for name, value in options.items() for word in ("-c", f"{name.replace('_', '.')}={value}")]
     work.git(*config, "commit", "--quiet", "--all", "--cleanup=verbatim", "-m", message)
     return exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))

@@ -1,151 +1,105 @@
-"""Drift: what becomes of each patch on later releases and on the branch, by name and evidence, without touching the project."""
+"""Drift: the state of each patch on later releases and on the branch, by name and evidence; and the status of a stack."""
 
 from __future__ import annotations
 
-import io
-import json
+import datetime
 import shutil
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series, upstream
-from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cli import main
 from sparkwright.core import digest
-from sparkwright.demo import base as demo
 from sparkwright.forks.lock import FileLock
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host
+    from tests.unit.conftest import Host, Index
 
-TEXT = "".join(f"line {number}\n" for number in range(1, 41))
-BLOCK = [f"    block {number}" for number in range(1, 6)]
+BLOCK = [f"    block {number}\n" for number in range(1, 6)]
 #: What our patches do, in their order.
 OURS = {
-    "taken": ("line 5", "line five"),
-    "kept": ("line 20", "line twenty"),
-    "lost": ("line 35", "line thirty-five"),
-    "altered": ("line 28", "\n".join(["line 28", *BLOCK])),
+    "taken": (5, "line five\n"),
+    "kept": (20, "line twenty\n"),
+    "lost": (35, "line thirty-five\n"),
+    "altered": (28, "".join(["line 28\n", *BLOCK])),
 }
 #: What upstream did, by release.
 RELEASED = {
     "1.1": [OURS["taken"]],
-    "1.2": [
-        OURS["taken"],
-        ("line 1", "above\nline 1"),
-        ("line 35", "line XXXV"),
-        ("line 28", "\n".join(["line 28", *BLOCK[:4], "    another"])),
-    ],
+    "1.2": [OURS["taken"], (1, "above\nline 1\n"), (35, "line XXXV\n"), (28, "".join(["line 28\n", *BLOCK[:4], "    another\n"]))],
 }
 
 
-def edited(*changes: tuple[str, str], text: str = TEXT) -> bytes:
-    for old, new in changes:
-        assert text.count(f"{old}\n") == 1
-        text = text.replace(f"{old}\n", f"{new}\n", 1)
-    return text.encode()
-
-
-class Index:
-    """A package index with sdists of widget, served as long as the block runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "files").mkdir(parents=True, exist_ok=True)
-
-    def offer(self, version: str, text: bytes) -> FileLock:
-        """Offer a release with *text* as a.txt, and return what a lock would say of it."""
-        path = self.folder / "files" / f"widget-{version}.tar.gz"
-        with tarfile.open(path, "w:gz") as archive:
-            for name, data in {"a.txt": text, "b.txt": b"one\n", "PKG-INFO": f"Version: {version}\n".encode()}.items():
-                member = tarfile.TarInfo(f"widget-{version}/{name}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-        page = self.folder / "simple" / "widget" / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        links = (
-            f'<a href="../../files/{one.name}#sha256={digest.sha256_file(one)}">{one.name}</a>' for one in sorted(path.parent.iterdir())
-        )
-        page.write_text(f"<!DOCTYPE html><html><body>{' '.join(links)}</body></html>")
-        return FileLock("widget", version, path.name, digest.sha256_file(path), path.stat().st_size)
-
-
-@pytest.fixture(scope="module", name="made")
-def _made(hosts: type[Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    Return a folder to copy: a project on release 1.0 with four patches of ours and pick 7, its upstream, and the index.
-
-    The index holds releases 1.0, 1.1, 1.2 and a pre-release; upstream merged 7 after them.
-    """
-    folder = tmp_path_factory.mktemp("drift")
-    index, host = Index(folder / "index"), hosts(folder / "host")
-    locked = index.offer("1.0", TEXT.encode())
-    for version, changes in {**RELEASED, "2.0rc1": []}.items():
-        index.offer(version, edited(*changes))
-    host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"one\n"}, "Release 1.0")
-    host.lock(sdist=locked)
-    host.work.git("checkout", "--quiet", "-b", "ours")
-    text = TEXT
-    for name, change in OURS.items():
-        text = edited(change, text=text).decode()
-        (host.series / f"{name}.patch").write_bytes(host.work.change({"a.txt": text.encode()}, name))
-    (host.series / "series").write_text("".join(f"{name}.patch\n" for name in OURS))
-    host.work.git("checkout", "--quiet", "main")
+@pytest.fixture(name="stack")
+def _stack(host: Host, offered: Index) -> Host:
+    """Return a project on release 1.0 with four patches of ours and pick 7, which upstream merged after its release 1.2."""
+    path = offered.release("1.0", {"a.txt": TEXT, "b.txt": b"one\n"})
+    offered.release("2.0rc1", {"a.txt": TEXT})
+    host.work.commit({"a.txt": TEXT, "b.txt": b"one\n"}, "Release 1.0")
+    host.lock(sdist=FileLock(offered.project, "1.0", path.name, digest.sha256_file(path), path.stat().st_size))
+    for count, name in enumerate(OURS, 1):
+        host.ours(f"{name}.patch", {"a.txt": edited(*list(OURS.values())[:count])}, name)
     head = host.pull(7, {"b.txt": b"two\n"})
     for version, changes in RELEASED.items():
         host.work.commit({"a.txt": edited(*changes)}, f"Release {version}")
+        offered.release(version, {"a.txt": edited(*changes), "b.txt": b"one\n"})
     merge = host.squash(7)
     host.work.commit({"b.txt": b"three\n"}, "Change it again")
     host.push()
-    seen = series.PullRequestSnapshot("Improve it", "octocat", "merged", head, merge, "main")
-    record = series.record(host.session(), Ledger(host.url), seen, 7, "why", "then")
-    host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
-    return folder
+    host.carry(7, head, merge)
+    return host
 
 
-@pytest.fixture(name="index")
-def _index(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Return the index, which answers."""
-    shutil.copytree(made, tmp_path / "drift")
-    index = Index(tmp_path / "drift" / "index")
-    with demo.serve(index.folder) as address:
-        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
-        yield index
-
-
-@pytest.fixture(name="stack")
-def _stack(hosts: type[Host], index: Index) -> Host:
-    """Return the project and its upstream."""
-    return hosts(index.folder.parent / "host")
-
-
-def told(host: Host, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """Run ``drift`` and return what it says of the fork."""
+def document(host: Host, capsys: pytest.CaptureFixture[str], verb: str, *words: str) -> Any:
+    """Return the document that a command prints."""
     capsys.readouterr()
-    assert main.main(["patch", "drift", *host.words, "--json", *words]) == 0
-    [made] = json.loads(capsys.readouterr().out)["drift"]
-    return dict(made)
+    assert main.main(["patch", verb, *host.words, "--json", *words]) == 0
+    return msgspec.json.decode(capsys.readouterr().out)
 
 
-def states(made: dict[str, Any]) -> dict[str, list[str]]:
+def states(report: Any) -> dict[str, list[str]]:
     """Return the states of each patch in the order of the bases."""
     found: dict[str, list[str]] = {}
-    for trial in made["of"]["trials"]:
+    for trial in report["of"]["trials"]:
         found.setdefault(trial["patch"].removesuffix(".patch"), []).append(trial["state"])
     return found
+
+
+def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream took one as it was and one with a change, moved one, broke one, merged the pick; without a network the answer is the same."""
+    [report] = document(stack, capsys, "drift", "--releases")["drift"]
+    ends = {end["patch"].removesuffix(".patch"): (end["last"], end["first"], end["state"], end["proof"]) for end in report["absorbed"]}
+    merge = stack.ledger.record(7).merge[:12]
+
+    assert report["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01"]
+    assert states(report) == {
+        "#7": ["applies", "applies", "already-upstream"],
+        "taken": ["already-upstream", "already-upstream", "already-upstream"],
+        "kept": ["applies", "moves", "moves"],
+        "lost": ["applies", "conflict", "conflict"],
+        "altered": ["applies", "likely-upstream", "likely-upstream"],
+    }
+    assert ends.pop("#7")[3].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
+    assert ends == {
+        "taken": ("", "1.1", "already-upstream", "reverse: 1.1 holds the whole change"),
+        "kept": ("main 2026-11-01", "", "moves", ""),
+        "lost": ("1.1", "", "conflict", ""),
+        "altered": ("1.1", "1.2", "likely-upstream", "4 of its 5 added lines stand there"),
+    }
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", "http://127.0.0.1:9/simple/")
+    stack.path.rename(stack.path.with_suffix(".gone"))
+    assert document(stack, capsys, "drift", "--offline", "--releases")["drift"] == [report]
 
 
 def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
     stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The days are those of the index's JSON pages; its HTML pages have none."""
-    listed = upstream.releases
-    days = {"1.1": "2026-10-01", "1.2": "2026-11-02"}
+    listed, days = upstream.releases, {"1.1": "2026-10-01", "1.2": "2026-11-02"}
     monkeypatch.setattr(
         upstream,
         "releases",
@@ -153,63 +107,48 @@ def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
             msgspec.structs.replace(release, day=days.get(release.version, "")) for release in listed(*arguments, **options)
         ],
     )
-    assert told(stack, capsys, "--releases")["of"]["bases"] == ["1.1", "main 2026-11-01", "1.2"]
-
-
-def test_every_patch_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Upstream took one as it was and one with a change, moved one, broke one; the pick was merged after the last release."""
-    made = told(stack, capsys, "--releases")
-
-    assert made["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01"]
-    assert states(made) == {
-        "#7": ["applies", "applies", "already-upstream"],
-        "taken": ["already-upstream", "already-upstream", "already-upstream"],
-        "kept": ["applies", "moves", "moves"],
-        "lost": ["applies", "conflict", "conflict"],
-        "altered": ["applies", "likely-upstream", "likely-upstream"],
-    }
-
-
-def test_where_each_patch_ended(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last base that takes it, the first that has it, what it is now, and why."""
-    ended = {one["patch"].removesuffix(".patch"): one for one in told(stack, capsys, "--releases")["absorbed"]}
-    merge = stack.ledger.record(7).merge[:12]
-
-    assert {name: (one["last"], one["first"], one["state"]) for name, one in ended.items()} == {
-        "#7": ("1.2", "main 2026-11-01", "already-upstream"),
-        "taken": ("", "1.1", "already-upstream"),
-        "kept": ("main 2026-11-01", "", "moves"),
-        "lost": ("1.1", "", "conflict"),
-        "altered": ("1.1", "1.2", "likely-upstream"),
-    }
-    assert ended["taken"]["proof"] == "reverse: 1.1 holds the whole change"
-    assert ended["altered"]["proof"] == "4 of its 5 added lines stand there"
-    assert ended["#7"]["proof"].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
-
-
-# Offline, and out of reach.
-
-
-def test_offline_what_is_in_the_store_is_used(stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Releases that were looked at before and the branch as it was last seen; nobody is asked, and the rest is left out."""
-    whole = told(stack, capsys, "--releases")
-    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", "http://127.0.0.1:9/simple/")
-    stack.path.rename(stack.path.with_suffix(".gone"))
-    some = told(stack, capsys, "--offline", "--releases")
-
-    assert some == whole
-    assert told(stack, capsys, "--offline")["of"]["bases"] == ["1.2", "main 2026-11-01"]
-
-
-# Bases by name.
+    assert document(stack, capsys, "drift", "--releases")["drift"][0]["of"]["bases"] == ["1.1", "main 2026-11-01", "1.2"]
 
 
 def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """A release, a branch, a tag, and a commit; in the order in which they are named."""
-    commit = stack.work.git("rev-parse", "main~1")
-    names = ["1.1", "main", "v1", commit]
-    made = told(stack, capsys, *(word for name in names for word in ("--to", name)))
+    names = ["1.1", "main", "v1", stack.work.git("rev-parse", "main~1")]
+    [report] = document(stack, capsys, "drift", *(word for name in names for word in ("--to", name)))["drift"]
 
-    assert made["of"]["bases"] == names
-    assert states(made)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
-    assert states(made)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
+    assert report["of"]["bases"] == names
+    assert states(report)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
+    assert states(report)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
+
+
+def test_status_tells_what_the_last_drift_found(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Subject, reason and end are those of the ledger or the patch; what is needed is that of the newest base; no host is asked."""
+    series.of(stack.session(), "widget")
+    document(stack, capsys, "drift", "--releases")
+    stack.path.rename(stack.path.with_suffix(".gone"))
+    lines = {line["name"]: line for line in document(stack, capsys, "status")["stacks"]["test"]}
+    age = (datetime.datetime.now(datetime.UTC).date() - datetime.date(2026, 11, 1)).days
+
+    assert {name: line["needed"] for name, line in lines.items()} == {
+        "#7": "until main 2026-11-01", "taken.patch": "until 1.1", "kept.patch": "applies at other lines on main 2026-11-01",
+        "lost.patch": "conflicts on main 2026-11-01", "altered.patch": "until 1.2",
+    }  # fmt: skip
+    assert lines["taken.patch"]["superseded"] == "1.1: reverse: 1.1 holds the whole change"
+    assert lines["kept.patch"] == {
+        "fork": "widget", "name": "kept.patch", "subject": "kept", "age": age, "lines": 9, "superseded": "", "page": "",
+        "needed": lines["kept.patch"]["needed"], "reason": "the test wants it", "drop_when": "the test ends",
+    }  # fmt: skip
+    assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
+
+
+def test_status_shows_every_stack(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a drift nothing is claimed; a stack that carries less shows less."""
+    other: Path = stack.root / "forks" / "2026.11"
+    shutil.copytree(stack.root / "forks" / stack.stack, other)
+    for name in ("stack.yaml", "lock.yaml"):
+        (other / name).write_text((other / name).read_text().replace("stack: test", "stack: '2026.11'"))
+    shutil.rmtree(other / stack.fork)
+    assert main.main(["patch", "status", *stack.words[2:], "--json"]) == 0
+    stacks = msgspec.json.decode(capsys.readouterr().out)["stacks"]
+
+    assert {name: len(lines) for name, lines in stacks.items()} == {"test": 5, "2026.11": 0}
+    assert {line["needed"] for line in stacks["test"]} == {"not looked at"}

@@ -211,11 +211,11 @@ class Upstream:
             not-provided: There is none.
             offline, source-unreachable: The repository may not be asked, or does not answer.
         """
-        commit = name if re.fullmatch(r"[0-9a-f]{40}", name) else ""
-        if not commit and re.fullmatch(r"[0-9a-f]{7,39}", name):
+        commit = name if self.mirror and re.fullmatch(r"[0-9a-f]{40}", name) else ""
+        if self.mirror and re.fullmatch(r"[0-9a-f]{7,39}", name):
             words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
             commit = self.session.objects.run(words, check=False)[1].decode().strip()
-        if not commit and self.mirror:
+        if self.mirror and not commit:
             commit = self.mirror.history(name, newest=not self.session.offline) or ""
         if not commit:
             what = f"{name} is neither a release nor a branch, tag or commit of {self.fork}."
@@ -255,10 +255,10 @@ class Upstream:
         listed = listed if every else listed[-1:]
         # The tip of a mirror can be older than the newest releases.
         day = tip.name.rpartition(" ")[2] if tip else ""
-        older = [release for release in listed if not tip or release.day <= day]
-        yield from (of_release(self.session, release) for release in older)
+        newer = [release for release in listed if tip and release.day > day]
+        yield from (of_release(self.session, release) for release in listed if release not in newer)
         yield from [tip] if tip else []
-        yield from (of_release(self.session, release) for release in listed[len(older) :])
+        yield from (of_release(self.session, release) for release in newer)
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
         branch = self.book.branch if self.book else ""
