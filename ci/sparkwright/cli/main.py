@@ -131,7 +131,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     count = 2 if words and words[0] in GROUPS else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
-        return _overview().parse_args(words)
+        overview = _overview()
+        overview.parse_args(words)
+        overview.error("the command comes first")
     # A build in a container repeats the words inside it.
     namespace = argparse.Namespace(command=name, words=tuple(words))
     return parsers(COMMANDS[name].module)[name].parse_args(words[count:], namespace)
