@@ -31,7 +31,6 @@ from sparkwright.core import digest, strict_yaml
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "ci" / "audit"
 NOWHERE = Path("/nonexistent")
 HOST = f"linux_{platform.machine()}"
 LIBRARY = "probe/_C.abi3.so"
@@ -45,18 +44,6 @@ POLICY: dict[str, Any] = {
 }
 HOST_ONLY = {"glob": LIBRARY, "role": "base", "reason": "Host code."}
 COMMON = {name: value for name, value in POLICY.items() if name != "arch"}
-
-#: Members of official wheels, with what they are in 0.33.0 and in 0.20.1.
-MEMBERS = {
-    "vllm/_C_stable_libtorch.abi3.so": ["target", "target"],
-    "vllm/_C.abi3.so": [None, "target"],
-    "vllm/_moe_C.abi3.so": [None, "target"],
-    "vllm/_moe_C_stable_libtorch.abi3.so": ["target", None],
-    "vllm/_flashmla_C.abi3.so": ["base", "base"],
-    "vllm/third_party/deep_gemm/_C.cpython-312-aarch64-linux-gnu.so": [None, "base"],
-    "vllm/vllm-rs": ["base", None],
-    "vllm/new.so": [None, None],
-}
 
 
 def write_wheel(
@@ -91,21 +78,6 @@ def rules(report: AuditReport) -> list[str]:
 
 
 # The policy file.
-
-
-def test_reviewed_policies_name_the_libraries_of_the_official_wheels() -> None:
-    """Each stack's policy holds the libraries of its vLLM, and not those of the other's."""
-    policies = [
-        audit_policy.load(FOLDER / f"{name}.yaml", "12.1f") for name in ("2026.11", "2026.05")
-    ]
-    roles = {
-        name: [wants.role if (wants := one.library("vllm", name)) else None for one in policies]
-        for name in MEMBERS
-    }
-
-    assert roles == MEMBERS
-    old = policies[1]
-    assert (old.target, old.generation, old.device) == ("sm_121f", "sm_12", (12, 1))
 
 
 @pytest.mark.parametrize(

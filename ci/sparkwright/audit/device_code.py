@@ -113,17 +113,16 @@ class DeviceCode(msgspec.Struct, frozen=True):
     fault: str = ""
 
     def counts(self, kind: Literal["ptx", "cubin"]) -> dict[str, int]:
-        """Return the number of images of that kind by target."""
-        return dict(sorted(Counter(_targets(self.images, kind)).items(), key=_order))
+        """Return the number of images of that kind by target, ``sm_80`` before ``sm_100``."""
+        numbers = Counter(_targets(self.images, kind))
+        return {
+            name: numbers[name]
+            for name in sorted(numbers, key=lambda name: (_parsed(name.rstrip("?")), name))
+        }
 
 
 def _targets(images: Iterable[DeviceImage], kind: Literal["ptx", "cubin"]) -> list[str]:
     return [image.target for image in images if image.kind == kind]
-
-
-def _order(item: tuple[str, int]) -> tuple[int, str]:
-    """Sort ``sm_80`` before ``sm_100``."""
-    return len(item[0].rstrip("af?")), item[0]
 
 
 def read(

@@ -47,6 +47,8 @@ from sparkwright.core.store import translate_disk_full
 MOST_SECONDS = 900.0
 #: Provides the driver's functions; torch loads it for itself alone.
 _DRIVER = "libcuda.so.1"
+#: cuFile, whose functions begin alike, is another library.
+_DRIVER_FUNCTION = re.compile(r"cu(?!File)[A-Z]\w*")
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
 #: Libraries of torch, the CUDA wheels and the system, and the distributions whose they are.
@@ -243,8 +245,9 @@ class LibraryAudit:
             for name in shared.needed:
                 if not any(fnmatchcase(name, pattern) for pattern in allowed):
                     self._find("needed-foreign", f"it wants {name}")
-            if shared.driver and _DRIVER not in shared.needed:
-                calls = f"{', '.join(shared.driver[:3])} ({len(shared.driver)} functions)"
+            driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
+            if driver and _DRIVER not in shared.needed:
+                calls = f"{', '.join(driver[:3])} ({len(driver)} functions)"
                 self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
 
     def _check_tag(self, shared: elf.SharedObject) -> None:

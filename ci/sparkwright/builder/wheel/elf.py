@@ -34,8 +34,8 @@ _LOAD, _DYNAMIC = 1, 2
 #: paths.
 _STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF
 _NEEDED, _SONAME, _PATHS = 1, 14, (15, 29)
-#: Bindings of a symbol that the loader gives to others: global, weak, unique.
-_GLOBAL, _BINDINGS = 1, (1, 2, 10)
+#: Bindings of a symbol: global, weak, unique; one that is asked for weakly may stay unresolved.
+_DEFINED, _REQUIRED = (1, 2, 10), (1,)
 
 #: A cubin of CUTLASS has some ten thousand sections, and mangled names of some thousand bytes.
 MOST_SECTIONS, MOST_SEGMENTS = 1 << 20, 1 << 12
@@ -50,8 +50,6 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 #: first, and that of the next file), and a version (fourth and fifth: its name, and the offset of
 #: the next).
 _NEEDED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
-#: Functions of CUDA's driver API; cuFile, which begins alike, is another library.
-_DRIVER = re.compile(r"cu(?!File)[A-Z]\w*")
 _VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)+)")
 
 Buffer = bytes | mmap.mmap
@@ -85,8 +83,7 @@ class SharedObject(msgspec.Struct, frozen=True):
         soname: The name by which the loader knows it; empty without one.
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
-        imports: The dynamic symbols that it takes from other libraries.
-        driver: The functions of CUDA's driver that it cannot do without.
+        imports: The dynamic symbols of other libraries that it cannot do without.
     """
 
     machine: str
@@ -97,7 +94,6 @@ class SharedObject(msgspec.Struct, frozen=True):
     fatbins: tuple[tuple[int, int], ...]
     symbols: frozenset[str]
     imports: frozenset[str]
-    driver: tuple[str, ...]
 
     @property
     def has_device_code(self) -> bool:
@@ -194,12 +190,9 @@ def shared_object(data: Buffer) -> SharedObject:
             if match := _VERSION.fullmatch(name):
                 versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
     listed = sections(data)
-    symbols, imports, driver = set[str](), set[str](), set[str]()
-    for name, binding, defined in _symbols(data, listed):
+    symbols, imports = set[str](), set[str]()
+    for name, defined in _symbols(data, listed):
         (symbols if defined else imports).add(name)
-        # A weak symbol may stay unresolved.
-        if not defined and binding == _GLOBAL and _DRIVER.fullmatch(name):
-            driver.add(name)
     return SharedObject(
         machine=MACHINES.get(machine, str(machine)),
         needed=tuple(strings.name(value) for tag, value in entries if tag == _NEEDED),
@@ -213,7 +206,6 @@ def shared_object(data: Buffer) -> SharedObject:
         ),
         symbols=frozenset(symbols),
         imports=frozenset(imports),
-        driver=tuple(sorted(driver)),
     )
 
 
@@ -301,8 +293,8 @@ def _chain(
         offset += entry[-1]
 
 
-def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, int, bool]]:
-    """Yield each dynamic symbol that is not local: its name, its binding, whether it is defined."""
+def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
+    """Yield each dynamic symbol that the library defines for others (True) or requires (False)."""
     for section in listed:
         if section.kind != _DYNAMIC_SYMBOLS:
             continue
@@ -313,5 +305,5 @@ def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, 
         size = section.size // _SYMBOL.size * _SYMBOL.size
         symbols = _SYMBOL.iter_unpack(data[section.offset : section.offset + size])
         for name, info, _, index, _, _ in symbols:
-            if info >> 4 in _BINDINGS:
-                yield strings.name(name), info >> 4, bool(index)
+            if info >> 4 in (_DEFINED if index else _REQUIRED):
+                yield strings.name(name), bool(index)

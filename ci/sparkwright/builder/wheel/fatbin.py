@@ -73,17 +73,7 @@ def entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[FatbinEn
         FatbinUnreadable: A version or a kind is not supported, a size leads out of its section, or
             there are too many entries.
     """
-    count = 0
-    for number, (begin, end) in enumerate(_containers(data, parts)):
-        for entry in _entries(data, begin, end, number):
-            count += 1
-            if count > MOST_ENTRIES:
-                raise FatbinUnreadable(f"it holds more than {MOST_ENTRIES} entries")
-            yield entry
-
-
-def _containers(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and the end of the entries of each container."""
+    count = container = 0
     for begin, size in parts:
         position, end = begin, begin + size
         while end - position >= _CONTAINER.size:
@@ -99,7 +89,12 @@ def _containers(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[tupl
                 what = f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
                 raise FatbinUnreadable(what)
             position += header
-            yield position, position + rest
+            for entry in _entries(data, position, position + rest, container):
+                count += 1
+                if count > MOST_ENTRIES:
+                    raise FatbinUnreadable(f"it holds more than {MOST_ENTRIES} entries")
+                yield entry
+            container += 1
             position += rest
 
 
