@@ -97,7 +97,6 @@ def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, ca
     assert locked.sdist
     assert (locked.git.ref, locked.git.commit) == ("v1.1.0", upstream.host.work.git("rev-parse", "v1.1.0"))
     assert (locked.sdist.version, locked.sdist.tree) == ("1.1.0", locked.git.tree)
-    assert "+      ref: v1.1.0" in out
     assert "1:  " in out.partition("range-diff of both series:")[2]
 
 

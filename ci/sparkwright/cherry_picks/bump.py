@@ -8,7 +8,6 @@ until the export nothing reviewed changes.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection
 
@@ -32,7 +31,6 @@ class Bump(msgspec.Struct, frozen=True):
         trials: Every patch on the new base, without the dropped ones.
         gone: Patches that are left out, each with the evidence or the option that says so.
         files: The reviewed files that change besides the series: path below the checkout → text.
-        difference: Of lock.yaml, as a unified diff.
     """
 
     fork: str
@@ -40,7 +38,6 @@ class Bump(msgspec.Struct, frozen=True):
     trials: tuple[Trial, ...]
     gone: dict[str, str]
     files: dict[str, str]
-    difference: tuple[str, ...]
 
 
 def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
@@ -82,11 +79,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
     }
     if upstream.book and (book := upstream.book.without(project.stack, gone)) != upstream.book:
         files[f"cherry_picks/{fork}.yaml"] = ledger.render(book)
-    old = project.lock_file.read_text("utf-8")
-    difference = difflib.unified_diff(
-        old.splitlines(), lock_text.splitlines(), "lock.yaml", "lock.yaml", lineterm="", n=1
-    )
-    return Bump(fork, base, tuple(tried), gone, files, tuple(difference))
+    return Bump(fork, base, tuple(tried), gone, files)
 
 
 def _spec(before: ForkSpec, version: str) -> ForkSpec:

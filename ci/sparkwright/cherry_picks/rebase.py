@@ -123,20 +123,17 @@ def start(
     patches = [patch for patch in series.of(session, fork) if patch.name not in gone]
     picks = [patch for patch in patches if patch.pick]
     replies = apply.evaluate(session.objects, base.tree, picks)
-    outcomes = {pick.name: reply.status for pick, reply in zip(picks, replies, strict=True)}
-    reasons = {pick.name: "; ".join(reply.says) for pick, reply in zip(picks, replies, strict=True)}
-    if stuck := [name for name, status in outcomes.items() if status == "conflict"]:
+    tried = list(zip(picks, replies, strict=True))
+    if stuck := [(pick.name, reply.says) for pick, reply in tried if reply.status == "conflict"]:
         raise PatchError(
             "patch-conflict",
-            f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
-            details=[f"{name}: {reasons[name]}" for name in stuck],
+            f"{', '.join(name for name, _ in stuck)} of {fork} do not apply to {base.name}.",
+            details=[f"{name}: {line}" for name, says in stuck for line in says],
             todo=f"Leave out files: `sparkwright patch pick --stack {session.project.stack} --fork "
             f"{fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` instead, or with "
             f"`patch bump --drop '#NUMBER'`.",
         )
-    pairs = zip(picks, (reply.tree for reply in replies), strict=True)
-    steps = [(pick, tree) for pick, tree in pairs if outcomes[pick.name] == "applied"]
-    idle = {name: why for name, why in reasons.items() if outcomes[name] != "applied"}
+    steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
     source = session.project.series_folder(fork)
     ours = {patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick}
     diffs = _wide_diffs(upstream)
@@ -150,13 +147,14 @@ def start(
         refs = f"create {BASE} {root}\ncreate {PICKS} {tip}\n"
         work.run(["update-ref", "--stdin"], stdin=refs.encode())
         git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-        state = State({**gone, **idle}, dict(files), _inputs(session, fork, files))
+        state = State(dict(gone), dict(files), _inputs(session, fork, files))
         (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
         stopped = _am(scratch, ours, diffs)
         # The store may be removed; beyond this copy of it, it serves merges only.
         work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
-    committed = exported(Objects(folder / ".git"), PICKS, "HEAD")
-    return Rebased(str(folder), {**outcomes, **dict.fromkeys(committed, "committed")}, stopped)
+    outcomes = {pick.name: str(reply.status) for pick, reply in tried}
+    outcomes |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
+    return Rebased(str(folder), outcomes, stopped)
 
 
 def _wide_diffs(upstream: Upstream) -> dict[str, bytes]:

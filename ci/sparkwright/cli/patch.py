@@ -403,7 +403,6 @@ def bump(arguments: argparse.Namespace) -> int:
         ],
         result=True,
     )
-    console.result("\n".join(plan.difference))
     rebased = rebases.start(upstream, plan.base, plan.files, plan.gone)
     _show_rebased(upstream, plan.base, rebased)
     between = rebases.compare(upstream)

@@ -67,7 +67,6 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
     parts = [
         f"Made by `sparkwright patch bump`: {plain(made.fork)} of {plain(stack)} to {plain(made.base.name)}. Nothing was built yet.", "",
         "### Patches", "", table("", ["patch", "on the new base it", "because"], rows),
-        "### Lock", "", block(made.difference),
         "### Range-diff of both series", "", block(range_diff or ["no patches"]),
         "### Predicted recompiles", "", *(f"- {plain(line)}" for line in predicted),
     ]  # fmt: skip
