@@ -149,6 +149,16 @@ def test_a_unit_that_is_killed_for_memory_alone_is_refused(work: Work) -> None:
     assert any("largest process" in line for line in raised.value.details)
 
 
+def test_a_unit_that_was_measured_larger_than_the_memory_is_refused_at_once(work: Work) -> None:
+    """Nothing is compiled before."""
+    work.add("large.cu", "")
+    work.costs["large.cu"] = (1, 10_001)
+
+    with refusal("memory-exceeded", match=r"large\.cu takes 10\.0 GB"):
+        work.compile()
+    assert work.events() == []
+
+
 @pytest.mark.parametrize(
     ("text", "reference", "words"),
     [

@@ -149,12 +149,12 @@ def configure(
     command += [f"--trace-source={name}" for name in sorted(names | scripts)]
     failure = partial(BuildError, "configure-failed")
     sandbox.run(command, env=env, log=log, failure=failure, what=what)
-    made = _targets(build)
-    if missing := [name for name in targets if name not in made]:
-        details = [f"targets: {', '.join(sorted(made)) or 'none'}"]
+    available = _targets(build)
+    if missing := [name for name in targets if name not in available]:
+        details = [f"targets: {', '.join(sorted(available)) or 'none'}"]
         no_target = f"CMake made no target {', '.join(missing)}."
         raise BuildError("configure-failed", no_target, details=details)
-    units = (unit for unit in _units(*folders, build) if unit.target in (targets or made))
+    units = (unit for unit in _units(*folders, build) if unit.target in (targets or available))
     return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox, traced=names))
 
 

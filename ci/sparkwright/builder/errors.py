@@ -71,8 +71,8 @@ class BuildError(SparkwrightError):
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         "memory-exceeded": Advice(
-            "The compiler of a unit was killed for memory twice; the second time nothing ran "
-            "beside it.",
+            "Compiling one unit alone takes more memory than the build may have: as it was "
+            "measured, or as the system showed by killing its compiler twice.",
             "Raise --memory, close other programs, or add memory or swap; a stack without this "
             "unit needs less. Compiled units are kept.",
         ),

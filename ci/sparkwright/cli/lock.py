@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parsers["lock"].set_defaults(run=lock)
 
 
-def lock(arguments: argparse.Namespace) -> int:
+def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Write ``lock.yaml``, ``pylock.toml`` and the locks of the gates' programs; report unresolved
     sources.
@@ -67,8 +68,7 @@ def lock(arguments: argparse.Namespace) -> int:
     unresolved = resolve.unresolved(session, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
-    console.document({"lock": written, "unresolved": unresolved})
-    return 0
+    return {"lock": written, "unresolved": unresolved}
 
 
 def lock_vendored(session: RunContext, fork: str) -> None:

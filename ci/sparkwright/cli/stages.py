@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sparkwright.audit import policy, report, wheel, wheel_reader
 from sparkwright.builder import pipeline, preflight, source_tree
@@ -71,7 +71,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def fetch(arguments: argparse.Namespace) -> int:
+def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     """Bring the sources and base wheels for this machine into the store, and install the tools."""
     session = context.checkout(arguments)
     fetched, bases, rows = [], [], []
@@ -88,11 +88,10 @@ def fetch(arguments: argparse.Namespace) -> int:
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
     tools = toolchain.obtain(session)
     console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
-    console.document({"sources": fetched, "bases": bases, "tools": tools.key})
-    return 0
+    return {"sources": fetched, "bases": bases, "tools": tools.key}
 
 
-def apply(arguments: argparse.Namespace) -> int:
+def apply(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the tree of each fork after every patch and rule."""
     session = context.checkout(arguments)
     trees = [source_tree.make(session, fork) for fork in session.forks]
@@ -103,11 +102,10 @@ def apply(arguments: argparse.Namespace) -> int:
             [tree.tree, "rule", f"{site.rule} at {site.file}:{site.line}"] for site in tree.sites
         ]
         console.table(tree.fork, ["tree", "step", "what"], rows, result=True)
-    console.document({"trees": trees})
-    return 0
+    return {"trees": trees}
 
 
-def plan(arguments: argparse.Namespace) -> int:
+def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Plan every fork that compiles; fail if a unit's architecture breaks the rules."""
     session = context.checkout(arguments)
     plans = []
@@ -123,8 +121,7 @@ def plan(arguments: argparse.Namespace) -> int:
         arch_plan.show(plans[-1], result=True)
     for planned in plans:
         arch_plan.check(planned)
-    console.document({"plans": plans})
-    return 0
+    return {"plans": plans}
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -175,9 +172,6 @@ def audited(
 def _built(session: RunContext, fork: str) -> list[Path]:
     """Return the wheels that the last build of *fork* made, if they still exist."""
     spec = flashinfer_aot.load(session.project, fork)
-    wheels = (
-        pipeline.current(session, fork),
-        flashinfer_aot.stored(session, spec) if spec else None,
-    )
-    paths = [pipeline.wheel_path(session, built) for built in wheels if built]
-    return [path for path in paths if path.exists()]
+    modules = flashinfer_aot.stored(session, spec) if spec else None
+    wheels = filter(None, (pipeline.current(session, fork), modules))
+    return [path for built in wheels if (path := pipeline.wheel_path(session, built)).exists()]

@@ -186,15 +186,13 @@ def rewrite(
         rule-mismatch: A rule does not match exactly one place, has no effect, or
             its file is missing or malformed.
     """
-    texts: dict[str, bytes] = {}
     values: dict[str, dict[cmake_file.Argument, str]] = {}
     sites: list[Site] = []
     for rule in rules:
-        text = texts.get(rule.file) or read(rule.file)
+        text = read(rule.file)
         if text is None:
             what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
             raise FileError("rule-mismatch", what, details=[rule.file])
-        texts[rule.file] = text
         command = _match(rule, cmake_file.parse(text, rule.file))
         argument = command.arguments[rule.argument]
         if argument in values.setdefault(rule.file, {}):
@@ -203,7 +201,7 @@ def rewrite(
         after = ";".join([*filter(None, [argument.text]), *rule.append])
         values[rule.file][argument] = after
         sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
-    changed = {file: cmake_file.replace(texts[file], new) for file, new in values.items()}
+    changed = {file: cmake_file.replace(read(file) or b"", new) for file, new in values.items()}
     return changed, tuple(sites)
 
 

@@ -171,9 +171,21 @@ class BuildFolder:
 
         Raises:
             compile-failed, disk-full: A unit failed; what was compiled stays.
-            memory-exceeded: A unit was killed for memory twice, the second time alone.
+            memory-exceeded: A unit takes more memory than there is, as measured, or was killed for
+                memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
+        # What a folder that was compiled before still lacks is ninja's to know.
+        fresh = not (self._path / ".ninja_log").exists()
+
+        def cost(path: str) -> Cost:
+            unit = path.removeprefix(self._source)
+            expected = costs.expected(unit)
+            if fresh and expected.measured and expected.megabytes > limits.megabytes:
+                taken = f"Compiling {unit} takes {expected.megabytes / 1000:.1f} GB, as measured."
+                raise _memory_error(taken, unit, limits, [])
+            return expected
+
         with translate_disk_full(self._path):
             # The calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
@@ -183,7 +195,7 @@ class BuildFolder:
             order = ninja_file.write_schedule(
                 self._path,
                 self._sandbox.sandbox_path(self._path),
-                lambda path: costs.expected(path.removeprefix(self._source)),
+                cost,
                 limits.cores,
                 limits.megabytes,
             )
@@ -286,9 +298,13 @@ def _error(edge: FailedEdge, limits: CompileLimits) -> SparkwrightError:
     if not edge.killed:
         what = f"{edge.name} does not compile."
         return BuildError("compile-failed", what, details=details, data=data)
+    what = f"The compiler of {edge.name} was killed for memory twice."
+    return _memory_error(what, edge.name, limits, details)
+
+
+def _memory_error(what: str, unit: str, limits: CompileLimits, details: list[str]) -> BuildError:
     details += [
         f"budget: {limits.megabytes / 1000:.1f} GB (--memory)",
         f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
     ]
-    what = f"The compiler of {edge.name} was killed for memory twice."
-    return BuildError("memory-exceeded", what, details=details, data=data)
+    return BuildError("memory-exceeded", what, details=details, data={"unit": unit})
