@@ -182,14 +182,11 @@ def require(root: Path, fork: str) -> Ledger:
     Raises:
         file-invalid: As `load`; also when there is none.
     """
-    book = load(root, fork)
-    if book is None:
-        details, todo = (
-            [f"expected: {path_of(root, fork)}"],
-            "Begin one: a file with the field `url`.",
-        )
-        raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
-    return book
+    if book := load(root, fork):
+        return book
+    details = [f"expected: {path_of(root, fork)}"]
+    todo = "Begin one: a file with the field `url`."
+    raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
 
 
 def render(ledger: Ledger) -> str:

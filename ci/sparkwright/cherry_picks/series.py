@@ -418,27 +418,17 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
         patch-conflict, patch-already-upstream, patch-no-effect: See `apply.apply_patches`.
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
     """
-    stored = stored_tree(session, source.fork, source.tree)
+    pinned = {"base": source.tree, "series": pins(session, source.fork)}
+    key = digest.key("apply", pinned)
+    stored = session.store.get("apply", key, PatchedTree)
     if stored and session.objects.whole(stored.tree):
         return stored
     patches = of(session, source.fork)
     patched = _apply(Upstream(session, source.fork), source, patches)
-    session.store.put("apply", _key(session, source.fork, source.tree), patched)
+    session.store.put("apply", key, patched)
     return patched
 
 
 def _apply(upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]) -> PatchedTree:
     objects, failure = upstream.session.objects, partial(conflict.refusal, upstream, source)
     return apply.apply_patches(objects, source.fork, source.tree, patches, failure)
-
-
-def stored_tree(session: RunContext, fork: str, base: str) -> PatchedTree | None:
-    """
-    Return the stored result of `apply_series` on the tree *base*; None if there is none, or the
-    series changed since.
-    """
-    return session.store.get("apply", _key(session, fork, base), PatchedTree)
-
-
-def _key(session: RunContext, fork: str, base: str) -> str:
-    return digest.key("apply", {"base": base, "series": pins(session, fork)})

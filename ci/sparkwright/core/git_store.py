@@ -18,9 +18,6 @@ from sparkwright.core.errors import GitError
 from sparkwright.core.git import EXECUTABLE, HERE, REGULAR, SUBMODULE, run
 from sparkwright.core.store import translate_disk_full
 
-#: An entry that removes a path from an index.
-_REMOVED = ("0", "0" * 40)
-
 
 class Objects:
     """
@@ -143,36 +140,37 @@ class Objects:
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """Return *tree* with the bytes of *files* at their paths; modes stay."""
-        modes, entries = self.paths(tree), dict[str, tuple[str, str]]()
-        for path, data in files.items():
-            blob = self._text("hash-object", "-w", "--stdin", stdin=data).strip()
-            entries[path] = (modes.get(path, (REGULAR, ""))[0], blob)
-        return self._with_entries(tree, entries)
+        modes = self.paths(tree)
+        rows = (
+            _file(path, modes[path][0] if path in modes else REGULAR, data)
+            for path, data in files.items()
+        )
+        return self._import([_entry(tree, ""), *rows])
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
-        gone = tuple(f"{path}/" for path in paths)
-        removed = (path for path in self.paths(tree) if f"{path}/".startswith(gone))
-        return self._with_entries(tree, dict.fromkeys(removed, _REMOVED))
+        return self._import([_entry(tree, ""), *(b"D " + _quoted(path) for path in paths)])
 
     def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
         """Return *tree* with the trees of *folders* in place of the submodules at their paths."""
-        entries = dict.fromkeys(folders, _REMOVED)
-        for path, folder in folders.items():
-            entries |= {f"{path}/{name}": entry for name, entry in self.paths(folder).items()}
-        return self._with_entries(tree, entries)
+        rows = (_entry(folder, path) for path, folder in folders.items())
+        return self._import([_entry(tree, ""), *rows])
 
-    def _with_entries(self, tree: str, entries: Mapping[str, tuple[str, str]]) -> str:
-        """Return *tree* with *entries* (path → mode, id) at their paths."""
-        rows = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in entries.items())
-        with translate_disk_full(self.path), tempfile.TemporaryDirectory(dir=self.path) as folder:
-            env = {"GIT_INDEX_FILE": f"{folder}/index"}
-            self.run(["read-tree", tree], env=env)
-            words = ["update-index", "-z", "--index-info"]
-            self.run(words, env=env, stdin=rows.encode("utf-8", "surrogateescape"))
-            # A tree of which only a few files were brought is still a tree; what a build reads was
-            # brought whole (Mirror.tree).
-            return self._text("write-tree", "--missing-ok", env=env).strip()
+    def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
+        """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
+        return self._import(_file(*file) for file in files)
+
+    def _import(self, commands: Iterable[bytes]) -> str:
+        """Return the id of the tree that *commands* of git-fast-import(1) make."""
+        ref = f"refs/import/{os.getpid()}"
+        with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
+            stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
+            stream.writelines(commands)
+            stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
+            stream.seek(0)
+            options = ["--quiet", "--done", "--force", "--depth=0"]
+            words = ["-c", "core.compression=1", "fast-import", *options]
+            return self._text(*words, stdin=stream).split()[2]
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """
@@ -213,21 +211,19 @@ class Objects:
         """Return the submodules of *tree*: path → commit."""
         return {path: pin for path, (mode, pin) in self.paths(tree).items() if mode == SUBMODULE}
 
-    def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
-        """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
-        ref = f"refs/import/{os.getpid()}"
-        with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
-            stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
-            for path, mode, data in files:
-                # C-style quoting (git-fast-import(1)).
-                name = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-                line = f'M {mode} inline "{name}"\ndata {len(data)}\n'
-                stream.write(line.encode("utf-8", "surrogateescape") + data + b"\n")
-            stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
-            stream.seek(0)
-            options = ["--quiet", "--done", "--force", "--depth=0"]
-            words = ["-c", "core.compression=1", "fast-import", *options]
-            return self._text(*words, stdin=stream).split()[2]
+
+def _quoted(path: str) -> bytes:
+    """Return *path* as the end of a command of fast-import."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"\n'.encode("utf-8", "surrogateescape")
+
+
+def _file(path: str, mode: str, data: bytes) -> bytes:
+    return f"M {mode} inline ".encode() + _quoted(path) + b"data %d\n%s\n" % (len(data), data)
+
+
+def _entry(tree: str, path: str) -> bytes:
+    return f"M 040000 {tree} ".encode() + _quoted(path)
 
 
 def blob_id(data: bytes) -> str:

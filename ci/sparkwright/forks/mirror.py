@@ -181,8 +181,6 @@ class Mirror:
         """
         self._online(f"a part of {redact_credentials(self.url)}")
         with self._store.lock(f"mirror-{self.path.name}"):
-            if self.path.is_file():
-                raise self._damaged(["a file lies where its folder should be"])
             if not (self.path / "HEAD").exists():
                 with self._store.building(self.path) as folder:
                     git.run(["init", "-q", "--bare", "."], cwd=folder)
