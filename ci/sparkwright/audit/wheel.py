@@ -179,12 +179,17 @@ class LibraryAudit:
         self.findings: list[AuditFinding] = []
 
     def _find(
-        self, rule: str, message: str, images: Iterable[device_code.DeviceImage] = ()
+        self,
+        rule: str,
+        message: str,
+        images: Iterable[device_code.DeviceImage] = (),
+        units: Iterable[graft.CompiledUnit] = (),
     ) -> None:
-        """Add a finding about the library and the translation units of *images*."""
+        """Add a finding about the library, these *units* and those that *images* come from."""
         hashes = {image.sha256 for image in images}
-        units = [unit.name for unit in self._units if any(code[1] in hashes for code in unit.code)]
-        self.findings.append(AuditFinding(self._name, rule, message, tuple(units)))
+        made = [unit for unit in self._units if any(code[1] in hashes for code in unit.code)]
+        names = tuple(unit.name for unit in (*units, *made))
+        self.findings.append(AuditFinding(self._name, rule, message, names))
 
     def inspect(
         self, binary: wheel_reader.Binary, programs: Path, scratch: Path, deadline: float
@@ -305,7 +310,8 @@ class LibraryAudit:
         """Return *library* with its device code, and report the differences from the policy."""
         target = self._target
         if target and not shared.has_device_code:
-            self._find("arch-missing", "it holds no device code at all")
+            linked = [unit for unit in self._units if unit.library]
+            self._find("arch-missing", "it holds no device code at all", units=linked)
         patterns = [re.compile(text) for text in target.kernels] if target else []
         cubins = dict[Path, device_code.DeviceImage]()
 
@@ -379,28 +385,32 @@ class LibraryAudit:
                 self._find(rule, f"{what} for {arch}: {len(group)}, allowed: {most}", group)
 
     def _check_units(self, images: Sequence[device_code.DeviceImage]) -> None:
-        """Report units without their code in the library, and code of no unit."""
+        """Report units without code in the library or for the target, and code of no unit."""
         by_hash = {image.sha256: image for image in images if image.sha256}
+        target, generation = self._policy.target, self._policy.generation
         linked = [unit for unit in self._units if unit.library]
         for unit in linked:
             # Cubins of other generations are not unpacked.
             code = [
                 sha256
                 for arch, sha256 in unit.code
-                if arch.startswith("compute_") or is_generation(arch, self._policy.generation)
+                if arch.startswith("compute_") or is_generation(arch, generation)
             ]
-            if lost := [sha256 for sha256 in code if sha256 not in by_hash]:
-                message = (
-                    f"{len(lost)} of the {len(code)} pieces of code in its object are not in it"
-                )
-                finding = AuditFinding(self._name, "arch-missing", message, (unit.name,))
-                self.findings.append(finding)
+            targets = [by_hash[sha256].target for sha256 in code if sha256 in by_hash]
+            planned = any(entry.endswith(f":{target}") for entry in unit.gencode)
+            message = ""
+            if lost := len(code) - len(targets):
+                message = f"{lost} of the {len(code)} pieces of code in its object are not in it"
+            elif code and planned and target not in targets:
+                message = f"its object holds no cubin for {target}"
+            if message:
+                self._find("arch-missing", message, units=[unit])
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
         if foreign and linked and all(unit.code for unit in self._units):
-            targets = ", ".join(sorted({image.target for image in foreign}))
-            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {targets}")
+            archs = ", ".join(sorted({image.target for image in foreign}))
+            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {archs}")
 
     def _check_kernels(
         self,
