@@ -45,7 +45,8 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+        present = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(present).free
         raise StoreError(
             "disk-full",
             f"There is no room left under {folder}.",
