@@ -107,8 +107,3 @@ def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:
         )
     assert "GCC >= 13 is required (found 12.2.0)" in caught.value.details
     assert "CUDAHOSTCXX" in caught.value.todo
-
-
-def test_cmake_is_missing(tmp_path: Path) -> None:
-    with refusal("tool-missing"):
-        configure.configure(tmp_path, tmp_path / "b", defines={}, env={}, log=tmp_path / "log", cmake=tmp_path / "cmake")
