@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RECORD = """\
-ideas:
-  one:
-    package: mini
-    says: Mends it.
-    needed_when:
-    - paths: [a.py]
-      has: [broken]
+mini:
+  ideas:
+    one:
+      says: Mends it.
+      needed_when:
+      - paths: [a.py]
+        has: [broken]
 """
+IDEA = RECORD.partition("ideas:\n")[2]
 FILES: dict[str, bytes | None] = {
     "src/a.py": b"x = 1\nguard = only_120(x)\n",
     "src/b.py": b"def f(\n    a,\n):\n\n#if X\n    inside\n\ndef g():\n    outside\n",
@@ -49,7 +50,7 @@ FILES: dict[str, bytes | None] = {
 def test_a_probe_is_decided_by_texts_of_the_tree(tmp_path: Path, repository: Repository, probe: Probe, state: State, evidence: str) -> None:
     """The evidence names file, line and text; a missing file or part is never taken for "not needed"."""
     repository.commit(FILES)
-    found = ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("mini", "Mends it.", (probe,)), "1.0")
+    found = ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("Mends it.", (probe,)), "1.0")
 
     assert found == ("1.0", state, evidence)
 
@@ -61,35 +62,35 @@ def test_one_missing_piece_is_enough(repository: Repository) -> None:
     absorbed = Probe(("src/a.py",), lacks=("x",))
 
     def state(*probes: Probe) -> State:
-        return ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("mini", "Mends it.", probes), "1.0")[1]
+        return ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("Mends it.", probes), "1.0")[1]
 
     assert [state(absorbed, unknown, needed), state(absorbed, unknown), state(absorbed)] == ["needed", "unknown", "absorbed"]
 
 
 def test_the_reviewed_ideas_can_be_read() -> None:
     """The file of the checkout is valid."""
-    assert {"fix_cmake_sm120_archs", "DSL stack L2", "#35568", "nv_fp4_dummy"} <= ideas.load(ROOT).ideas.keys()
+    assert {"fix_cmake_sm120_archs", "#35568"} <= ideas.load(ROOT)["vllm"].ideas.keys()
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("has: [broken]", "haz: [broken]"),
-        ("      has: [broken]\n", ""),
+        ("        has: [broken]\n", ""),
         ("[a.py]", "[]"),
         ("[a.py]", "[../a.py]"),
         ("[a.py]", "[/etc/a.py]"),
         ("[broken]", '["two\\nlines"]'),
         ("[broken]", f'["{"long " * 20}"]'),
         ("says: Mends it.", "says: ' '"),
-        (RECORD.removeprefix("ideas:\n"), RECORD.removeprefix("ideas:\n") * 2),
+        (IDEA, IDEA * 2),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
     """A typo, a probe that asks for nothing, a path that leaves the tree, more than a fragment of a line, two ideas of one name."""
     (tmp_path / "cherry_picks").mkdir()
     (tmp_path / "cherry_picks" / "ideas.yaml").write_text(RECORD, "utf-8")
-    assert list(ideas.load(tmp_path).ideas) == ["one"]
+    assert list(ideas.load(tmp_path)["mini"].ideas) == ["one"]
     (tmp_path / "cherry_picks" / "ideas.yaml").write_text(RECORD.replace(old, new), "utf-8")
 
     with refusal("file-invalid"):

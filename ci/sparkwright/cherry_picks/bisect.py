@@ -58,8 +58,11 @@ def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
     for number, patch in enumerate(patches, 1):
         if name in (patch.name, patch.name.removesuffix(".patch"), str(patch.pick or "")):
             return list(patches[:number])
-    details = [patch.name for patch in patches]
-    raise SourceError("not-provided", f"The series has no patch {name!r}.", details=details)
+    raise SourceError(
+        "not-provided",
+        f"The series has no patch {name!r}.",
+        details=[patch.name for patch in patches],
+    )
 
 
 def commit_range(fork: Upstream, start: str, end: str, number: int = 0) -> list[str]:
@@ -75,16 +78,22 @@ def commit_range(fork: Upstream, start: str, end: str, number: int = 0) -> list[
     book, objects = ledger.require(fork.session.project.root, fork.fork), fork.session.objects
     start = start or (book.record(number).base if number else "")
     if not start:
-        what = "The search needs a commit to start from."
-        raise SourceError("not-provided", what, todo="Name one with --from.")
+        raise SourceError(
+            "not-provided",
+            "The search needs a commit to start from.",
+            todo="Name one with --from.",
+        )
     fork.commit(book.branch)
     first, last = fork.commit(start), fork.commit(end or book.branch)
     names = ["--first-parent", last, f"^{first}"]
     ends = [f"{commit}^{{commit}}" for commit in (first, last)]
     following = history.log(objects, *names) if all(map(objects.has, ends)) else []
     if not following:
-        what = f"{last[:12]} does not follow {first[:12]} on {book.branch}."
-        raise SourceError("not-provided", what, todo="Choose ends with --from and --to.")
+        raise SourceError(
+            "not-provided",
+            f"{last[:12]} does not follow {first[:12]} on {book.branch}.",
+            todo="Choose ends with --from and --to.",
+        )
     return [first, *(entry.commit for entry in reversed(following))]
 
 

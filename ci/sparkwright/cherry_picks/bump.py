@@ -59,8 +59,11 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         raise SourceError("not-provided", f"{fork} is at {version} already.")
     patches = series.of(session, fork)
     if unknown := sorted(set(drop) - {patch.name for patch in patches}):
-        what = f"The series of {fork} has no patch {', '.join(unknown)} to drop."
-        raise SourceError("not-provided", what, details=[patch.name for patch in patches])
+        raise SourceError(
+            "not-provided",
+            f"The series of {fork} has no patch {', '.join(unknown)} to drop.",
+            details=[patch.name for patch in patches],
+        )
     stack_text = _stack_text(project, fork, before, after)
     resolved = resolve.resolve_fork(session, fork, after)
     source = fetch.fetch(session, fork, resolved)

@@ -18,7 +18,6 @@ import msgspec
 
 from sparkwright.cherry_picks import upstream
 from sparkwright.cherry_picks.ledger import Prose
-from sparkwright.cherry_picks.upstream import Release
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.git_store import Objects
@@ -65,33 +64,28 @@ class Idea(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A patch that was needed once.
 
     Attributes:
-        package: The package whose releases are searched, by its name on the package index.
         says: The purpose of the patch, the pull requests that brought the same to upstream, or why
             it never had an effect.
         needed_when: A release needs it while one of these holds.
     """
 
-    package: Prose
     says: Prose
     needed_when: Annotated[tuple[Probe, ...], msgspec.Meta(min_length=1)]
 
 
 class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    The releases of a package: its sdists from *since* on, or *wheels* (release → file name), of
-    which *folder* is read.
+    The releases of a package, and its *ideas* by their names.
+
+    Attributes:
+        since: The first sdist that is searched.
+        wheels: The releases instead (version → file name), of which *folder* is read.
     """
 
+    ideas: dict[Prose, Idea]
     since: str = "0"
     folder: str = ""
     wheels: dict[str, str] = {}
-
-
-class Ideas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of ``cherry_picks/ideas.yaml``."""
-
-    ideas: dict[Prose, Idea]
-    packages: dict[str, Package] = {}
 
 
 class Absorption(msgspec.Struct, frozen=True):
@@ -111,14 +105,14 @@ class Absorption(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...]
 
 
-def load(root: Path) -> Ideas:
+def load(root: Path) -> dict[str, Package]:
     """
-    Return the ideas of the checkout *root*.
+    Return the ideas of the checkout *root*, by the names of packages on the package index.
 
     Raises:
         file-invalid: The file is damaged, or has two ideas of one name.
     """
-    return strict_yaml.load(root / "cherry_picks" / "ideas.yaml", Ideas)
+    return strict_yaml.load(root / "cherry_picks" / "ideas.yaml", dict[str, Package])
 
 
 def examine(objects: Objects, tree: str, idea: Idea, release: str) -> Finding:
@@ -180,7 +174,7 @@ def absorption(name: str, package: str, findings: Sequence[Finding]) -> Absorpti
     return Absorption(name, package, verdict, undecided, because)
 
 
-def _releases(name: str, package: Package, session: RunContext) -> list[Release]:
+def _releases(name: str, package: Package, session: RunContext) -> list[upstream.Release]:
     from packaging.version import Version
 
     if not package.wheels:
@@ -190,7 +184,7 @@ def _releases(name: str, package: Package, session: RunContext) -> list[Release]
     for version, filename in package.wheels.items():
         project = filename.split("-", maxsplit=1)[0].replace("_", "-")
         sha256 = package_index.find(project, filename).sha256
-        wheels.append(Release(project, version, filename, sha256, folder=package.folder))
+        wheels.append(upstream.Release(project, version, filename, sha256, folder=package.folder))
     return wheels
 
 
@@ -199,12 +193,12 @@ def derive(session: RunContext) -> list[Absorption]:
     Return the absorption of every idea, in the order of the file.
 
     Raises:
-        not-provided: A package of an idea has no releases to search.
+        not-provided: A package has no releases to search.
         offline, source-unreachable, source-mismatch: A release cannot be fetched.
     """
-    book, trees = load(session.project.root), dict[str, dict[str, str]]()
-    for name in dict.fromkeys(idea.package for idea in book.ideas.values()):
-        listed = _releases(name, book.packages.get(name, Package()), session)
+    absorptions = list[Absorption]()
+    for name, package in load(session.project.root).items():
+        listed = _releases(name, package, session)
         if not listed:
             raise SourceError(
                 "not-provided",
@@ -213,15 +207,12 @@ def derive(session: RunContext) -> list[Absorption]:
             )
         with console.step(f"{len(listed)} releases of {name}"):
             bases = [upstream.of_release(session, release) for release in listed]
-        trees[name] = {base.name: base.tree for base in bases}
-    return [
-        absorption(
-            name,
-            idea.package,
-            [
-                examine(session.objects, tree, idea, version)
-                for version, tree in trees[idea.package].items()
-            ],
-        )
-        for name, idea in book.ideas.items()
-    ]
+        absorptions += [
+            absorption(
+                key,
+                name,
+                [examine(session.objects, base.tree, idea, base.name) for base in bases],
+            )
+            for key, idea in package.ideas.items()
+        ]
+    return absorptions

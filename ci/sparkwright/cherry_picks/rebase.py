@@ -270,8 +270,8 @@ def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
 
 def _inputs(session: RunContext, fork: str, files: Iterable[str]) -> str:
     """Return the digest of what a worktree is made from, and of the *files* to be replaced."""
-    others = {name: digest.sha256_file(session.project.root / name) for name in files}
-    return digest.key("rebase", [series.pins(session, fork), others])
+    paths = [session.project.root / name for name in files]
+    return digest.key("rebase", [series.pins(session, fork), *map(digest.sha256_file, paths)])
 
 
 def _require(session: RunContext, fork: str) -> Path:
@@ -299,11 +299,8 @@ def abort(session: RunContext, fork: str) -> None:
         not-provided: There is none.
     """
     folder = _require(session, fork)
-    # Renamed first, because a killed removal would leave half a worktree.
-    scratch = folder.with_name(f".{fork}.removed")
-    shutil.rmtree(scratch, ignore_errors=True)
-    folder.replace(scratch)
-    shutil.rmtree(scratch)
+    # Renamed first, because a killed removal would leave half a worktree; `start` clears it up.
+    shutil.rmtree(folder.replace(folder.with_name(f".{fork}.removed")))
 
 
 def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[str]:
@@ -331,8 +328,11 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     unfinished = {"rebase-apply": "git am --continue", "rebase-merge": "git rebase --continue"}
     details += [verb for name, verb in unfinished.items() if (work.path / name).exists()]
     if details:
-        what = f"The worktree of {fork} is not ready."
-        raise PatchError("rebase-unfinished", what, details=[str(folder), *details[:20]])
+        raise PatchError(
+            "rebase-unfinished",
+            f"The worktree of {fork} is not ready.",
+            details=[str(folder), *details[:20]],
+        )
     if work.run(["merge-base", "--is-ancestor", PICKS, "HEAD"], check=False)[0]:
         raise PatchError(
             "export-mismatch",
@@ -343,16 +343,22 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     patches, picks = [parse(*item) for item in files.items()], work.resolve(f"{PICKS}^{{tree}}")
     tree = apply.apply_patches(work, fork, picks, patches).tree
     if tree != work.resolve("HEAD^{tree}"):
-        what = f"The exported series of {fork} would give another tree than the worktree has."
-        raise PatchError("export-mismatch", what, details=[tree])
+        raise PatchError(
+            "export-mismatch",
+            f"The exported series of {fork} would give another tree than the worktree has.",
+            details=[tree],
+        )
     # A half-written export is finished here, so it must not matter which files are listed.
     paths = session.project.series_folder(fork).glob("*.patch")
     missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
     present = apply.taken_away(work, work.resolve(f"{BASE}^{{tree}}"), missing)
     gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
     if lost := sorted({patch.name for patch in missing} - gone.keys() - set(drop)):
-        what = f"The worktree of {fork} lost {len(lost)} patches."
-        raise PatchError("patch-lost", what, details=lost)
+        raise PatchError(
+            "patch-lost",
+            f"The worktree of {fork} lost {len(lost)} patches.",
+            details=lost,
+        )
     begun = work.path / "sparkwright-export"
     if not begun.exists() and _inputs(session, fork, state.files) != state.inputs:
         raise PatchError(
@@ -396,8 +402,10 @@ def _write(
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):
             _replace(path, wanted[path])
-    lines = [f"written: {path.relative_to(root)}" for path in changed]
-    return [*lines, *(f"removed: {path.relative_to(root)}" for path in removed)]
+    return [
+        *(f"written: {path.relative_to(root)}" for path in changed),
+        *(f"removed: {path.relative_to(root)}" for path in removed),
+    ]
 
 
 def _replace(path: Path, data: bytes) -> None:

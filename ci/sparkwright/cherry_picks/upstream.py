@@ -218,8 +218,10 @@ class Upstream:
         if self.mirror and not commit:
             commit = self.mirror.history(name, newest=not self.session.offline) or ""
         if not commit:
-            what = f"{name} is neither a release nor a branch, tag or commit of {self.fork}."
-            raise SourceError("not-provided", what)
+            raise SourceError(
+                "not-provided",
+                f"{name} is neither a release nor a branch, tag or commit of {self.fork}.",
+            )
         return commit
 
     def named(self, name: str, patches: Collection[Patch]) -> Base:

@@ -17,7 +17,7 @@ from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import conflict, ideas, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
-from sparkwright.cherry_picks.drift import MEANING, Drift, Line, Trial
+from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import context
@@ -176,23 +176,23 @@ def status(arguments: argparse.Namespace) -> int:
         own = dataclasses.replace(session, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
         stacks[name] = [line for fork in forks for line in drifts.status(own, fork, today)]
-        _show_status(name, stacks[name])
+        console.table(
+            f"stack {name}",
+            ["patch", ">age", "still needed?", "superseded by", "why"],
+            [
+                [
+                    f"{line.fork} {line.name}",
+                    f"{line.age} d" if line.age >= 0 else "?",
+                    line.needed,
+                    line.superseded,
+                    line.reason,
+                ]
+                for line in stacks[name]
+            ],
+            result=True,
+        )
     console.document({"stacks": stacks})
     return 0
-
-
-def _show_status(stack: str, lines: Sequence[Line]) -> None:
-    rows = []
-    for line in lines:
-        name = line.name if line.name[0] == "#" else f"/{line.name.removesuffix('.patch')}"
-        age = f"{line.age} d" if line.age >= 0 else "?"
-        rows.append([f"{line.fork}{name}", age, line.needed, line.superseded, line.reason])
-    console.table(
-        f"stack {stack}",
-        ["patch", ">age", "still needed?", "superseded by", "why"],
-        rows,
-        result=True,
-    )
 
 
 def pick(arguments: argparse.Namespace) -> int:
@@ -414,8 +414,9 @@ def bump(arguments: argparse.Namespace) -> int:
     pull = None
     if arguments.pull:
         repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull)
-        names = (session.project.root, session.project.stack)
-        pull = bumped.propose(repository, *names, plan, between, units, base=arguments.base)
+        pull = bumped.propose(
+            repository, session.project, plan, between, units, base=arguments.base
+        )
         console.result(f"pull request {pull.done}: {pull.url}")
     document = {"bump": plan, "changed": changed, "range_diff": between}
     console.document({**document, "recompiles": units, "pull": pull})

@@ -11,6 +11,7 @@ from sparkwright.core import git
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import Repository
 from sparkwright.core.github_summary import block, plain, table
+from sparkwright.forks.stack import Project
 from sparkwright.operate.upkeep import foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
 from sparkwright.operate.upkeep.proposal import Proposed
@@ -75,13 +76,14 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
 
 
 def propose(
-    repository: Repository, root: Path, stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | None, *, base: str
+    repository: Repository, project: Project, made: Bump, range_diff: Sequence[str], units: Foreseen | None, *, base: str
 ) -> Proposed:
     """
-    Open or update the pull request of a bump of the checkout *root* against the branch *base*.
+    Open or update the pull request of a bump of *project* against the branch *base*.
 
     Raises:
         github-unreachable, github-refused, github-limited: It cannot be done.
     """
+    root, stack = project.root, project.stack
     texts = {"title": title(stack, made), "body": body(stack, made, range_diff, units)}
     return proposal.propose(repository, base, head(root), branch(stack, made), changed(root), **texts)
