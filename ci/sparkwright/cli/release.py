@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparkwright.cli import argtypes, context
 from sparkwright.core.console import console, size
@@ -13,10 +14,11 @@ from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.client import install
+from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import check, gathered, inside
-from sparkwright.release.manifest.records import Entry, Proved, Wheel
+from sparkwright.release.manifest.records import Entry, Evidence, Fork, Proved, Wheel
 from sparkwright.release.notes import published, rendered, whole
 from sparkwright.release.publish import changes, sequence
 from sparkwright.release.publish.prepare import Publisher
@@ -26,13 +28,10 @@ from sparkwright.release.signing import keys, statement, trust
 SHOWN = 20
 
 
-class WheelEvidence(NamedTuple):
-    """The evidence of a wheel, and its entry in the index, if it comes from one."""
-
-    wheel: Wheel
-    proved: Proved
-    checked: check.Checked
-    entry: Entry | None = None
+#: A wheel as its publisher describes it, its fork, its proof, and its entry in the index.
+Claim = tuple[Wheel, Fork | None, Proved, Entry | None]
+#: Returns the claims about a wheel file; how their evidence is read, and whose signatures count.
+Source = tuple[Callable[[Wheel], list[Claim]], Callable[[Evidence], bytes], trust.Trust]
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -311,17 +310,24 @@ def _show(done: changes.Changed) -> dict[str, Any]:
     return {"changed": done}
 
 
-def verify(arguments: argparse.Namespace) -> dict[str, Any] | None:
+def verify(arguments: argparse.Namespace) -> None:
     """Check each wheel, show its evidence, and raise the first failure."""
     if arguments.folder and (arguments.index or arguments.signed_for):
         raise UsageError("usage", "--from excludes --index and --signed-for.")
-    find = _from_folder(arguments) if arguments.folder else _from_index(arguments)
-    verified, failures = [], []
+    find, read, trusted = (_from_folder if arguments.folder else _from_index)(arguments)
+    verified: list[dict[str, Any]] = []
+    failures = []
     for path in arguments.wheels:
         try:
             with console.step(f"check {path.name}"):
-                evidence_records = list(find(path))
-            verified += [_show_evidence(evidence) for evidence in evidence_records]
+                claims = find(inside.wheel_at(path))
+                evidence = [
+                    check.checked(wheel, fork, proved, read, trusted)
+                    for wheel, fork, proved, _ in claims
+                ]
+                for checked in evidence:
+                    inside.check(path, checked)
+            verified += map(_show_evidence, claims, evidence)
         except SparkwrightError as error:
             failures.append(error)
             console.result(f"{path.name}: {error.reference}")
@@ -329,61 +335,60 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any] | None:
     console.document({"wheels": verified, "failed": failed})
     if failures:
         raise failures[0]
-    return None
 
 
-def _from_index(arguments: argparse.Namespace) -> Callable[[Path], Iterator[WheelEvidence]]:
+def _from_index(arguments: argparse.Namespace) -> Source:
     wish = install.Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
     index = install.opened(context.standalone(arguments), wish)
-
-    def find(path: Path) -> Iterator[WheelEvidence]:
-        sha256 = inside.wheel_at(path).sha256
-        # A promoted release has two entries; the last one counts.
-        for entry in reversed(index.manifest.entries):
-            release = index.release(entry)
-            for wheel in release.wheels:
-                if wheel.sha256 != sha256:
-                    continue
-                proofs = [proof for proof in index.proof(entry).wheels if proof.wheel == sha256]
-                if wheel.filename != path.name or len(proofs) != 1:
-                    raise TrustError(
-                        "evidence-invalid",
-                        f"{entry.name} does not prove {path.name} under that name.",
-                        details=[f"name: {wheel.filename}", f"proofs: {len(proofs)}"],
-                    )
-                fork = next((item for item in release.forks if item.name == wheel.fork), None)
-                checked = check.checked(wheel, fork, proofs[0], index.evidence, index.trust)
-                inside.check(path, checked)
-                yield WheelEvidence(wheel, proofs[0], checked, entry)
-                return
-        raise TrustError(
-            "evidence-invalid",
-            f"The index {index.manifest.url} does not hold {path.name}.",
-            details=[f"sha256 {sha256}"],
-            todo="Name the index that it came from, or treat it as a file without evidence.",
-        )
-
-    return find
+    return partial(_claims, index), index.evidence, index.trust
 
 
-def _from_folder(arguments: argparse.Namespace) -> Callable[[Path], Iterator[WheelEvidence]]:
+def _from_folder(arguments: argparse.Namespace) -> Source:
     carried = trust.carried()
     address = carried.index if carried else arguments.folder.absolute().as_uri()
     trusted = trust.find(address, arguments.key)
     folder = gathered.Folder(arguments.folder, trusted)
 
-    def find(path: Path) -> Iterator[WheelEvidence]:
-        for wheel, proved in folder.proofs(inside.wheel_at(path)):
-            checked = check.checked(wheel, None, proved, folder.read, trusted)
-            inside.check(path, checked)
-            yield WheelEvidence(wheel, proved, checked)
+    def claims(file: Wheel) -> list[Claim]:
+        return [(wheel, None, proved, None) for wheel, proved in folder.proofs(file)]
 
-    return find
+    return claims, folder.read, trusted
 
 
-def _show_evidence(evidence: WheelEvidence) -> dict[str, Any]:
+def _claims(index: Catalogue, file: Wheel) -> list[Claim]:
+    """
+    Return what *index* claims of a wheel file.
+
+    Raises:
+        evidence-invalid: It does not hold the file, or under another name, or without one proof.
+    """
+    # A promoted release has two entries; the last one counts.
+    for entry in reversed(index.manifest.entries):
+        release = index.release(entry)
+        for wheel in release.wheels:
+            if wheel.sha256 == file.sha256:
+                proofs = [
+                    proof for proof in index.proof(entry).wheels if proof.wheel == file.sha256
+                ]
+                if wheel.filename != file.filename or len(proofs) != 1:
+                    raise TrustError(
+                        "evidence-invalid",
+                        f"{entry.name} does not prove {file.filename} under that name.",
+                        details=[f"name: {wheel.filename}", f"proofs: {len(proofs)}"],
+                    )
+                fork = next((item for item in release.forks if item.name == wheel.fork), None)
+                return [(wheel, fork, proofs[0], entry)]
+    raise TrustError(
+        "evidence-invalid",
+        f"The index {index.manifest.url} does not hold {file.filename}.",
+        details=[f"sha256 {file.sha256}"],
+        todo="Name the index that it came from, or treat it as a file without evidence.",
+    )
+
+
+def _show_evidence(claim: Claim, checked: check.Checked) -> dict[str, Any]:
     """Show the evidence of a wheel, and return its record."""
-    wheel, proved, checked, entry = evidence
+    wheel, _, proved, entry = claim
     rows = [[kind, "holds", signer] for kind, signer in checked.signers.items()]
     rows += [[name, state, RUNGS.get(name, "")] for name, state in checked.rungs.items()]
     rows += [
