@@ -12,7 +12,6 @@ from tests.refusals import refusal
 from tests.support import indexserver
 
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
@@ -102,18 +101,6 @@ def test_broken_download_goes_on_where_it_broke(store: Store, index: Index, serv
     assert ranges(served)[2:] == ["bytes=3000000-"]
 
 
-def test_endless_breaks_are_unreachable_and_what_arrived_is_kept(store: Store, index: Index) -> None:
-    index.file_faults = ["truncate"] * 40
-    with refusal("source-unreachable", match=f"{NAME} cannot be downloaded") as caught:
-        obtain(store)
-    kept = partial(store).stat().st_size
-    assert f"kept: {kept} bytes" in caught.value.details[-1]
-    assert kept > 2_500_000
-    index.file_faults = []
-
-    assert obtain(store).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
@@ -148,13 +135,6 @@ def test_lock_refuses_a_version_that_the_index_lacks(store: Store, tmp_path: Pat
         resolve.resolve_fork(run, "mini", fork)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_busy_index_is_asked_again(store: Store, index: Index, status: int) -> None:
-    index.page_faults, index.file_faults = [status], [status]
-
-    assert obtain(store).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("trouble", ["page", "file", "hash", "name"])
 def test_credentials_are_used_and_never_shown(
     store: Store, index: Index, served: indexserver.Served, monkeypatch: pytest.MonkeyPatch, trouble: str
@@ -169,20 +149,6 @@ def test_credentials_are_used_and_never_shown(
 
     assert {one.headers["authorization"] for one in served.asked} == {"Basic dXNlcjpzM2NyZXQ="}
     assert "s3cret" not in str(caught.value.document())
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("https://user:pass@host/simple/", "https://host/simple/"),
-        ("https://host/a@b/", "https://host/a@b/"),
-        ("403 for url: http://u:p@ss@host:80/x (https://t@h/)", "403 for url: http://host:80/x (https://h/)"),
-        ("nothing", "nothing"),
-    ],
-)
-def test_addresses_are_shown_without_credentials(text: str, shown: str) -> None:
-    """Only what stands between :// and @ goes."""
-    assert redact_credentials(text) == shown
 
 
 @pytest.mark.parametrize(

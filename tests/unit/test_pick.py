@@ -126,19 +126,6 @@ def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Api)
     assert made.stacks == {}
 
 
-def test_an_open_pull_request_is_pinned_against_its_merge_base(upstream: Host, api: Api) -> None:
-    """The diff of an open pull request, or of one that was turned down, is that from the merge base to its head."""
-    base = upstream.work.git("rev-parse", "main")
-    head = upstream.pull(7, {"a.txt": edited(("line 3", "line three"))}, {"c.txt": b"new\n"})
-    upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
-    upstream.push()
-    api.pull(7, head, merge_commit_sha="f" * 40)
-    made = taken(upstream, "7")
-
-    assert (made.state, made.base, made.head, made.merge) == ("open", base, head, "")
-    assert made.sha256 == hashlib.sha256(rendered(upstream, base, head)).hexdigest()
-
-
 @pytest.mark.parametrize("how", [["cherry-pick", "main..pr7"], ["merge", "--quiet", "--ff-only", "pr7"]], ids=["rebased", "pushed"])
 def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, api: Api, how: list[str]) -> None:
     """Nothing on the branch says which are the pull request's; the last one alone, or an empty diff, would be a lie."""
@@ -237,17 +224,6 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api
         series.of(upstream.session(), upstream.fork)
 
     assert any(line.startswith(("sha256: ", "patch-id: ", "files: ")) for line in caught.value.details)
-
-
-def test_once_used_a_pick_needs_no_host(upstream: Host, api: Api, tmp_path: Path) -> None:
-    """Under --offline the store is enough; an empty store is told apart from a wrong record."""
-    carried(upstream, api)
-    online = apply(upstream)
-    upstream.path.rename(upstream.path.with_suffix(".gone"))
-
-    assert apply(upstream, "--offline") == online
-    with refusal("offline"):
-        series.of(upstream.session("--offline", "--cache-dir", str(tmp_path / "empty")), upstream.fork)
 
 
 def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:

@@ -329,14 +329,6 @@ def _made(repository: Repository) -> bytes:
     return repository.change({"a.txt": edited(("line 7", "line seven"))})
 
 
-def test_patches_are_loaded_in_the_order_of_the_series(tmp_path: Path, made: bytes) -> None:
-    """The file `series` decides the order; comments and empty lines do not count."""
-    listing = "# quilt's format\n1.patch\n\n0.patch  # why\n"
-
-    assert [one.name for one in series.load(written(tmp_path / "s", made, made, listing=listing))] == ["1.patch", "0.patch"]
-    assert series.load(tmp_path / "none") == ()
-
-
 def test_a_series_and_its_folder_must_agree(tmp_path: Path, made: bytes) -> None:
     """A patch listed twice, listed but missing, or there but not listed is an error that names each."""
     said = wrong(written(tmp_path / "s", made, made, listing="0.patch\n0.patch\ngone.patch\n"))
