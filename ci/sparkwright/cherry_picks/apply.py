@@ -186,13 +186,13 @@ def refusal(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) ->
     """Return the failure for the last of *patches* that was tried, which was not applied."""
     patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
     details = [*outcome.says, f"tree before it: {outcome.tree}"]
-    reference, what = "patch-conflict", f"{patch.name} does not apply to {fork}."
     if outcome.status == "already-upstream":
         details = [patch.subject, f"drop it when: {patch.drop_when}", *details]
-        reference, what = "patch-already-upstream", f"{patch.name} is in {fork} already."
-    elif outcome.status == "empty":
-        reference, what = "patch-no-effect", f"{patch.name} changes nothing in {fork}."
-    return PatchError(reference, what, details=details)
+    reference, what = {
+        "already-upstream": ("patch-already-upstream", f"is in {fork} already"),
+        "empty": ("patch-no-effect", f"changes nothing in {fork}"),
+    }.get(outcome.status, ("patch-conflict", f"does not apply to {fork}"))
+    return PatchError(reference, f"{patch.name} {what}.", details=details)
 
 
 def evaluate(
