@@ -2,11 +2,10 @@
 The tables of an ELF file, read as hostile: every offset, count and name is bounded before it is
 used.
 
-pyelftools would read the same, but follows names, version chains and a section table of any stride
-without an end, so that a file of some megabytes keeps it busy for hours. Only what Linux loads and
-CUDA makes is read: 64 bits, little-endian. What a library asks of the loader is read by its
-segments, as the loader does, whatever its section table states. Numbers are those of the System V
-ABI, and for version needs of the Linux Standard Base.
+pyelftools would read the same, but follows names and a section table of any stride without an end,
+so that a file of some megabytes keeps it busy for hours. Only what Linux loads and CUDA makes is
+read: 64 bits, little-endian. What a library asks of the loader is read by its segments, as the
+loader does, whatever its section table states. Numbers are those of the System V ABI.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types: no bytes in the file, dynamic symbols. Segment types: loaded, dynamic.
 NO_BITS, _DYNAMIC_SYMBOLS = 8, 11
 _LOAD, _DYNAMIC = 1, 2
-#: Entries of the dynamic section: strings and their size, version needs and their number, names,
-#: paths.
-_STRTAB, _STRSZ, _VERNEED, _VERNEED_COUNT = 5, 10, 0x6FFFFFFE, 0x6FFFFFFF
-_NEEDED, _SONAME, _PATHS = 1, 14, (15, 29)
+#: Entries of the dynamic section: strings and their size, names, paths.
+_STRTAB, _STRSZ, _NEEDED, _SONAME, _PATHS = 5, 10, 1, 14, (15, 29)
 #: Bindings of a symbol: global, weak, unique; one that is asked for weakly may stay unresolved.
 _DEFINED, _REQUIRED = (1, 2, 10), (1,)
 
@@ -46,11 +43,9 @@ _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-#: A file with needed versions (its second, fourth and fifth field: their number, the offset of the
-#: first, and that of the next file), and a version (fourth and fifth: its name, and the offset of
-#: the next).
-_NEEDED_FILE, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
-_VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)+)")
+#: A needed version among the strings of the dynamic section; a linker may share its bytes with the
+#: end of another string.
+_VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d+(?:\.\d+)+)\0")
 
 Buffer = bytes | mmap.mmap
 
@@ -78,8 +73,8 @@ class SharedObject(msgspec.Struct, frozen=True):
             ELF number.
         needed: The libraries that the loader brings with it (DT_NEEDED).
         rpath: The entries of DT_RPATH and DT_RUNPATH.
-        versions: The highest version that it needs of each versioned interface: glibc (``GLIBC``),
-            libstdc++ (``GLIBCXX``), its ABI (``CXXABI``) and others.
+        versions: The highest versions that it needs of glibc (``GLIBC``), libstdc++ (``GLIBCXX``),
+            its ABI (``CXXABI``) and GCC's runtime (``GCC``).
         soname: The name by which the loader knows it; empty without one.
         fatbins: Offset and size of each section that holds device code.
         symbols: The dynamic symbols that it defines.
@@ -184,11 +179,9 @@ def shared_object(data: Buffer) -> SharedObject:
     begin = _file_offset(loads, values[_STRTAB], size, "the table of its strings") if size else 0
     strings = _Strings(data, begin, size, "the table of its strings")
     versions: dict[str, tuple[int, ...]] = {}
-    if _VERNEED in values and values.get(_VERNEED_COUNT):
-        table = _file_offset(loads, values[_VERNEED], 16, "the table of needed versions")
-        for name in _needed_versions(data, table, values[_VERNEED_COUNT], strings):
-            if match := _VERSION.fullmatch(name):
-                versions[match[1]] = max(versions.get(match[1], ()), version_key(match[2]))
+    for match in _VERSION.finditer(data, begin, begin + size):
+        name, version = match[1].decode(), version_key(match[2].decode())
+        versions[name] = max(versions.get(name, ()), version)
     listed = sections(data)
     symbols, imports = set[str](), set[str]()
     for name, defined in _symbols(data, listed):
@@ -267,30 +260,6 @@ def _file_offset(loads: Sequence[tuple[int, int, int]], address: int, size: int,
         if begin <= address and address + size <= begin + length:
             return offset + address - begin
     raise ElfUnreadable(f"{what} is in no segment of the file (address {address:#x}, {size} bytes)")
-
-
-def _needed_versions(data: Buffer, table: int, files: int, strings: _Strings) -> Iterator[str]:
-    """Yield the needed versions (DT_VERNEED: a chain of files, each with a chain of versions)."""
-    left = _MOST_DYNAMIC
-    for offset, file in _chain(data, table, files, _NEEDED_FILE):
-        for _, version in _chain(data, offset + file[3], file[1], _NEEDED_VERSION):
-            left -= 1
-            if left < 0:
-                raise ElfUnreadable(f"it needs more than {_MOST_DYNAMIC} versions")
-            yield strings.name(version[3])
-
-
-def _chain(
-    data: Buffer, offset: int, count: int, form: struct.Struct
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield up to *count* entries, each with the distance to the next as its last field."""
-    for _ in range(min(count, _MOST_DYNAMIC)):
-        _check_bounds(data, offset, form.size, "an entry in the table of needed versions")
-        entry = form.unpack_from(data, offset)
-        yield offset, entry
-        if not entry[-1]:
-            return
-        offset += entry[-1]
 
 
 def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, bool]]:
