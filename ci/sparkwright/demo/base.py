@@ -81,8 +81,8 @@ def write_base_wheel(
     }
     sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
     includes = (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
-    options = [*FLAGS, *(f"-I{path}" for path in includes)]
-    options += [f"-ccbin={compiler}"] if compiler else []
+    host_compiler = [f"-ccbin={compiler}"] if compiler else []
+    options = [*FLAGS, *host_compiler, *(f"-I{path}" for path in includes)]
     libraries = {library: scratch / f"{library}.abi3.so" for library in sources}
     scratch.mkdir(parents=True, exist_ok=True)
 

@@ -79,13 +79,12 @@ def publish(session: RunContext, channel: Channel | None) -> sequence.Published:
     if not secret.exists():
         keys.make(secret)
     signer = keys.KeySigner.load(secret)
-    policy = policies.load(session.project.root)
     publisher = prepare.Publisher(
         session,
         demo_folder(session) / "releases",
         signer,
         trust.Trust((signer.public,), said="the demo"),
-        policy,
+        policies.load(session.project.root),
     )
     return sequence.publish(
         publisher, sequence.Asked(wheels(session), channel, url=URL, reason="the demo")

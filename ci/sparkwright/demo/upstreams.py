@@ -44,8 +44,10 @@ def write(folder: Path) -> dict[str, str]:
         path = folder / f"{fork}.git"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        options = ["--bare", "--template=", "-b", "main", "--object-format=sha1"]
-        git.run(["init", "-q", *options, "."], cwd=path)
+        git.run(
+            ["init", "-q", "--bare", "--template=", "-b", "main", "--object-format=sha1", "."],
+            cwd=path,
+        )
         git.run(["fast-import", "--quiet", "--done"], cwd=path, stdin=b"".join(_stream(fork)))
     return {f"{HOST}{fork}.git": str(folder / f"{fork}.git") for fork in TAGS}
 
@@ -53,11 +55,12 @@ def write(folder: Path) -> dict[str, str]:
 def files(fork: str) -> dict[str, bytes]:
     """Return the tree of the tag of *fork*: path → bytes, in order."""
     root = SOURCES / fork
-    # Whatever imports the shipped Python files leaves its byte code beside them.
-    paths = (
-        path for path in root.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    )
-    shipped = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    shipped = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        # Whatever imports the shipped Python files leaves its byte code beside them.
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
     return dict(sorted({**shipped, **EXTRA.get(fork, {})}.items()))
 
 
