@@ -6,7 +6,6 @@ import datetime
 import itertools
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import apply, patch, rebase
-from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
 
@@ -49,27 +47,9 @@ def difference(objects: Objects, before: str, after: str) -> bytes:
     ).stdout
 
 
-def mailed(
-    change: bytes, subject: str = "Change it", text: str = f"As told.\n\n{TRAILERS}", author: str = "T <t@t.example>", date: str = ""
-) -> bytes:
+def mailed(change: bytes, subject: str, text: str, author: str, date: str) -> bytes:
     """Return a file of a series."""
-    head = (
-        f"From: {author}\nDate: {date or 'Sun, 1 Nov 2026 12:00:00 +0000'}\n"
-        f"Subject: [PATCH] {subject}\n"
-    )
-    return f"{head}\n{text}\n---\n".encode() + change
-
-
-def imported(objects: Objects, base: str, files: Mapping[str, bytes]) -> tuple[str, str, list[Patch]]:
-    """Return *files*, applied strictly, as commits: their root and their tip."""
-    patches = [patch.parse(name, data) for name, data in files.items()]
-    applied = apply.apply_patches(objects, "mini", base, patches)
-    steps = [(one, step.tree) for one, step in zip(patches, applied.steps, strict=True)]
-    return *rebase.commit_series(objects, "mini 1.0", base, steps), patches
-
-
-def exported(objects: Objects, root: str, tip: str) -> dict[str, bytes]:
-    return rebase.exported(objects, root, tip)
+    return f"From: {author}\nDate: {date}\nSubject: [PATCH] {subject}\n\n{text}\n---\n".encode() + change
 
 
 # What a series may hold.
@@ -162,8 +142,11 @@ def test_export_after_import_is_the_identity(objects: Objects, states: list[File
     changes = [difference(objects, before, after) for before, after in itertools.pairwise(trees)]
     files = {f"{number} ü.patch": mailed(change, *data.draw(HEADS)) for number, change in enumerate(changes) if change}
 
-    root, tip, _ = imported(objects, trees[0], files)
-    assert exported(objects, root, tip) == files
+    patches = [patch.parse(*item) for item in files.items()]
+    applied = apply.apply_patches(objects, "mini", trees[0], patches)
+    steps = zip(patches, (step.tree for step in applied.steps), strict=True)
+    root, tip = rebase.commit_series(objects, "mini 1.0", trees[0], steps)
+    assert rebase.exported(objects, root, tip) == files
     assert objects.resolve(f"{tip}^{{tree}}") == trees[-1]
 
 
@@ -185,7 +168,7 @@ def told(objects: Objects, work: Repository, message: str, **options: str) -> di
     (work.path / "a.txt").write_bytes(edited((7, "line seven\n")))
     config = [word for name, value in options.items() for word in ("-c", f"{name.replace('_', '.')}={value}")]
     work.git(*config, "commit", "--quiet", "--all", "--cleanup=verbatim", "-m", message)
-    return exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
+    return rebase.exported(objects, work.git("rev-parse", "HEAD~1"), work.git("rev-parse", "HEAD"))
 
 
 @pytest.mark.parametrize("at", ["last", "before a sign-off"])

@@ -36,7 +36,6 @@ class BisectResult(msgspec.Struct, frozen=True):
         before, after: The answers for its parent and for itself.
         line: Its id, day and subject.
         page: The page of the pull request that its subject names.
-        tried, commits: The number of commits that were tried, and of all in the range.
     """
 
     commit: str
@@ -44,8 +43,6 @@ class BisectResult(msgspec.Struct, frozen=True):
     after: str
     line: str
     page: str
-    tried: int
-    commits: int
 
 
 def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
@@ -146,7 +143,7 @@ def first_change(
     commit = history.commit(fork.session.objects, commits[first])
     page = fork.book.page(commit.number) if fork.book and commit.number else ""
     replies = (answers[last][1], answers[first][1])
-    return BisectResult(commit.commit, *replies, commit.line(), page, len(answers), len(commits))
+    return BisectResult(commit.commit, *replies, commit.line(), page)
 
 
 def patch_answer(fork: Upstream, patches: Sequence[Patch], commit: str) -> Answer:

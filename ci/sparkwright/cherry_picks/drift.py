@@ -176,10 +176,8 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
     """
     session, names, tried = upstream.session, list[str](), list[Trial]()
     for base in bases:
-        results = trials(upstream, patches, base)
-        count = sum(trial.applies for trial in results)
-        console.note(f"{base.name}: {count} of {len(results)} apply")
-        tried += results
+        console.note(base.name)
+        tried += trials(upstream, patches, base)
         names.append(base.name)
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     drift = Drift(upstream.fork, session.project.stack, day, tuple(names), tuple(tried))

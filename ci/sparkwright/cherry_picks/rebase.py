@@ -316,7 +316,7 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
         patch-invalid: A commit cannot become a patch.
         export-mismatch: The files would not give the worktree's tree, a pick was changed there, or
             what they replace changed meanwhile.
-        not-provided: There is no worktree, or *drop* names no patch.
+        not-provided: There is no worktree.
     """
     folder = _require(session, fork)
     work = Objects(folder / ".git")

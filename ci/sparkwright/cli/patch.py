@@ -437,6 +437,6 @@ def bisect(arguments: argparse.Namespace) -> int:
         commits = bisection.commit_range(upstream, arguments.start, arguments.end, number)
         result = bisection.first_change(upstream, commits, ask)
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
-    console.result("\n".join([*filter(None, lines), f"tried: {result.tried} of {result.commits}"]))
+    console.result("\n".join(filter(None, lines)))
     console.document({"bisect": result})
     return 0
