@@ -22,7 +22,7 @@ from tests.support import endings
 
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.compile.ninja import BuildFolder, CompileLimits
+from sparkwright.builder.compile.ninja import BuildFolder
 from sparkwright.builder.environment import ccache
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.core.store import Store
@@ -80,8 +80,9 @@ class Work:
     def compile(self, cores: int = 2, env: Mapping[str, str] | None = None) -> list[str]:
         """Compile everything, and return the units, those from the compiler cache with a star."""
         log, variables = self.folder / "compile.log", {**os.environ, **(env or {})}
-        folder = BuildFolder("test", NINJA, self.folder, Sandbox("none"), variables, log)
-        calls = folder.compile((), self.ledger(), CompileLimits(cores, 10_000))
+        sandbox = Sandbox("none")
+        folder = BuildFolder("test", NINJA, self.folder, sandbox, variables, log, cores, 10_000)
+        calls = folder.compile((), self.ledger())
         return sorted(f"{call.unit}{'*' * call.hit}" for call in calls)
 
     def events(self) -> list[str]:

@@ -325,7 +325,7 @@ def _graft(
         build_folder = ninja.BuildFolder.of(
             session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
-        build_folder.compile(settings.targets, Costs.of(session, fork), ninja.limits(session))
+        build_folder.compile(settings.targets, Costs.of(session, fork))
         changes, manifest = graft.changes(session, source, base, workspace.build, members, settings)
         member_of = {path: member for member, path in members.items()}
         by_target = {library.target: member_of.get(library.path, "") for library in libraries}

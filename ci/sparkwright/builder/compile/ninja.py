@@ -53,13 +53,6 @@ _KILLED = re.compile(
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-class CompileLimits(msgspec.Struct, frozen=True):
-    """How many units compile at once, at most, and the megabytes for all compilers together."""
-
-    cores: int
-    megabytes: int
-
-
 class CompilerCall(msgspec.Struct, frozen=True):
     """
     A unit that was compiled, as `sparkwright.builder.compile.launcher` records it.
@@ -101,12 +94,6 @@ def memory_budget(memory: int) -> int:
     return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
 
 
-def limits(session: RunContext) -> CompileLimits:
-    """Return what the compilers of *session* may take."""
-    cores = session.jobs or len(os.sched_getaffinity(0))
-    return CompileLimits(cores, memory_budget(session.memory))
-
-
 def install_launcher(folder: Path) -> Path:
     """Copy the compiler launcher to *folder* and return its path there."""
     # The commands name it: under another name ninja would compile everything again.
@@ -122,6 +109,8 @@ class BuildFolder:
         sandbox: The sandbox, in which the folders of *work* may have other names.
         env: Variables of the configure step and of the compiler cache.
         log: Gets the output of ninja.
+        cores: Units that compile at once, at most.
+        megabytes: For all compilers together.
     """
 
     def __init__(
@@ -132,9 +121,11 @@ class BuildFolder:
         sandbox: Sandbox,
         env: Mapping[str, str],
         log: Path,
+        cores: int,
+        megabytes: int,
     ) -> None:
         self._name, self._path, self._program = name, work / "build", ninja
-        self._sandbox, self._log = sandbox, log
+        self._sandbox, self._log, self._cores, self._megabytes = sandbox, log, cores, megabytes
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._calls = self._launch / "calls.jsonl"
@@ -156,16 +147,16 @@ class BuildFolder:
         sandbox: Sandbox,
         env: Mapping[str, str],
     ) -> BuildFolder:
-        """Return the build folder of *fork*, with the compiler cache of the session."""
+        """Return the build folder of *fork*, with the compiler cache and limits of the session."""
         log = f"{session.project.stack}-{session.named(fork)}-compile.log"
         base = None if sandbox.mounts else session.store.root
         variables = ccache.variables(session, env, base)
         log_path = session.store.folder("logs") / log
-        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path)
+        cores = session.jobs or len(os.sched_getaffinity(0))
+        budget = memory_budget(session.memory)
+        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cores, budget)
 
-    def compile(
-        self, targets: Sequence[str], costs: Costs, limits: CompileLimits
-    ) -> list[CompilerCall]:
+    def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:
         """
         Make the CMake *targets*, or everything if there are none, and return the compiler calls.
 
@@ -181,9 +172,9 @@ class BuildFolder:
         def cost(path: str) -> Cost:
             unit = path.removeprefix(self._source)
             expected = costs.expected(unit)
-            if fresh and expected.measured and expected.megabytes > limits.megabytes:
+            if fresh and expected.measured and expected.megabytes > self._megabytes:
                 taken = f"Compiling {unit} takes {expected.megabytes / 1000:.1f} GB, as measured."
-                raise _memory_error(taken, unit, limits, [])
+                raise self._memory_error(taken, unit, [])
             return expected
 
         with translate_disk_full(self._path):
@@ -196,13 +187,13 @@ class BuildFolder:
                 self._path,
                 self._sandbox.sandbox_path(self._path),
                 cost,
-                limits.cores,
-                limits.megabytes,
+                self._cores,
+                self._megabytes,
             )
-            title = f"compile {self._name}: {order.jobs} at once, {limits.megabytes / 1000:.0f} GB"
+            title = f"compile {self._name}: {order.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
-                    self._make(targets, order.jobs, limits)
+                    self._make(targets, order.jobs)
             finally:
                 calls = self._collect(costs)
         compiled = [call for call in calls if not call.hit]
@@ -212,16 +203,16 @@ class BuildFolder:
         console.note(f"{len(compiled)} units compiled ({work} of work){note}")
         return calls
 
-    def _make(self, targets: Sequence[str], jobs: int, limits: CompileLimits) -> None:
+    def _make(self, targets: Sequence[str], jobs: int) -> None:
         """Run ninja until *targets* are made; make what was killed for memory alone, once."""
         while failed := self._ninja(["-j", str(jobs), *targets]):
             for edge in failed:
                 if not edge.killed:
-                    raise _error(edge, limits)
+                    raise self._error(edge)
             names = ", ".join(edge.name for edge in failed)
             console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
             for edge in self._ninja(["-j", "1", *(edge.output for edge in failed)]):
-                raise _error(edge, limits)
+                raise self._error(edge)
 
     def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
@@ -266,6 +257,26 @@ class BuildFolder:
         self._calls.replace(self._launch / FINISHED)
         return calls
 
+    def _error(self, edge: FailedEdge) -> SparkwrightError:
+        """Return the error for a failed edge."""
+        details = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
+        data: dict[str, object] = {"unit": edge.name}
+        if _FULL.search(edge.text):
+            what = f"There is no room for what compiling {edge.name} writes."
+            return StoreError("disk-full", what, details=details, data=data)
+        if not edge.killed:
+            what = f"{edge.name} does not compile."
+            return BuildError("compile-failed", what, details=details, data=data)
+        what = f"The compiler of {edge.name} was killed for memory twice."
+        return self._memory_error(what, edge.name, details)
+
+    def _memory_error(self, what: str, unit: str, details: list[str]) -> BuildError:
+        details += [
+            f"budget: {self._megabytes / 1000:.1f} GB (--memory)",
+            f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
+        ]
+        return BuildError("memory-exceeded", what, details=details, data={"unit": unit})
+
 
 def failed_edges(lines: Iterable[str], source: str) -> Iterator[FailedEdge]:
     """
@@ -286,25 +297,3 @@ def failed_edges(lines: Iterable[str], source: str) -> Iterator[FailedEdge]:
             output, text = match[1], []
         elif output:
             text.append(line)
-
-
-def _error(edge: FailedEdge, limits: CompileLimits) -> SparkwrightError:
-    """Return the error for a failed edge."""
-    details = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
-    data: dict[str, object] = {"unit": edge.name}
-    if _FULL.search(edge.text):
-        what = f"There is no room for what compiling {edge.name} writes."
-        return StoreError("disk-full", what, details=details, data=data)
-    if not edge.killed:
-        what = f"{edge.name} does not compile."
-        return BuildError("compile-failed", what, details=details, data=data)
-    what = f"The compiler of {edge.name} was killed for memory twice."
-    return _memory_error(what, edge.name, limits, details)
-
-
-def _memory_error(what: str, unit: str, limits: CompileLimits, details: list[str]) -> BuildError:
-    details += [
-        f"budget: {limits.megabytes / 1000:.1f} GB (--memory)",
-        f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
-    ]
-    return BuildError("memory-exceeded", what, details=details, data={"unit": unit})

@@ -335,7 +335,7 @@ class AotBuilder:
         folder = ninja.BuildFolder.of(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
-        folder.compile((), Costs.of(context, fork), ninja.limits(context))
+        folder.compile((), Costs.of(context, fork))
         return graft.read_libraries(build, {module: module.path for module in modules})
 
     def _environment(self) -> dict[str, str]:
