@@ -116,42 +116,48 @@ def start(
     """
     session, fork = upstream.session, upstream.fork
     folder = folder_of(session, fork)
-    if folder.exists():
-        raise PatchError(
-            "rebase-unfinished", f"There is a worktree of {fork} already.", details=[str(folder)]
-        )
-    patches = [patch for patch in series.of(session, fork) if patch.name not in gone]
-    picks = [patch for patch in patches if patch.pick]
-    replies = apply.evaluate(session.objects, base.tree, picks)
-    tried = list(zip(picks, replies, strict=True))
-    if stuck := [(pick.name, reply.says) for pick, reply in tried if reply.status == "conflict"]:
-        raise PatchError(
-            "patch-conflict",
-            f"{', '.join(name for name, _ in stuck)} of {fork} do not apply to {base.name}.",
-            details=[f"{name}: {line}" for name, says in stuck for line in says],
-            todo=f"Leave out files: `sparkwright patch pick --stack {session.project.stack} --fork "
-            f"{fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` instead, or with "
-            f"`patch bump --drop '#NUMBER'`.",
-        )
-    steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-    source = session.project.series_folder(fork)
-    ours = {patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick}
-    diffs = _wide_diffs(upstream)
-    lock = session.store.lock(f"rebase-{session.project.stack}-{fork}")
-    with lock, session.store.building(folder) as scratch:
-        work = Objects(scratch / ".git")
-        work.borrow(session.objects.path.parent)
-        config = work.path / "config"
-        config.write_text(config.read_text() + _CONFIG)
-        root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
-        refs = f"create {BASE} {root}\ncreate {PICKS} {tip}\n"
-        work.run(["update-ref", "--stdin"], stdin=refs.encode())
-        git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-        state = State(dict(gone), dict(files), _inputs(session, fork, files))
-        (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
-        stopped = _am(scratch, ours, diffs)
-        # The store may be removed; beyond this copy of it, it serves merges only.
-        work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
+    with session.store.lock(f"rebase-{session.project.stack}-{fork}"):
+        if folder.exists():
+            raise PatchError(
+                "rebase-unfinished",
+                f"There is a worktree of {fork} already.",
+                details=[str(folder)],
+            )
+        patches = [patch for patch in series.of(session, fork) if patch.name not in gone]
+        picks = [patch for patch in patches if patch.pick]
+        replies = apply.evaluate(session.objects, base.tree, picks)
+        tried = list(zip(picks, replies, strict=True))
+        if stuck := [
+            (pick.name, reply.says) for pick, reply in tried if reply.status == "conflict"
+        ]:
+            raise PatchError(
+                "patch-conflict",
+                f"{', '.join(name for name, _ in stuck)} of {fork} do not apply to {base.name}.",
+                details=[f"{name}: {line}" for name, says in stuck for line in says],
+                todo=f"Leave out files: `sparkwright patch pick --stack {session.project.stack} "
+                f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
+                f"instead, or with `patch bump --drop '#NUMBER'`.",
+            )
+        steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
+        source = session.project.series_folder(fork)
+        ours = {
+            patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick
+        }
+        diffs = _wide_diffs(upstream)
+        with session.store.building(folder) as scratch:
+            work = Objects(scratch / ".git")
+            work.borrow(session.objects.path.parent)
+            config = work.path / "config"
+            config.write_text(config.read_text() + _CONFIG)
+            root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
+            refs = f"create {BASE} {root}\ncreate {PICKS} {tip}\n"
+            work.run(["update-ref", "--stdin"], stdin=refs.encode())
+            git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
+            state = State(dict(gone), dict(files), _inputs(session, fork, files))
+            (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
+            stopped = _am(scratch, ours, diffs)
+            # The store may be removed; beyond this copy of it, it serves merges only.
+            work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     outcomes = {pick.name: str(reply.status) for pick, reply in tried}
     outcomes |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
     return Rebased(str(folder), outcomes, stopped)
