@@ -27,8 +27,11 @@ from sparkwright.core.errors import CommandError
 #: Seconds until a probe counts as unanswered; name resolution has no timeout of its own that could
 #: be set.
 PATIENCE = 4.0
-#: Programs whose version is a fact.
-TOOLS = ("git", "g++", "aarch64-linux-gnu-g++", "ccache", "docker")
+#: Programs whose version is a fact → the arguments that print it; of docker, the daemon's.
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("git", "g++", "aarch64-linux-gnu-g++", "ccache"), ("--version",)),
+    "docker": ("version", "--format", "{{.Server.Version}}"),
+}
 
 
 class GpuInfo(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ def command_output(*command: str, **variables: str) -> str:
 
 def tool_version(name: str) -> str:
     """Return the version of the program *name*, empty if it is not installed or does not run."""
-    match = re.search(r"\d+(?:\.\d+)+", command_output(name, "--version"))
+    match = re.search(r"\d+(?:\.\d+)+", command_output(name, *TOOLS[name]))
     return match[0] if match else ""
 
 

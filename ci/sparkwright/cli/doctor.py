@@ -121,7 +121,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
             yield _check(
                 program,
                 facts[program],
-                facts[program] or "not installed",
+                facts[program] or "missing",
                 f"needed by {needs}",
                 # Containers run as root and have no sudo.
                 f"{'sudo ' if os.geteuid() else ''}apt-get install -y {package}",
