@@ -150,8 +150,8 @@ def start(
             config = work.path / "config"
             config.write_text(config.read_text() + _CONFIG)
             root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
-            refs = f"create {BASE} {root}\ncreate {PICKS} {tip}\n"
-            work.run(["update-ref", "--stdin"], stdin=refs.encode())
+            for ref, commit in ((BASE, root), (PICKS, tip)):
+                work.run(["update-ref", ref, commit])
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
             state = State(dict(gone), dict(files), _inputs(session, fork, files))
             (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))

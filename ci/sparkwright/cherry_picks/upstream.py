@@ -199,8 +199,8 @@ class Upstream:
         self.mirror.commit(commit)
         tree = self.session.objects.resolve(f"{commit}^{{tree}}")
         wanted = {path for patch in patches for path in patch.files}
-        paths = self.session.objects.paths(tree).items()
-        self.mirror.files({blob for path, (_, blob) in paths if path in wanted})
+        paths = self.session.objects.paths(tree)
+        self.mirror.files({paths[path][1] for path in wanted & paths.keys()})
         return Base(name, tree, commit)
 
     def commit(self, name: str) -> str:

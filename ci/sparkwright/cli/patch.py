@@ -199,11 +199,19 @@ def pick(arguments: argparse.Namespace) -> int:
     """Pin each pull request, and write the ledger."""
     excluded = _excluded(arguments)
     session, records = context.checkout(arguments), []
-    names = ("reason", "drop_when", "carry", "drop", "accept")
-    options = {name: getattr(arguments, name) for name in names}
     for word in arguments.pulls:
         fork, number = _pull(session, word)
-        record = series.pin(session, fork, number, excluded=excluded, **options)
+        record = series.pin(
+            session,
+            fork,
+            number,
+            reason=arguments.reason,
+            drop_when=arguments.drop_when,
+            carry=arguments.carry,
+            drop=arguments.drop,
+            accept=arguments.accept,
+            excluded=excluded,
+        )
         commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
         console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
         records.append({"fork": fork, "record": record})
@@ -328,18 +336,17 @@ def drift(arguments: argparse.Namespace) -> int:
 def _measure(session: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
     upstream, patches = Upstream(session, fork), series.of(session, fork)
     with console.step(f"drift of {fork}: {len(patches)} patches"):
-        bases = upstream.later(patches, every=arguments.releases) if patches else iter(())
-        if patches and arguments.to:
-            bases = (upstream.named(name, patches) for name in arguments.to)
-        return drifts.measure(upstream, patches, bases)
+        named = (upstream.named(name, patches) for name in arguments.to)
+        bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
+        return drifts.measure(upstream, patches, bases if patches else ())
 
 
 def _show_drift(report: Drift) -> None:
     """Print the state of each patch on each base, and the first base that has it."""
-    rows = []
-    for name in report.patches:
-        end = report.absorbed(name)
-        rows.append([name, "\n".join(_runs(report.of(name))), end.first or "-", end.proof])
+    ends = [(name, report.absorbed(name)) for name in report.patches]
+    rows = [
+        [name, "\n".join(_runs(report.of(name))), end.first or "-", end.proof] for name, end in ends
+    ]
     console.table(
         f"{report.fork} of {report.stack}, {report.day}",
         ["patch", "on later bases it", "upstream from", "because"],
@@ -352,11 +359,12 @@ def _show_drift(report: Drift) -> None:
 
 def _runs(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each run of bases with one state, such as ``applies: 0.20.2 to 0.21.0``."""
-    lines = []
-    for state, group in itertools.groupby(trials, key=lambda trial: trial.state):
-        names = [trial.base for trial in group]
-        lines.append(f"{MEANING[state]}: {' to '.join(dict.fromkeys([names[0], names[-1]]))}")
-    return lines
+    groups = itertools.groupby(trials, key=lambda trial: trial.state)
+    runs = [(state, [trial.base for trial in group]) for state, group in groups]
+    return [
+        f"{MEANING[state]}: {names[0]}{f' to {names[-1]}' if len(names) > 1 else ''}"
+        for state, names in runs
+    ]
 
 
 def _show_ideas(session: RunContext) -> int:
