@@ -32,6 +32,13 @@ class SourceError(SparkwrightError):
             "Run `sparkwright fetch` once with a connection.",
             exit_code=5,
         ),
+        "sdist-differs": Advice(
+            "A file of the locked source distribution is not the file of the commit: a tag that "
+            "was moved, a commit of another branch, a replaced file, or a release that was not "
+            "made from this commit.",
+            "Do not build from it. Compare the files with the upstream project; a file that the "
+            "release process writes goes under `generated` in stack.yaml.",
+        ),
         "source-mismatch": Advice(
             "The bytes that arrived are not the bytes that the lock names: a replaced release, a "
             "broken mirror, or tampering.",

@@ -14,10 +14,11 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import archive, package_index
+from sparkwright.forks import archive, package_index, sdist_proof
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
+from sparkwright.forks.sdist_proof import SdistProof
 from sparkwright.forks.stack import KINDS, SourceKind
 
 
@@ -59,24 +60,30 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
     if context.source not in ("auto", *kinds) and fork in context.forks:
         what = f"{fork} has no source of kind {context.source}."
         raise SourceError("not-provided", what, details=[f"locked: {', '.join(kinds)}"])
-    ignored = context.project.fork(fork).ignored
+    spec = context.project.fork(fork)
+    ignored, generated = spec.ignored, spec.sources.sdist.generated if spec.sources.sdist else ()
     record = {
         "lock": locked,
         "source": context.source,
         "mirrors": dict(context.mirrors),
         "ignored": sorted(ignored),
+        "generated": generated,
     }
     key = digest.key("source", record)
     stored = context.store.get("source", key, FetchedSource)
     if stored and context.objects.whole(stored.tree):
         return stored
     with console.step(f"fetch {fork}"), context.store.lock("objects"):
-        kind = choose(context, fork, locked)
+        provable = bool(locked.sdist and generated)
+        kind = choose(context, fork, locked, provable=provable)
         if kind == "git" and (git := locked.git):
-            commit = full_commit(context, fork, git)
+            commit, proven = full_commit(context, fork, git), git.resolved
             tree = _git_tree(context, fork, git, locked.vendored, ignored)
+            if provable and not proven:
+                pinned = context.objects.resolve(f"{commit}^{{tree}}")
+                proven = bool(prove(context, fork, locked, pinned, generated))
             origin = f"{git.url} @ {commit}"
-            fetched = FetchedSource(fork, kind, origin, commit, tree, git.resolved)
+            fetched = FetchedSource(fork, kind, origin, commit, tree, proven)
         elif file := locked.sdist if kind == "sdist" else locked.wheel:
             whole = file.tree and context.objects.whole(file.tree)
             tree = file.tree if whole else import_file(context, file)
@@ -94,16 +101,20 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
     return fetched
 
 
-def choose(context: RunContext, fork: str, locked: ForkLock) -> SourceKind:
+def choose(
+    context: RunContext, fork: str, locked: ForkLock, *, provable: bool = False
+) -> SourceKind:
     """
     Return the kind of source to take: the one that the run asks for, if the fork has it, else git
-    when commit and tree are locked and reachable; say why not.
+    when it is reachable, and its commit and tree are locked or *provable* by the source
+    distribution; say why not.
     """
     kinds = [kind for kind in KINDS if getattr(locked, kind)]
     if context.source in kinds:
         return context.source
-    if locked.git and len(kinds) > 1 and not (locked.whole and _reachable(context, locked.git)):
-        why = "is not reachable from here" if locked.whole else "is not resolved in the lock"
+    named = locked.whole or (provable and locked.git and locked.git.commit != UNRESOLVED)
+    if locked.git and len(kinds) > 1 and not (named and _reachable(context, locked.git)):
+        why = "is not reachable from here" if named else "is not resolved in the lock"
         console.note(f"{fork}: taking the {kinds[1]}, because the git source {why}")
         return kinds[1]
     return kinds[0]
@@ -119,6 +130,30 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return False
+
+
+def prove(
+    context: RunContext, fork: str, locked: ForkLock, tree: str, generated: Collection[str]
+) -> SdistProof | None:
+    """
+    Compare the locked source distribution with the commit of *tree*, and say so; None if the lock
+    has no source distribution.
+
+    Raises:
+        sdist-differs: See `sdist_proof.prove`.
+        source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
+    """
+    if not (file := locked.sdist):
+        return None
+    released = file.tree if context.objects.has(file.tree) else import_file(context, file)
+    modules = {
+        path: entry.tree
+        for path, entry in locked.vendored.items()
+        if entry.kind == "submodule" and context.objects.has(entry.tree)
+    }
+    proof = sdist_proof.prove(context.objects, fork, tree, modules, released, generated)
+    console.note(proof.describe(file.filename))
+    return proof
 
 
 def import_file(context: RunContext, file: FileLock) -> str:

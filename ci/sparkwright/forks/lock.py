@@ -13,6 +13,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
+from sparkwright.forks.sdist_proof import SdistProof
 from sparkwright.forks.stack import Project
 
 UNRESOLVED: Final = "unresolved"
@@ -80,8 +81,8 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """
-    The locked sources of a fork, by kind, the bases of its graft, by machine, and the sources that
-    it vendors, by name.
+    The locked sources of a fork, by kind, the bases of its graft, by machine, the sources that it
+    vendors, by name, and the proof that the source distribution is the commit.
     """
 
     git: GitLock | None = None
@@ -89,6 +90,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     wheel: FileLock | None = None
     bases: dict[str, FileLock] = {}
     vendored: dict[str, VendoredLock] = {}
+    proof: SdistProof | None = None
 
     @property
     def whole(self) -> bool:

@@ -70,7 +70,11 @@ def resolve_fork(
         for declared, entry in earlier.fetched.items():
             below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
             sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
-        return ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
+        locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
+        if specs.sdist and specs.sdist.generated and git and git.resolved:
+            proof = fetch.prove(context, name, locked, git.tree, specs.sdist.generated)
+            locked = msgspec.structs.replace(locked, proof=proof)
+        return locked
 
 
 def pin(

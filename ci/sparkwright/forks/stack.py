@@ -35,10 +35,17 @@ class GitSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SdistSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A source distribution of the package index."""
+    """
+    A source distribution of the package index.
+
+    Attributes:
+        generated: Patterns of the files that the release process writes. All other files must be
+            those of the git source, whose commit they prove.
+    """
 
     name: str
     version: str
+    generated: tuple[str, ...] = ()
 
 
 class WheelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
