@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -19,7 +20,8 @@ from sparkwright.core.store import Store
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SourceSpecs, StackSpec
+from sparkwright.forks.sdist_proof import SdistProof
+from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceSpecs, StackSpec
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -35,11 +37,20 @@ Make = Callable[..., RunContext]
 def _make(tmp_path: Path, repository: Repository) -> Make:
     """Return a function that writes a project with one git source and returns a run on it, mapped to the repository."""
 
-    def make(commit: str = UNRESOLVED, tree: str = UNRESOLVED, ref: str = "v1", *, sdist: FileLock | None = None) -> RunContext:
+    def make(
+        commit: str = UNRESOLVED,
+        tree: str = UNRESOLVED,
+        ref: str = "v1",
+        *,
+        sdist: FileLock | None = None,
+        generated: tuple[str, ...] = (),
+    ) -> RunContext:
         root = tmp_path / "project"
         folder = root / "forks" / "test"
         folder.mkdir(parents=True, exist_ok=True)
-        spec = StackSpec("test", "12.1f", "t", {"mini": ForkSpec("backend", SourceSpecs(git=GitSpec(URL, ref)))})
+        released = SdistSpec("mini", "1", generated) if sdist else None
+        sources = SourceSpecs(git=GitSpec(URL, ref), sdist=released)
+        spec = StackSpec("test", "12.1f", "t", {"mini": ForkSpec("backend", sources)})
         (folder / "stack.yaml").write_text(strict_yaml.dump(spec))
         (folder / "lock.yaml").write_text(
             lock.render(Lock(1, "test", {"mini": ForkLock(git=GitLock(URL, ref, commit, tree), sdist=sdist)}))
@@ -231,6 +242,72 @@ def test_auto_says_why_it_takes_the_sdist(
 
     assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
     assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
+
+
+# A commit that the source distribution proves.
+
+GENERATED = ("PKG-INFO", "*.egg-info/*")
+
+
+@pytest.fixture(name="released")
+def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
+    """Return a function that locks a source distribution of these files beside the beginning of a commit."""
+
+    def released(commit: str, files: dict[str, bytes], **further: Any) -> RunContext:
+        path = tmp_path / "mini-1.tar.gz"
+        with tarfile.open(path, "w:gz") as tar:
+            for name, data in files.items():
+                info = tarfile.TarInfo(f"mini-1/{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        run = make(sdist=SDIST)
+        stored = run.store.folder("downloads", digest.sha256_file(path)) / path.name
+        path.rename(stored)
+        file = msgspec.structs.replace(SDIST, sha256=stored.parent.name)
+        file = msgspec.structs.replace(file, tree=fetch.import_file(run, file))
+        return dataclasses.replace(make(commit, sdist=file, generated=GENERATED, **further), source="auto")
+
+    return released
+
+
+def test_a_release_proves_the_commit_that_its_tag_names(
+    released: Callable[..., RunContext], repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Git is taken although the lock has no tree; lock records what was compared."""
+    commit = repository.commit({"a.txt": b"1\r\n", "tests/t.py": b"pass\n"})
+    repository.git("tag", "v1")
+    run = released(commit[:9], {"a.txt": b"1\r\n", "PKG-INFO": b"Name: mini\n", "mini.egg-info/SOURCES.txt": b"a.txt\n"})
+    fetched = fetch.fetch(run, "mini")
+
+    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
+    said = "1 of 3 files of mini-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
+    assert said in capsys.readouterr().err
+    proof = fetch.prove(run, "mini", run.lock.forks["mini"], repository.tree(), GENERATED)
+    assert proof == SdistProof(equal=1, generated=("PKG-INFO", "mini.egg-info/SOURCES.txt"), absent=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [({"a.txt": b"1\n"}, "a.txt differs"), ({"a.txt": b"1\r\n", "b.txt": b""}, "b.txt is not in the commit")],
+)
+def test_a_commit_that_was_not_released_is_refused(
+    released: Callable[..., RunContext], commit: str, files: dict[str, bytes], fault: str
+) -> None:
+    """One byte, or one file that the commit lacks, and the files are named; the right prefix and the tag do not help."""
+    with refusal("sdist-differs") as caught:
+        fetch.fetch(released(commit[:9], files), "mini")
+    assert caught.value.details == (fault,)
+
+
+def test_files_of_submodules_take_part_in_the_proof(nest: Nest, released: Callable[..., RunContext]) -> None:
+    """A source distribution carries them in their folders, submodules of submodules as well."""
+    files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
+    run = released(nest.commit, files)
+    mini = msgspec.structs.replace(run.lock.forks["mini"], vendored=nest.locked())
+    run.project.lock_file.write_text(lock.render(Lock(1, "test", {"mini": mini})))
+    run = dataclasses.replace(run, mirrors={URL: nest.top.url, PARTY: nest.party.url, INNER: nest.inner.url})
+
+    assert fetch.fetch(run, "mini").resolved
 
 
 # Locking.

@@ -146,12 +146,13 @@ def prove(
     if not (file := locked.sdist):
         return None
     released = file.tree if context.objects.has(file.tree) else import_file(context, file)
+    objects = context.objects
     modules = {
-        path: entry.tree
+        path: objects.resolve(f"{entry.commit}^{{tree}}")
         for path, entry in locked.vendored.items()
-        if entry.kind == "submodule" and context.objects.has(entry.tree)
+        if entry.kind == "submodule" and objects.has(f"{entry.commit}^{{commit}}")
     }
-    proof = sdist_proof.prove(context.objects, fork, tree, modules, released, generated)
+    proof = sdist_proof.prove(objects, fork, tree, modules, released, generated)
     console.note(proof.describe(file.filename))
     return proof
 
