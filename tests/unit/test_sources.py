@@ -232,6 +232,22 @@ def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
     assert caught.value.details == ("stacks: test",)
 
 
+def test_another_architecture_has_rules_and_a_label_of_its_own(make: Make) -> None:
+    """One without rules is refused, and the error lists those that there are."""
+    root = make().project.root
+    folder = root / "build" / "test"
+    folder.mkdir(parents=True)
+    (folder / "archs-9.0a.yaml").write_text("rules: []\n")
+
+    assert (Project(root, "test").spec.arch, Project(root, "test", "12.1f").suffix) == ("12.1f", "")
+    other = Project(root, "test", "9.0a")
+    assert (other.spec.arch, other.spec.label, other.audit_file.name) == ("9.0a", "t.sm90a", "test-9.0a.yaml")
+    for arch in ("12.1", "13.0", "../../x", "*"):
+        with refusal("not-provided", match="no arch rules for") as caught:
+            Project(root, "test", arch)
+        assert caught.value.details == ("architectures: 12.1f, 9.0a",)
+
+
 @pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
 def test_auto_says_why_it_takes_the_sdist(
     make: Make, repository: Repository, commit: str, why: str, capsys: pytest.CaptureFixture[str]

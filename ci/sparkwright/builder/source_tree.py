@@ -38,7 +38,7 @@ class SourceTree(msgspec.Struct, frozen=True):
 
 def rules_of(session: RunContext) -> ArchRules:
     """Return the stack's arch rules."""
-    return archs.load(session.project.build_folder / "archs.yaml")
+    return archs.load(session.project.rules_file)
 
 
 def make(session: RunContext, fork: str) -> SourceTree:

@@ -56,6 +56,7 @@ def common() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     add = parser.add_argument
     add("--stack", help="which stack (default: 2026.11)")
+    add("--arch", default="", help="CUDA architecture to build for (default: the stack's)")
     add(
         "--fork",
         action="append",

@@ -65,7 +65,7 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     root = (arguments.root or find_root()).absolute()
-    project = Project(root, arguments.stack or default_stack(root))
+    project = Project(root, arguments.stack or default_stack(root), arguments.arch)
     for name in arguments.fork:
         project.fork(name)
     targets = ",".join(getattr(arguments, "targets", ()))

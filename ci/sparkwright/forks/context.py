@@ -96,10 +96,10 @@ class RunContext:
 
     def named(self, name: str) -> str:
         """
-        Return *name*, of a record or folder, with the machine appended if it is another than this
-        one.
+        Return *name*, of a record or folder, with the machine and the architecture appended if they
+        are others than this machine's and the stack's.
         """
-        return f"{name}-{self.machine}" if self.cross else name
+        return f"{name}-{self.machine}{self.project.suffix}" if self.cross else name + self.project.suffix
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

@@ -129,9 +129,15 @@ class Project:
     Args:
         root: The folder that holds ``forks``, ``cherry_picks``, ``build`` and ``ci``.
         stack: Name of the stack, such as ``2026.11``.
+        arch: Another architecture to build for than that of stack.yaml. It has rules and an audit
+            policy of its own (``archs-9.0a.yaml``), and its wheels a label of their own.
+
+    Raises:
+        not-provided: There is no such stack, or it has no rules for *arch*.
+        file-invalid: stack.yaml cannot be read.
     """
 
-    def __init__(self, root: Path, stack: str) -> None:
+    def __init__(self, root: Path, stack: str, arch: str = "") -> None:
         self.root, self.stack = root, stack
         if not self.stack_file.is_file():
             stacks = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
@@ -141,6 +147,20 @@ class Project:
                 details=[f"stacks: {', '.join(stacks) or 'none'}"],
             )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
+        #: Follows the names of files and folders that belong to another architecture.
+        self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
+        if self.suffix:
+            others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
+            if self.rules_file.stem not in others:
+                known = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
+                raise SourceError(
+                    "not-provided",
+                    f"Stack {stack} has no arch rules for {arch}.",
+                    details=[f"architectures: {', '.join(known)}"],
+                    todo=f"Write build/{stack}/archs{self.suffix}.yaml.",
+                )
+            label = f"{self.spec.label}.sm{arch.replace('.', '')}"
+            self.spec = msgspec.structs.replace(self.spec, arch=arch, label=label)
 
     @property
     def stack_file(self) -> Path:
@@ -158,7 +178,17 @@ class Project:
     @property
     def audit_file(self) -> Path:
         """``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``."""
-        return self.root / "ci" / "audit" / f"{self.stack}.yaml"
+        return self.root / "ci" / "audit" / f"{self.stack}{self.suffix}.yaml"
+
+    @property
+    def rules_file(self) -> Path:
+        """``build/<stack>/archs.yaml``."""
+        return self.build_folder / f"archs{self.suffix}.yaml"
+
+    @property
+    def costs_file(self) -> Path:
+        """``build/<stack>/costs.yaml``, which need not exist."""
+        return self.build_folder / f"costs{self.suffix}.yaml"
 
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork

@@ -241,8 +241,10 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
 def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     """
     Return whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
-    generation, or PTX without a suffix.
+    generation, or PTX without a suffix. Nothing is loaded of ``default``, a unit without a kernel.
     """
+    if virtual == "default":
+        return not gencode
     if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
         return False
     portable = virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode

@@ -84,10 +84,11 @@ class ArchException(DroppedUnits, frozen=True, forbid_unknown_fields=True):
     Units that stay at another arch, as a reviewed decision.
 
     Attributes:
-        gencode: The virtual arch of every gencode of the unit, such as ``compute_89``.
+        gencode: The virtual arch of every gencode of the unit, such as ``compute_89``; ``default``
+            for host code that CMake gives none.
     """
 
-    gencode: Annotated[str, msgspec.Meta(pattern=r"^compute_[0-9]+[af]?$")]
+    gencode: Annotated[str, msgspec.Meta(pattern=r"^(compute_[0-9]+[af]?|default)$")]
 
 
 class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -104,7 +104,7 @@ class Costs:
             "host": platform.machine(),
             "target": session.machine,
         }
-        path = session.project.build_folder / "costs.yaml"
+        path = session.project.costs_file
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
         return cls(
             session.store,

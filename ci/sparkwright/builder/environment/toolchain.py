@@ -75,6 +75,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         variables: Environment variables of its configure and build; they reach nothing else.
+            ``{arch}`` stands for the architecture.
         defines: CMake cache entries. ``{python}``, ``{cuda}``, ``{build}`` and ``{source:FORK}``
             stand for folders.
         core_targets: For a graft: the CMake targets that need no vendored source; they are compiled
@@ -168,12 +169,15 @@ def spec(project: Project) -> EnvironmentSpec:
 def settings(session: RunContext, fork: str) -> ForkEnvironment:
     """
     Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
-    targets.
+    targets and architecture.
 
     Raises:
         file-invalid: As `spec`.
     """
     own = spec(session.project).forks[fork]
+    arch = session.project.spec.arch
+    variables = {name: value.replace("{arch}", arch) for name, value in own.variables.items()}
+    own = msgspec.structs.replace(own, variables=variables)
     if session.project.fork(fork).build != "graft":
         return own
     targets = session.targets or session.project.fork(fork).targets or own.core_targets or ("all",)
