@@ -139,6 +139,7 @@ def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.Ca
     found = plans(PTX80, NATIVE, rules=kept("a.cu"))
     plan.check(PlanComparison("", found, found))
     assert (found.units[0].verdict, found.units[0].reason) == ("kept", "why not")
+    assert plans((), NATIVE, rules=kept("a.cu", "default")).units[0].verdict == "kept"
     before, after = plans(NATIVE, PTX80, rules=dropped("b.cu")), plans(NATIVE, rules=dropped("b.cu"))
     plan.check(PlanComparison("", after, before))
     plan.show(PlanComparison("", after, before))
@@ -153,6 +154,7 @@ def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.Ca
             for gencode in (("compute_80:sm_80",), ("compute_90:compute_90",), (*PTX80, "compute_90:sm_90"), ())
         ),
         ([PTX80], ArchRules(), "a.cu"),
+        ([PTX80], kept("a.cu", "default"), "listed as kept at default"),
         ([NATIVE], kept("gone/*.cu"), "kept: gone/*.cu matches no CUDA unit"),
         ([NATIVE], kept("?.cu"), "kept: a.cu is listed at compute_80, but CMake gives it compute_121f:sm_121f"),
         ([NATIVE], dropped("a.cu"), "dropped: a.cu is compiled"),

@@ -99,7 +99,8 @@ class RunContext:
         Return *name*, of a record or folder, with the machine and the architecture appended if they
         are others than this machine's and the stack's.
         """
-        return f"{name}-{self.machine}{self.project.suffix}" if self.cross else name + self.project.suffix
+        machine = f"-{self.machine}" if self.cross else ""
+        return f"{name}{machine}{self.project.suffix}"
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""
