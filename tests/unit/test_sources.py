@@ -232,6 +232,16 @@ def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
     assert caught.value.details == ("stacks: test",)
 
 
+@pytest.mark.parametrize("label", ["spark.2026.06", "Spark", "a-b", "a+b", ""])
+def test_a_label_that_a_version_would_change_is_refused(make: Make, label: str) -> None:
+    """PEP 440 drops zeros, case and separators, so the wheel would have another label than the stack."""
+    root = make().project.root
+    path = root / "forks" / "test" / "stack.yaml"
+    path.write_text(path.read_text().replace("label: t", f"label: '{label}'"))
+    with refusal("file-invalid"):
+        Project(root, "test")
+
+
 def test_another_architecture_has_rules_and_a_label_of_its_own(make: Make) -> None:
     """One without rules is refused, and the error lists those that there are."""
     root = make().project.root

@@ -112,7 +112,8 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         arch: The one architecture that the wheels are for, in CUDA's own words (``12.1f``).
-        label: PEP 440 local version label of its wheels.
+        label: PEP 440 local version label of its wheels, in normal form: a part of digits alone
+            loses its zeros (``2026.06``).
         forks: In the order in which they are built.
     """
 
@@ -120,6 +121,13 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arch: str
     label: str
     forks: dict[str, ForkSpec]
+
+    def __post_init__(self) -> None:
+        from packaging.version import Version
+
+        normal = Version(f"0+{self.label}").local
+        if self.label != normal:
+            raise ValueError(f"label {self.label!r} would be {normal!r} in a version")
 
 
 class Project:
