@@ -72,6 +72,12 @@ class PatchError(SparkwrightError):
     """A patch, a pick or a series cannot be used."""
 
     references: ClassVar[Mapping[str, Advice]] = {
+        "backport-stale": Advice(
+            "A patch that stands in for a part of a pull request was made from another state of "
+            "it than the ledger pins, or the stack does not carry that pull request.",
+            "Compare the patch with the pull request, mend it with `sparkwright patch rebase`, and "
+            "write the pinned sha256 into its line `Backport-Of: #NUMBER SHA256`.",
+        ),
         "bisect-undecided": Advice(
             "Both ends of the search give the same answer, or the states at the change give none, "
             "so no commit can be named for certain.",
@@ -309,11 +315,19 @@ def patch_id(objects: Objects, diff: bytes) -> str:
     return objects.run(["patch-id", "--stable"], stdin=diff)[1].decode().partition(" ")[0].strip()
 
 
-def without(diff: bytes, paths: Collection[str]) -> bytes:
-    """Return *diff* without the files *paths*."""
-    return (
-        b"".join(part.data for part in sections(diff) if part.path not in paths) if paths else diff
-    )
+def without(diff: bytes, left_out: Collection[str]) -> bytes:
+    """Return *diff* without *left_out*: files, and hunks as ``PATH#NUMBER``, counted from 1."""
+    parts = []
+    for part in sections(diff) if left_out else ():
+        head, *hunks = re.split(rb"(?m)^(?=@@ )", part.data)
+        rest = [
+            hunk
+            for number, hunk in enumerate(hunks, start=1)
+            if f"{part.path}#{number}" not in left_out
+        ]
+        if part.path not in left_out and (rest or not hunks):
+            parts += [head, *rest]
+    return b"".join(parts) if left_out else diff
 
 
 def standing(objects: Objects, tree: str, parts: Collection[Section]) -> tuple[int, int]:

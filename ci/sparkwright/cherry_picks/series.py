@@ -15,10 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, conflict, patch
+from sparkwright.cherry_picks import apply, backport, conflict, patch
 from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import PatchedTree
+from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
@@ -261,21 +262,26 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
 
 def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
     """
-    Return the patch that *stack* applies for *record*: its diff without the paths that the stack
-    leaves out.
+    Return the patch that *stack* applies for *record*: its diff without the files and hunks that
+    the stack leaves out.
 
     Raises:
-        pick-mismatch: See `diff_of`; or a path to leave out is not part of the diff.
+        pick-mismatch: See `diff_of`; or a file or hunk to leave out is not part of the diff.
     """
-    left_out = record.stacks.get(stack, {})
-    if unknown := sorted(set(left_out) - set(record.files)):
+    left_out, whole = record.stacks.get(stack, {}), diff_of(session, ledger, record)
+    hunks = {
+        f"{part.path}#{number}"
+        for part in patch.sections(whole)
+        for number in range(1, len(part.hunks) + 1)
+    }
+    if unknown := sorted(set(left_out) - set(record.files) - hunks):
         raise PatchError(
             "pick-mismatch",
             f"{record.name} does not change what {stack} leaves out of it.",
             details=unknown,
             todo="Correct `stacks` in the ledger.",
         )
-    data = patch.without(diff_of(session, ledger, record), left_out)
+    data = patch.without(whole, left_out)
     return Patch(
         name=record.name,
         sha256=digest.sha256_bytes(data),
@@ -283,7 +289,7 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
         status="Backport",
         reason=record.reason,
         drop_when=record.drop_when,
-        files=tuple(path for path in record.files if path not in left_out),
+        files=tuple(part.path for part in patch.sections(data)),
         data=data,
         pick=record.number,
         author=record.author,
@@ -309,7 +315,7 @@ def pin(
         reason, drop_when: Of the record; empty to leave them as they are.
         carry, drop: Let the stack carry it, or not any more.
         accept: Take another head than the one that is pinned.
-        excluded: Paths that the stack leaves out, each with the reason.
+        excluded: Files and hunks (``PATH#NUMBER``) that the stack leaves out, each with the reason.
 
     Raises:
         UsageError: The record has no reason, or no condition for dropping it.
@@ -340,7 +346,8 @@ def pin(
         if stack in stacks:
             picks = [patch_of(session, book, pick, stack) for pick in book.carried(stack)]
             end = [pick.pick for pick in picks].index(number) + 1
-            _apply(Upstream(session, fork, book), fetch.fetch(session, fork), picks[:end])
+            applied = [pick for pick in picks[:end] if pick.data]
+            _apply(Upstream(session, fork, book), fetch.fetch(session, fork), applied)
         ledgers.write(session.project.root, fork, book)
     return book.record(number)
 
@@ -383,7 +390,8 @@ def load(folder: Path) -> tuple[Patch, ...]:
 
 def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
     """
-    Return the whole series of *fork*: the picks in the ledger's order, then our patches.
+    Return the whole series of *fork*: the picks in the ledger's order, then our patches. A pick of
+    which everything is left out is not part of it.
 
     Raises:
         patch-invalid: See `load`.
@@ -393,7 +401,19 @@ def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
     picks = (
         [patch_of(session, book, record, stack) for record in book.carried(stack)] if book else []
     )
-    return (*picks, *load(session.project.series_folder(fork)))
+    ours = load(session.project.series_folder(fork))
+    return (*(pick for pick in picks if pick.data), *ours)
+
+
+def backports(session: RunContext, fork: str) -> list[Backport]:
+    """Return the picks that the stack carries in part, as far as their diffs are in the store."""
+    book, stack = ledgers.load(session.project.root, fork), session.project.stack
+    ours = load(session.project.series_folder(fork))
+    return [
+        backport.compare(record, stack, diff, patch_of(session, book, record, stack), ours)
+        for record in (book.carried(stack) if book else ())
+        if book and record.stacks[stack] and (diff := stored_diff(session, record))
+    ]
 
 
 def pins(session: RunContext, fork: str) -> list[tuple[object, ...]]:
@@ -417,13 +437,15 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
     Raises:
         patch-conflict, patch-already-upstream, patch-no-effect: See `apply.apply_patches`.
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
+        backport-stale: See `backport.check`.
     """
     pinned = {"base": source.tree, "series": pins(session, source.fork)}
     key = digest.key("apply", pinned)
     stored = session.store.get("apply", key, PatchedTree)
     if stored and session.objects.whole(stored.tree):
         return stored
-    patches = of(session, source.fork)
+    patches, book = of(session, source.fork), ledgers.load(session.project.root, source.fork)
+    backport.check(book, session.project.stack, patches)
     patched = _apply(Upstream(session, source.fork), source, patches)
     session.store.put("apply", key, patched)
     return patched

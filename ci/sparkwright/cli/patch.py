@@ -17,6 +17,7 @@ from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import conflict, ideas, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
+from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base, Upstream
@@ -52,7 +53,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--exclude": {
             **_REPEATED,
             "metavar": "PATH=REASON",
-            "help": "leave this file of the diff out; may be repeated",
+            "help": "leave this file, or hunk (PATH#NUMBER), of the diff out; may be repeated",
         },
         "--accept": {**_FLAG, "help": "pin the new state of a pull request that changed"},
     },
@@ -171,7 +172,7 @@ def status(arguments: argparse.Namespace) -> int:
     session = context.checkout(arguments)
     root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
     names = sorted((path.parent.name for path in root.glob("forks/*/stack.yaml")), reverse=True)
-    stacks = {}
+    stacks, backports = {}, dict[str, dict[str, list[Backport]]]()
     for name in [arguments.stack] if arguments.stack else names:
         own = dataclasses.replace(session, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
@@ -191,8 +192,28 @@ def status(arguments: argparse.Namespace) -> int:
             ],
             result=True,
         )
-    console.document({"stacks": stacks})
+        for fork in forks:
+            backports.setdefault(name, {})[fork] = series.backports(own, fork)
+            _show_backports(name, fork, backports[name][fork])
+    console.document({"stacks": stacks, "backports": backports})
     return 0
+
+
+def _show_backports(stack: str, fork: str, backports: Sequence[Backport]) -> None:
+    rows = [
+        [
+            f"{fork}{entry.name}",
+            entry.merge[:12],
+            f"{entry.unchanged} of {entry.hunks}",
+            f"{entry.standing} of {entry.lines}" + (f" + {entry.further}" * bool(entry.further)),
+            ", ".join(entry.patches) or "–",
+            "\n".join(f"{place}: {reason}" for place, reason in entry.left_out.items()),
+        ]
+        for entry in backports
+    ]
+    columns = ["pick", "merge", "hunks as they are", "added lines", "our patch", "left out"]
+    if rows:
+        console.table(f"carried in part by {stack}", columns, rows, result=True)
 
 
 def pick(arguments: argparse.Namespace) -> int:
