@@ -327,3 +327,44 @@ def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api, monk
             run(upstream, "7", "--reason", "never written")
     assert upstream.ledger == before
     assert run(upstream, "7", "--reason", "written").reason == "written"
+
+
+# What happened since.
+
+
+def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """States and days are refreshed; a new head or a merge is said, and the pins stay until somebody picks again."""
+    heads = {number: upstream.pull(number, {f"{number}.txt": b"new\n"}) for number in (7, 8, 9)}
+    for number, head in heads.items():
+        api.pull(number, head)
+        taken(upstream, str(number))
+    before = {record.number: record for record in upstream.ledger.records}
+    moved = upstream.pull(8, {"8.txt": b"newer\n"})
+    api.pull(7, heads[7], state="closed")
+    api.pull(8, moved)
+    api.pull(9, heads[9], merge=upstream.squash(9))
+    capsys.readouterr()
+    assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
+
+    pulls = {pull["name"]: pull for pull in json.loads(capsys.readouterr().out)["pulls"]}
+    assert pulls["#7"]["changes"] == ["closed, was open"]
+    assert pulls["#8"]["changes"] == [f"head {moved[:12]}, was {heads[8][:12]}"]
+    assert pulls["#9"]["changes"][0] == "merged, was open"
+    after = {record.number: record for record in upstream.ledger.records}
+    assert after[7].state == "closed"
+    assert all(pins(after[number]) == pins(before[number]) for number in heads)
+
+
+def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    head = upstream.pull(7, {"c.txt": b"new\n"})
+    api.pull(7, head)
+    taken(upstream, "7")
+    ledger = upstream.ledger
+    by_git(api)
+    upstream.push(":refs/pull/7/head")
+    capsys.readouterr()
+    assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
+
+    [pull] = json.loads(capsys.readouterr().out)["pulls"]
+    assert (pull["visible"], pull["changes"]) == (False, [])
+    assert upstream.ledger == ledger

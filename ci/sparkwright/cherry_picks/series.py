@@ -56,6 +56,11 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
         pull-request-gone: It does not exist.
         offline, source-unreachable: Neither the API nor the repository answers.
     """
+    return snapshot_by_api(session, ledger, number) or snapshot_by_git(session, ledger, number)
+
+
+def snapshot_by_api(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot | None:
+    """Return what `snapshot` does; None, with a note, if GitHub's API is out of reach."""
     owner = github.repository_of(ledger.url)
     if owner and not session.offline:
         try:
@@ -67,10 +72,11 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
             if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
                 raise
             console.note(f"{error.reference}: {error.what} Asking git alone.")
-    return _snapshot_by_git(session, ledger, number)
+    return None
 
 
-def _snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+    """Return what `snapshot` does, by git alone."""
     mirror, previous = session.mirror(ledger.url), ledger.find(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:

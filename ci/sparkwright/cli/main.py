@@ -65,6 +65,7 @@ COMMANDS = {
     ),
     "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
     "patch bisect": CommandInfo("patch", "find the change that broke a patch, or a command"),
+    "patch watch": CommandInfo("patch", "look at every pull request of the ledger again"),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
     "release rollback": CommandInfo("release", "yank the newest release of a channel"),

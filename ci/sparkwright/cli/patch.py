@@ -14,9 +14,10 @@ from typing import Any
 
 from sparkwright.cherry_picks import bisect as bisection
 from sparkwright.cherry_picks import bump as bumps
-from sparkwright.cherry_picks import conflict, ideas, series
+from sparkwright.cherry_picks import conflict, ideas, ledger, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import rebase as rebases
+from sparkwright.cherry_picks import watch as watching
 from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
@@ -142,12 +143,13 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "good, 125 skips, others are bad; must be the last option",
         },
     },
+    "watch": {},
 }
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
-    commands = (status, pick, rebase, export, drift, bump, bisect)
+    commands = (status, pick, rebase, export, drift, bump, bisect, watch)
     for command, (name, options) in zip(commands, _OPTIONS.items(), strict=True):
         parsers[f"patch {name}"].set_defaults(run=command)
         for option, settings in options.items():
@@ -468,4 +470,30 @@ def bisect(arguments: argparse.Namespace) -> int:
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
     console.result("\n".join(filter(None, lines)))
     console.document({"bisect": result})
+    return 0
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Look at the pull requests of each selected fork again, and say what changed."""
+    session = context.checkout(arguments)
+    forks = [fork for fork in session.forks if ledger.load(session.project.root, fork)]
+    watched = [pull for fork in forks for pull in watching.refresh(session, fork)]
+    rows = [
+        [
+            f"{pull.fork}{pull.name}",
+            pull.state,
+            pull.previous,
+            "\n".join(pull.changes) or ("nothing" if pull.visible else "not seen by git alone"),
+            ", ".join(pull.stacks) or "watched",
+            pull.title,
+        ]
+        for pull in watched
+    ]
+    columns = ["pull request", "state", "last seen", "changed since", "stacks", "title"]
+    console.table("ledger", columns, rows, result=True)
+    changed = [pull for pull in watched if pull.changes]
+    console.result(f"{len(changed)} of {len(watched)} pull requests changed")
+    if changed:
+        console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
+    console.document({"pulls": watched})
     return 0
