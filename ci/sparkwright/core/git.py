@@ -10,11 +10,10 @@ from __future__ import annotations
 import io
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from sparkwright.core.errors import CommandError, GitError
 from sparkwright.core.process import refuse_full_disk, wrap_with_limits
@@ -101,12 +100,7 @@ def run(
     """
     settings = _CONFIG if durable else {**_CONFIG, "core.fsync": "none"}
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name in _NETWORK
-    }
-    environment = {**inherited, **_ENVIRONMENT, **(env or {})}
+    environment = {**_ENVIRONMENT, **(env or {})}
     try:
         # A git that outlived a killed run would write under the lock of the next one.
         command = wrap_with_limits(["git", *options, *arguments])
@@ -117,25 +111,24 @@ def run(
             spool.write(stdin)
             spool.seek(0)
         source = spool if stdin is None or isinstance(stdin, bytes) else stdin
+        layer = _git()(str(cwd))
         if on_progress:
-            status, messages = _run_with_progress(command, cwd, environment, source, on_progress)
-            output = b""
+            # It ends the process when it is collected.
+            child = layer.execute(command, istream=source, env=environment, as_process=True)
+            messages, output = _pass_progress(child.proc.stderr, on_progress), b""
+            status = child.proc.wait()
         else:
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=cwd,
-                    env=environment,
-                    stdin=source,
-                    capture_output=True,
-                    check=False,
-                    timeout=timeout,
-                )
-            except subprocess.TimeoutExpired as error:
-                what = f"git {arguments[0]} had no answer in {timeout} seconds."
-                raise GitError("git-failed", what) from error
-            status, output, messages = done.returncode, done.stdout, done.stderr
-    text = messages.decode("utf-8", "replace")
+            status, output, messages = layer.execute(
+                command,
+                istream=source,
+                env=environment,
+                with_extended_output=True,
+                with_exceptions=False,
+                stdout_as_string=False,
+                strip_newline_in_stdout=False,
+                kill_after_timeout=timeout,
+            )
+    text = str(messages)
     if status:
         refuse_full_disk(text.splitlines(), f"git in {cwd}")
     if check and status:
@@ -144,24 +137,27 @@ def run(
     return status, output, text
 
 
-def _run_with_progress(
-    command: Sequence[str],
-    cwd: Path,
-    env: Mapping[str, str],
-    source: IO[bytes],
-    on_progress: OnProgress,
-) -> tuple[int, bytes]:
-    """Return the status and the messages of git, its progress passed to *on_progress*."""
+def _git() -> Any:
+    """
+    Return GitPython's class for commands, and remove the variables that would redirect them. It is
+    imported late, because that takes as long as the rest of the command line.
+    """
+    for name in [name for name in os.environ if name.startswith("GIT_") and name not in _NETWORK]:
+        del os.environ[name]
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    from git.cmd import Git
+
+    return Git
+
+
+def _pass_progress(stream: io.BufferedReader, on_progress: OnProgress) -> str:
+    """Pass the progress that git prints to *on_progress*, and return its other messages."""
     messages, pending = list[bytes](), b""
-    with subprocess.Popen(
-        command, cwd=cwd, env=env, stdin=source, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as child:
-        assert isinstance(child.stderr, io.BufferedReader)
-        while chunk := child.stderr.read1():
-            *lines, pending = re.split(rb"[\r\n]", pending + chunk)
-            for line in lines:
-                if match := _PROGRESS.match(line):
-                    on_progress(match[1].decode(), int(match[2]), int(match[3]))
-                elif line.strip():
-                    messages.append(line)
-    return child.returncode, b"\n".join([*messages, pending])
+    while chunk := stream.read1():
+        *lines, pending = re.split(rb"[\r\n]", pending + chunk)
+        for line in lines:
+            if match := _PROGRESS.match(line):
+                on_progress(match[1].decode(), int(match[2]), int(match[3]))
+            elif line.strip():
+                messages.append(line)
+    return b"\n".join([*messages, pending]).decode("utf-8", "replace")
