@@ -111,7 +111,7 @@ def serve(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["look"])
 def demo(session: nox.Session) -> None:
-    """Take three miniature upstreams through every stage, with the real compiler (two minutes)."""
+    """Take three miniature upstreams through every stage, with the real compiler."""
     command(session)
 
 

@@ -20,7 +20,7 @@ from sparkwright.core.errors import Advice
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
 
-#: From the bottom up (DESIGN §2).
+#: From the bottom up, as CONTRIBUTING.md draws them.
 LAYERS = ("core", "forks", "cherry_picks", "builder", "audit", "gates", "release", "operate", "cli")
 
 #: The demo's miniature upstreams lie in folders that are not packages: they are data.

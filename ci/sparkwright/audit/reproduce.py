@@ -30,7 +30,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import MACHINES, Project
+from sparkwright.forks.stack import MACHINES, Project, stack_names
 
 #: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
 #: on them, and cost records, which plan memory and are no result of a build.
@@ -93,7 +93,7 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
     """
     root = session.project.root
     # The name in the wheel is compared with those that exist; no path is made of it.
-    stacks = sorted(stack.parent.name for stack in root.glob("forks/*/stack.yaml"))
+    stacks = stack_names(root)
     if record.stack not in stacks:
         what = f"{path.name} is of stack {record.stack!r}, which is not here."
         raise SourceError("not-provided", what, details=[f"stacks: {', '.join(stacks)}"])

@@ -1,4 +1,4 @@
-"""Failures of builder, with their references."""
+"""The errors of builds and containers, with their references."""
 
 from __future__ import annotations
 

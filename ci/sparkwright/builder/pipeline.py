@@ -32,8 +32,8 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 
-#: Raise it when equal inputs give another wheel. 2: wheels hold their bill of materials. 3: and
-#: their unit manifest. 4: the bill of materials in another order.
+#: Part of a wheel's key: raise it when equal inputs give another wheel. 2 added the bill of
+#: materials, 3 the unit manifest, and 4 changed the order of the bill of materials.
 LAYOUT = 4
 
 

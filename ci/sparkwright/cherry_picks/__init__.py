@@ -1,1 +1,1 @@
-"""Changes to a source: patches, their order, and their strict application."""
+"""Patches and picked pull requests: strict application, conflict reports, and upkeep."""

@@ -41,12 +41,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         base: The commit that the diff is taken against: the parent of *merge*, or where *head* left
             the target branch.
         merge: The commit that brought it into the target branch; empty when none did.
-        sha256, patch_id: Of its diff as `diff.render` gives it; the patch-id of an empty diff is
+        sha256, patch_id: Of its diff as `patch.render` gives it; the patch-id of an empty diff is
             empty.
         files: Paths that the diff touches.
         reason: Why we carry or watch it.
         drop_when: What has to be true for the record's patch to go.
-        stacks: The stacks that carry it, each with the paths that it leaves out there, and why.
+        stacks: The stacks that carry it, each with the files (``PATH``) and hunks
+            (``PATH#NUMBER``) of the diff that it leaves out, and why.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1)]

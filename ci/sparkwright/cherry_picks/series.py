@@ -425,7 +425,7 @@ def backports(session: RunContext, fork: str) -> list[Backport]:
 def pins(session: RunContext, fork: str) -> list[tuple[object, ...]]:
     """
     Return what determines each element of the series of *fork*, without reading a diff: its name,
-    its pins, and the paths that are left out.
+    its pins, and what is left out of it.
     """
     book, stack = ledgers.load(session.project.root, fork), session.project.stack
     folder = session.project.series_folder(fork)

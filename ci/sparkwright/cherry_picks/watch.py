@@ -1,4 +1,4 @@
-"""Watch: what happened to the pull requests of the ledger since somebody looked at them."""
+"""Watch: look at every pull request of the ledger again, and report what changed."""
 
 from __future__ import annotations
 

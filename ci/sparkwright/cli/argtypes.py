@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sparkwright.core.errors import UsageError
 
+#: The stack of a command that names none.
+DEFAULT_STACK = "2026.11"
 #: The two channels of a release index.
 CHANNELS = ("verified", "candidate")
 
@@ -55,7 +57,7 @@ def common() -> argparse.ArgumentParser:
     """Return the parent parser with the options of every command."""
     parser = argparse.ArgumentParser(add_help=False)
     add = parser.add_argument
-    add("--stack", help="which stack (default: 2026.11)")
+    add("--stack", help=f"which stack (default: {DEFAULT_STACK})")
     add("--arch", default="", help="CUDA architecture to build for (default: the stack's)")
     add(
         "--fork",

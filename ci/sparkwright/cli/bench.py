@@ -226,7 +226,8 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
     Show the published figures beside the measured ones.
 
     Raises:
-        gate-not-run: No figure is published. gate-failed: A figure is not reached.
+        gate-not-run: No figure is published.
+        gate-failed: A figure is not reached.
         gate-inconclusive: A figure cannot be decided.
     """
     rows = [

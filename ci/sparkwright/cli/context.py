@@ -6,14 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
+from sparkwright.cli.argtypes import DEFAULT_STACK
 from sparkwright.core import project_data
 from sparkwright.core.config import mirror_map
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
-
-DEFAULT_STACK = "2026.11"
+from sparkwright.forks.stack import Project, stack_names
 
 
 def default_cache() -> Path:
@@ -43,7 +42,7 @@ def find_root() -> Path:
 
 def default_stack(root: Path) -> str:
     """Return `DEFAULT_STACK`, or the last stack of a checkout that lacks it."""
-    names = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
+    names = stack_names(root)
     return DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
 
 

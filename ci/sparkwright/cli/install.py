@@ -255,8 +255,8 @@ def check(into: Path, *, deep: bool) -> dict[str, Any]:
     Show which set is installed in *into* and whether something changed it, and return the document.
 
     Raises:
-        nothing-installed: There is no set. environment-broken: It was changed, or an installation
-            was interrupted.
+        nothing-installed: There is no set.
+        environment-broken: It was changed, or an installation was interrupted.
     """
     target = environment.probe(into)
     if unfinished := state.installing(target):

@@ -30,7 +30,7 @@ from sparkwright.core.git_store import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, stack_names
 from sparkwright.operate.upkeep import bumped, driftreport, foreseen
 
 _FLAG = {"action": "store_true"}
@@ -173,7 +173,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show what every stack of the checkout, or the named one, carries."""
     session = context.checkout(arguments)
     root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
-    names = sorted((path.parent.name for path in root.glob("forks/*/stack.yaml")), reverse=True)
+    names = stack_names(root)[::-1]
     stacks, backports = {}, dict[str, dict[str, list[Backport]]]()
     for name in [arguments.stack] if arguments.stack else names:
         own = dataclasses.replace(session, project=Project(root, name))

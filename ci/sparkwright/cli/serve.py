@@ -196,7 +196,8 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     Return the options; with ``--environment``, those not given come from the environment.
 
     Raises:
-        UsageError: A worker has no address of a head. variable-refused: See `variables.told`.
+        UsageError: A worker has no address of a head.
+        variable-refused: See `variables.told`.
     """
     below = variables.told(os.environ) if arguments.environment else Wish()
     role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""

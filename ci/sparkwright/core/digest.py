@@ -35,6 +35,6 @@ def key(kind: str, record: Any) -> str:
 
     Args:
         kind: The stage, so that equal inputs of two stages do not share an address.
-        record: Plain data or msgspec structs; it must hold no path, date or job count (DESIGN §3).
+        record: Plain data or msgspec structs; it must hold no path, date or job count.
     """
     return sha256_bytes(canonical({"format": KEY_FORMAT, "kind": kind, "record": record}))

@@ -2,7 +2,7 @@
 The cache directory: results by key, downloads, and folders that are continued.
 
 Nothing else creates files there. A result is written to a temporary name on the same file system,
-flushed, and renamed, so that a killed run leaves either the whole result or none (DESIGN §7.7).
+flushed, and renamed, so that a killed run leaves either the whole result or none.
 """
 
 from __future__ import annotations

@@ -45,10 +45,9 @@ def write_policy(project: Project) -> None:
 
 
 def wheels(session: RunContext) -> tuple[Path, ...]:
-    """Return the wheels in ``dist``, beside which verdicts lie."""
+    """Return the wheels in ``dist``; their verdicts are stored there, too."""
     return tuple(
-        session.output / pipeline.wheel_path(session, pipeline.build(session, fork)).name
-        for fork in session.forks
+        pipeline.wheel_path(session, pipeline.build(session, fork)) for fork in session.forks
     )
 
 

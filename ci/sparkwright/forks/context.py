@@ -44,7 +44,7 @@ class RunContext:
     Attributes:
         source: Which kind of source to take; ``auto`` decides by what is locked and reachable.
         offline: Never ask the network.
-        mirrors: Replacement of a URL's beginning, longest first (DESIGN §4).
+        mirrors: Beginning of a URL → its replacement; the longest that fits is taken.
         forks: The forks to work on, in the order of the stack.
         jobs: Units compiled at once; 0 means one per core.
         memory: Bytes that compilers may hold together; 0 means most of what is available.

@@ -1,4 +1,4 @@
-"""Failures of forks, with their references."""
+"""The errors of sources and mirrors, with their references."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class SourceError(SparkwrightError):
             "Remove the mirror's folder; the next run fetches it again.",
         ),
         "not-provided": Advice(
-            "The stack has no such fork, source or base for this machine.",
-            "See forks/<stack>/stack.yaml for what there is.",
+            "Something that the command names or needs does not exist: a stack, a fork, a source "
+            "or base for this machine, a record, a wheel, a worktree or a release.",
+            "Compare the name with what the message lists, or with forks/<stack>/stack.yaml.",
         ),
         "offline": Advice(
             "The step needs something that is not in the store, and --offline forbids fetching it.",

@@ -1,5 +1,5 @@
 """
-Fetch sources of three kinds (DESIGN §4).
+Fetch sources of the three kinds: git, sdist and wheel.
 
 Whatever the kind, the result is a tree in the object database whose id equals the lock's.
 """
@@ -54,6 +54,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             asked for.
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
+        sdist-differs: See `prove`.
     """
     locked = locked or context.lock.forks[fork]
     kinds = [kind for kind in KINDS if getattr(locked, kind)]
@@ -248,7 +249,8 @@ def full_commit(context: RunContext, fork: str, locked: GitLock) -> str:
     that begins with it.
 
     Raises:
-        source-unresolved: The lock has no commit, or the ref names another one.
+        source-unresolved: The lock has no commit.
+        source-mismatch: A prefix is locked, and the ref names a commit that does not begin with it.
         offline, source-unreachable: A prefix is locked, and the host may not be asked or does not
             answer.
     """

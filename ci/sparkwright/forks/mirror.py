@@ -160,7 +160,8 @@ class Mirror:
 
         Raises:
             offline, source-unreachable: As `commit`; the folders left out need not exist at the
-            host. mirror-damaged: A folder of the tree cannot be read.
+                host.
+            mirror-damaged: A folder of the tree cannot be read.
         """
         try:
             reduced = self._objects.without_paths(tree, without) if without else tree

@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.core import strict_yaml
 from sparkwright.forks.errors import SourceError
 
-#: The three kinds of source (DESIGN §4), in the order in which ``auto`` tries them.
+#: The three kinds of source (forks/README.md), in the order in which ``auto`` tries them.
 SourceKind = Literal["git", "sdist", "wheel"]
 KINDS: tuple[SourceKind, ...] = ("git", "sdist", "wheel")
 #: The machines that wheels are made for, as Python and platform tags name them.
@@ -84,13 +84,13 @@ class ForkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         build: How its tree becomes a wheel: ``headers`` packs include folders, ``backend`` runs the
-            project's own build
-            backend, ``graft`` compiles libraries into the official wheel.
+            project's own build backend, ``graft`` compiles libraries into the official wheel.
         bases: For a graft: the official wheel by machine (``x86_64``, ``aarch64``).
         needs: Forks whose source trees the build reads.
         targets: For a graft: the CMake targets to compile, or ``all``; empty for ``core_targets``
-            of environment.yaml. vendored: Remarks on sources that its tree names, by the name that
-            CMake or ``.gitmodules`` gives them.
+            of environment.yaml.
+        vendored: Remarks on sources that its tree names, by the name that CMake or ``.gitmodules``
+            gives them.
     """
 
     build: Literal["headers", "backend", "graft"]
@@ -130,6 +130,11 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"label {self.label!r} would be {normal!r} in a version")
 
 
+def stack_names(root: Path) -> list[str]:
+    """Return the names of the stacks of the checkout *root*, sorted."""
+    return sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
+
+
 class Project:
     """
     The reviewed data of one stack in one checkout.
@@ -148,11 +153,10 @@ class Project:
     def __init__(self, root: Path, stack: str, arch: str = "") -> None:
         self.root, self.stack = root, stack
         if not self.stack_file.is_file():
-            stacks = sorted(path.parent.name for path in root.glob("forks/*/stack.yaml"))
             raise SourceError(
                 "not-provided",
                 f"There is no stack {stack!r} under {root / 'forks'}.",
-                details=[f"stacks: {', '.join(stacks) or 'none'}"],
+                details=[f"stacks: {', '.join(stack_names(root)) or 'none'}"],
             )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
         #: Follows the names of files and folders that belong to another architecture.

@@ -95,7 +95,7 @@ class Sandbox(msgspec.Struct, frozen=True):
         if needed:
             raise BuildError(
                 "isolation-missing",
-                "This machine lets no build run without a network.",
+                "This machine has no means to run a build without a network.",
                 details=[refusal],
             )
         return cls("none")

@@ -14,7 +14,7 @@ from sparkwright.cherry_picks import drift
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext, StandaloneContext
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, stack_names
 from sparkwright.operate.site import (
     debt,
     drifts,
@@ -72,7 +72,7 @@ def read(session: RunContext, asked: Asked) -> Found:
         shown = books.releases if books else ()
         told = history.of(shown, recorded.nights, judged.changes, pages.release_name, nights.places(recorded.nights))
     link = books.manifest.url if books else ""
-    known = tuple(sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml")))
+    known = tuple(stack_names(session.project.root))
     return Found(
         asked.day, judged, link and link.rstrip("/") + "/", books, recorded, drifted, owed, carried, told, known, tuple(wrong)
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _status(session: RunContext, asked: Asked) -> tuple[Carried | None, list[Pro
     try:
         if asked.status:
             return drifts.status(asked.status), []
-        names = sorted(path.parent.name for path in session.project.root.glob("forks/*/stack.yaml"))
+        names = stack_names(session.project.root)
         made = {name: tuple(_lines(session, name, asked.day)) for name in names}
     except SparkwrightError as error:
         named = asked.status if error.reference == "record-damaged" else None
