@@ -125,7 +125,7 @@ class LibraryPolicy(_Record, frozen=True):
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Regular expressions of the kernels of which the instructions are read."""
+        """Regular expressions of the kernels whose instructions are read."""
         opcodes = (rule.kernels for rule in self.opcodes)
         return (*opcodes, *(rule.kernels for rule in self.trap_free))
 

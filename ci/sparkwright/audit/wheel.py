@@ -51,7 +51,7 @@ _DRIVER = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu(?!File)[A-Z]\w*")
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
-#: Libraries of torch, the CUDA wheels and the system, and the distributions whose they are.
+#: Libraries of torch, the CUDA wheels and the system, and the distributions that may hold them.
 _OTHERS = re.compile(
     r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti"
     r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"

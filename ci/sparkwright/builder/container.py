@@ -173,7 +173,7 @@ def user_options(engine: DockerClient) -> dict[str, Any]:
     """Return the options for a container whose user is the caller outside."""
     options = " ".join(engine.info().get("SecurityOptions") or ())
     if "name=rootless" in options:
-        # A rootless engine's root is the caller; every other user inside would be nobody outside.
+        # A rootless engine maps its root to the caller, and other users to ids without rights here.
         return {"user": "0:0"}
     user = f"{os.getuid()}:{os.getgid()}"
     return {"user": user, "userns_mode": "host" if "name=userns" in options else None}

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import Patch
 from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects
@@ -148,7 +149,7 @@ def apply_patches(
     Apply *patches* to the tree *base*, in order.
 
     Args:
-        failure: Makes the error in place of `refusal`, from *patches* and the outcomes so far.
+        failure: Makes the error in place of `error_of`, from *patches* and the outcomes so far.
 
     Raises:
         patch-conflict: A patch does not apply.
@@ -156,7 +157,7 @@ def apply_patches(
         patch-no-effect: A patch leaves the tree as it was.
         patch-invalid: A change is of a file that no patch names, or of a link or a submodule.
     """
-    failure, steps = failure or partial(refusal, fork), list[AppliedPatch]()
+    failure, steps = failure or partial(error_of, fork), list[AppliedPatch]()
     with console.step(f"apply {len(patches)} patches to {fork}"):
         outcomes = evaluate(objects, base, patches, strict=True)
         if outcomes and outcomes[-1].status != "applied":
@@ -182,8 +183,8 @@ def apply_patches(
     return PatchedTree(fork, base, tree, tuple(steps))
 
 
-def refusal(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) -> PatchError:
-    """Return the failure for the last of *patches* that was tried, which was not applied."""
+def error_of(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) -> PatchError:
+    """Return the error for the last of *outcomes*: a patch that was not applied."""
     patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
     details = [*outcome.says, f"tree before it: {outcome.tree}"]
     if outcome.status == "already-upstream":

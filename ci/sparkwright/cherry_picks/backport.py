@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.patch import Patch, PatchError, sections
+from sparkwright.cherry_picks.patch import Patch, sections
 
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 

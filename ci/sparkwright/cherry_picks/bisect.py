@@ -15,7 +15,8 @@ import msgspec
 
 from sparkwright.cherry_picks import apply, drift, ledger, series
 from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import process
 from sparkwright.core.console import console

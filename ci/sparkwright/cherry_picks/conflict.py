@@ -18,7 +18,8 @@ import msgspec
 from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Outcome
-from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
+from sparkwright.cherry_picks.errors import PatchError
+from sparkwright.cherry_picks.patch import Hunk, Patch, Section, lines_of
 from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
@@ -114,20 +115,20 @@ def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
     return tuple((text[:-1] if text.endswith("\n") else f"{text}␄")[:400] for text in texts)
 
 
-def refusal(
+def error_with_report(
     upstream: Upstream,
     source: FetchedSource,
     patches: Sequence[Patch],
     outcomes: Sequence[Outcome],
 ) -> PatchError:
     """
-    Return the failure for the last of *patches* that was tried on *source*, which was not applied;
-    of a conflict with its report.
+    Return the error for the last of *outcomes*: a patch that was not applied to *source*. The error
+    of a conflict holds the report.
     """
     patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
     base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     if outcome.status != "conflict":
-        return apply.refusal(upstream.fork, patches, outcomes)
+        return apply.error_of(upstream.fork, patches, outcomes)
     verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
     rebase, export = (f"sparkwright patch {name} {verb}" for name in ("rebase", "export"))
     exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
@@ -149,7 +150,7 @@ def explain(
     todo: str = "",
 ) -> PatchError:
     """
-    Return the failure of *patch*, which does not apply to *tree*, with its report.
+    Return the error of *patch*, which does not apply to *tree*, with the report.
 
     Args:
         base: The base of *tree*; only its files are states of upstream's branch.

@@ -20,8 +20,9 @@ from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.backport import Backport
+from sparkwright.cherry_picks.errors import PatchError
 from sparkwright.cherry_picks.ledger import Ledger, Record, State
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import digest, github
 from sparkwright.core.console import console
@@ -458,5 +459,5 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
 
 
 def _apply(upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]) -> PatchedTree:
-    objects, failure = upstream.session.objects, partial(conflict.refusal, upstream, source)
-    return apply.apply_patches(objects, source.fork, source.tree, patches, failure)
+    failure = partial(conflict.error_with_report, upstream, source)
+    return apply.apply_patches(upstream.session.objects, source.fork, source.tree, patches, failure)

@@ -75,7 +75,7 @@ class Objects:
                 fresh.replace(alternates)
 
     def missing(self, ids: Collection[str]) -> list[str]:
-        """Return the sorted *ids* of which the object is missing."""
+        """Return those of *ids* that the repository does not have, sorted."""
         names = "".join(f"{name}\n" for name in sorted(ids)).encode()
         out = self._text("cat-file", "--batch-check", stdin=names) if ids else ""
         return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]

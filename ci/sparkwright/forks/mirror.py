@@ -27,9 +27,10 @@ from sparkwright.forks.errors import SourceError
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
 
-#: What makes a repository one whose missing files are no fault (git-clone(1), --filter). It is said
-#: on the command line, and not in the mirror: there, every command that meets a missing object
-#: would try to fetch it, again and again where the mirror is damaged.
+#: The settings of a partial clone, in which missing files are no error (git-clone(1), --filter).
+#: They are given on the command line and not in the mirror's own configuration, with which every
+#: command that meets a missing object would try to fetch it, again and again if the mirror is
+#: damaged.
 _BLOBLESS = (
     "-c",
     "remote.upstream.promisor=true",
