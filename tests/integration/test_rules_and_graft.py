@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import zipfile
@@ -87,3 +88,18 @@ def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
 def recorded(data: bytes) -> str:
     """Return the hash of *data* as RECORD writes it (PEP 376)."""
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def test_every_wheel_is_true_to_its_record_and_no_library_names_the_machine(undisturbed: Demo) -> None:
+    """RECORD has the hash and size of each member; neither a folder of the build nor a temporary name of nvcc is in a library."""
+    wheels, traces = sorted((undisturbed.folder / "dist").glob("*.whl")), [str(undisturbed.folder.parent).encode(), b"tmpxft"]
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        record = next(name for name in members if name.endswith(".dist-info/RECORD"))
+        rows = list(csv.reader(members.pop(record).decode().splitlines()))
+        assert sorted(rows) == sorted([[record, "", ""], *([name, recorded(data), str(len(data))] for name, data in members.items())])
+        libraries = {name: data for name, data in members.items() if name.endswith(".so")}
+        assert not [(name, trace) for name, data in libraries.items() for trace in traces if trace in data]
+        assert wheel != undisturbed.wheel() or libraries.keys() == COMPILED | {UNTOUCHED}
+    assert len(wheels) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,24 @@ def exit_code(run: Callable[[], object]) -> int:
         child.join()
     assert child.exitcode is not None
     return child.exitcode
+
+
+def killed(run: Callable[[], object], when: Callable[[], bool]) -> bool:
+    """Call *run* in a copy of this process, kill that and all it started once *when* is true, and return whether it was in time."""
+
+    def lead() -> None:
+        os.setpgid(0, 0)
+        run()
+
+    child = multiprocessing.get_context("fork").Process(target=lead)
+    child.start()
+    while child.is_alive() and not when():
+        pass
+    assert child.pid
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.join()
+    return child.exitcode == -signal.SIGKILL
 
 
 class Killer:

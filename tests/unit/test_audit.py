@@ -14,6 +14,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
@@ -28,6 +30,7 @@ from sparkwright.builder.wheel import archive, fatbin, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import digest, strict_yaml
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -250,6 +253,30 @@ def test_record_is_checked_against_the_bytes(
     assert len(caught.value.details) == 4
     show(report, report, result=True)
     assert capsys.readouterr().out.count("record-surplus") == 2
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+def test_a_wheel_that_is_damaged_anywhere_is_named(tmp_path: Path, place: float, change: int) -> None:
+    """Whichever byte changed, an error names the wheel, or a finding the member, or every member still has its bytes."""
+    path = write_wheel(tmp_path, {f"probe/{name}.py": name.encode() * 99 for name in "ab"}, tag="any")
+    whole, data = contents(path), bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= change
+    path.write_bytes(data)
+    sound, error = False, None
+    try:
+        sound = audit(path, policy(distributions={}), NOWHERE).passed
+    except SparkwrightError as caught:
+        error = caught
+    if error:
+        assert error.reference in {"wheel-invalid", "archive-unsafe"}
+        assert path.name in error.what
+    assert not sound or contents(path) == whole
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
 
 
 # Host code.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.support import endings
 from sparkwright import __version__
 from sparkwright.cli import main
 from sparkwright.core.store import Store
+from sparkwright.forks import package_index
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -117,13 +119,16 @@ def test_an_interruption_gives_130(mini: Mini) -> None:
 PRINTING = [(["--version"], 0), (["doctor"], 0), (["fetch", "--fork", "none", "--json"], 1), (["fetch", "--none", "--json"], 2)]
 
 
-def directed(mini: Mini, words: Sequence[str], where: str) -> subprocess.CompletedProcess[str]:
-    """Run the program with its streams directed as a shell would by *where*."""
+def directed(mini: Mini, words: Sequence[str], where: str, limit: int = -1) -> subprocess.CompletedProcess[str]:
+    """Run the program with its streams directed as a shell would by *where*; it may write files of *limit* bytes."""
     shared = [] if words[0] == "--version" else [*mini.words, "--offline"]
     command = f"exec {shlex.join([sys.executable, '-m', 'sparkwright', *words, *shared])} {where}"
     # With this variable nothing is left in a buffer at the end.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])),
+    )  # fmt: skip
     assert not re.search("Traceback|Exception ignored|error: fault", done.stderr)
     return done
 
@@ -138,6 +143,21 @@ def test_an_output_that_nobody_can_read_is_said_by_name(mini: Mini, words: list[
     closed = directed(mini, words, "<&- >&-")
     assert (closed.returncode, closed.stdout) == (code, "")
     assert directed(mini, words, "> >(exec true); sleep 0.2").returncode in (0, 1, 2)
+
+
+def test_an_output_that_may_not_grow_has_a_reference_of_its_own(mini: Mini, tmp_path: Path) -> None:
+    done = directed(mini, ["doctor", "--json"], f"> {tmp_path / 'out'}", limit=200)
+    assert (done.returncode, "error: output-unwritable: Standard output cannot be written." in done.stderr) == (1, True)
+
+
+def test_a_path_may_be_a_pipe_and_no_text(cli: Cli, tmp_path: Path) -> None:
+    """A pipe without a writer is not waited for; a name of any bytes is escaped in the message, and the document stays UTF-8."""
+    path = tmp_path / os.fsdecode(b"pipe-\xff")
+    os.mkfifo(path)
+    done = cli("release", "key", "--show", path, "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["reference"]) == (1, "key-invalid")
+    assert ("pipe-?" in error["what"], r"pipe-\udcff" in done.stderr) == (True, True)
 
 
 def test_offline_needs_what_is_in_the_store(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +205,18 @@ def _bare() -> Sequence[str]:
     full = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["full"]
     names = [re.split(r"[>=]", requirement)[0] for requirement in full]
     return "-c", BARE % ({MODULES.get(name, name.replace("-", "_").lower()) for name in names},)
+
+
+def test_doctor_goes_on_without_the_part_full(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:
+    """It names the part with its command in a line of its own, and makes its other checks, although nothing names the package index."""
+    unset = dict.fromkeys(package_index.VARIABLES, "")
+    done = cli("doctor", *mini.words, "--json", env=unset, program=bare)
+    checks = {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
+
+    assert done.returncode == 0, done.stderr
+    assert (checks["part full"]["state"], checks["part full"]["found"]) == ("missing", "the part full is not installed")
+    assert "[full]" in checks["part full"]["mend"]
+    assert checks["upstream host"]["state"] == checks["git"]["state"] == "ready"
 
 
 def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Sequence[str]) -> None:

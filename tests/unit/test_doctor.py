@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 SPARK: dict[str, Any] = {
     "machine": "aarch64",
     "glibc": "2.39",
+    "part full": True,
     "cores": 20,
     "memory": 128 * 10**9,
     "disk": 900 * 10**9,
@@ -58,6 +59,7 @@ def test_a_spark_with_its_network_is_ready() -> None:
         ({"disk": 20 * 10**9}, "disk", "look", "--cache-dir"),
         ({"machine": "riscv64"}, "system", "missing", "official wheel"),
         ({"glibc": ""}, "system", "missing", "official wheel"),
+        ({"part_full": False}, "part full", "missing", "all commands but"),
         ({"gpus": ()}, "GPU", "not-run", "only G0 and G1"),
         ({"gpus": (GpuInfo("NVIDIA H200", "9.0", "580.65.06"),)}, "GPU", "not-run", "SM 12.1"),
         ({"gpus": (GpuInfo("NVIDIA GB10", "12.1", "570.10"),)}, "GPU", "not-run", "driver 580"),

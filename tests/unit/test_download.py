@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
 from tests.support import indexserver
+from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
@@ -170,3 +173,40 @@ def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables
         monkeypatch.setenv(name, value)
 
     assert package_index.index_url() == expected
+
+
+#: Downloads the file to a store on a disk of 2 MB, then again on the same disk, made larger.
+SMALL_DISK = """\
+mount -t tmpfs -o size=2m none "$0"
+"$@" || true; echo
+mount --options-mode ignore -o remount,size=40m "$0"
+"$@"
+umount "$0"
+"""
+OBTAIN = """\
+import sys
+from pathlib import Path
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.store import Store
+from sparkwright.forks import package_index
+
+store = Store(Path(sys.argv[1]))
+try:
+    print(package_index.obtain(store, "mini", *sys.argv[2:]).name)
+except SparkwrightError as error:
+    print(error.reference, *(path.stat().st_size for path in store.root.rglob("*.part")))
+"""
+
+
+def test_a_full_disk_loses_nothing_that_arrived(served: indexserver.Served, tmp_path: Path) -> None:
+    """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = [str(disk), sys.executable, "-c", OBTAIN, str(disk), NAME, SHA256]
+    done = subprocess.run([*mounting_shell(), SMALL_DISK, *words], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    reference, kept, name = done.stdout.split()
+
+    assert (reference, name) == ("disk-full", NAME)
+    assert int(kept) > 1_500_000
+    assert ranges(served) == ["", f"bytes={kept}-"]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
+from tests.support import forked
 
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
-
-if TYPE_CHECKING:
-    pass
 
 FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
 
@@ -123,20 +121,17 @@ def test_a_checkout_that_was_killed_on_the_way_to_another_tree_leaves_nothing_of
     assert content(folder) == FILES | {"a.txt": b"two\n", "generated.cu": b"made by a build\n"}
 
 
-def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path) -> None:
-    """`kill -9` in the middle of a real checkout of many files leaves a folder that the next checkout makes whole."""
+@pytest.mark.parametrize("again", [False, True], ids=["back", "on"])
+def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: bool) -> None:
+    """`kill -9` on the way to another tree leaves a folder that the next checkout makes whole, of that tree or of the one before."""
     many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
-    tree = objects.store_files((name, git.REGULAR, data) for name, data in many.items())
+    before, tree = stored(objects), objects.store_files((name, git.REGULAR, data) for name, data in many.items())
     folder, index = tmp_path / "src", tmp_path / "index"
-    folder.mkdir()
-    env = {**os.environ, "GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder), "GIT_DIR": str(objects.path)}
-    with subprocess.Popen(["git", "read-tree", "--reset", "-u", tree], env=env) as child:
-        while child.poll() is None and not (folder / "d20").exists():
-            pass
-        child.kill()
-    objects.checkout(tree, folder, index)
+    objects.checkout(before, folder, index)
+    assert forked.killed(lambda: objects.checkout(tree, folder, index), (folder / "d20").exists)
+    objects.checkout(tree if again else before, folder, index)
 
-    assert content(folder) == many
+    assert content(folder) == (many if again else FILES)
 
 
 def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +140,18 @@ def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, 
         objects.has("HEAD")
 
 
-# Other repositories.
+# Several processes.
+
+
+def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
+    """Processes that begin together with a fresh cache directory all end up with the same store, and leave nothing else."""
+    program = "import sys; from pathlib import Path; from sparkwright.core.git_store import Objects; Objects(Path(sys.argv[1]))"
+    words = [sys.executable, "-c", program, str(tmp_path / "store" / "objects.git")]
+    children = [subprocess.Popen(words) for _ in range(5)]
+
+    assert [child.wait(60) for child in children] == [0] * 5
+    assert stored(Objects(tmp_path / "store" / "objects.git"))
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["objects.git"]
 
 
 # Other trees from trees.
@@ -168,7 +174,5 @@ def test_paths_are_left_out(objects: Objects, gone: list[str], left: set[str]) -
 
     assert objects.paths(tree) == {path: entry for path, entry in objects.paths(stored(objects)).items() if path in left}
 
-
-# Killed, damaged, surrounded.
 
 

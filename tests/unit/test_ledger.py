@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ledger
@@ -33,6 +37,30 @@ def refused(*records: dict[str, Any], **fields: Any) -> str:
     with refusal("file-invalid") as caught:
         parsed(*records, **fields)
     return " ".join(caught.value.details)
+
+
+# Round trip.
+
+#: Whatever UTF-8 can hold; YAML reads some of it as something else unless it is quoted.
+WORDS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"])
+PROSE = WORDS.filter(lambda text: re.search(r"\S", text) is not None)
+RECORDS = st.builds(
+    lambda record, words, prose: {**record, **words, **prose},
+    st.sampled_from([OPEN, MERGED, {**OPEN, "head": UNRESOLVED, "patch_id": UNRESOLVED}]),
+    st.fixed_dictionaries({"title": WORDS, "author": WORDS, "files": st.lists(WORDS, max_size=2)}),
+    st.fixed_dictionaries({"reason": PROSE, "drop_when": PROSE}),
+)
+
+
+@settings(max_examples=30)
+@given(RECORDS, st.dictionaries(WORDS, st.dictionaries(WORDS, PROSE, max_size=2), max_size=2))
+def test_what_is_written_is_what_is_read(record: dict[str, Any], stacks: dict[str, Any]) -> None:
+    """The text of a ledger gives that ledger again, and that ledger gives that text again."""
+    book = msgspec.convert({"url": record["title"], "records": [record, {**MERGED, "number": 8, "stacks": stacks}]}, Ledger)
+    text = ledger.render(book)
+    again = strict_yaml.parse(text, Ledger, "widget.yaml")
+
+    assert (again, ledger.render(again)) == (book, text)
 
 
 # Strictness.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
-from tests.support import badserver
+from tests.support import badserver, forked
 
 from sparkwright.core import git
 from sparkwright.core.store import Store
@@ -215,3 +217,25 @@ def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repos
 
     assert run.objects.has(f"{later}^{{commit}}")
     assert not [path for path in left if path.exists()]
+
+
+def test_a_killed_fetch_is_finished_by_the_next_run(run: RunContext, repository: Repository, commits: list[str]) -> None:
+    """`kill -9` of sparkwright and every git of its with half a pack on the disk: that is not taken for whole, nor in the next run's way."""
+    later = repository.commit({"big": random.Random(1).randbytes(30_000_000)})
+    tree, packs = repository.tree(), run.mirror(URL).path / "objects" / "pack"
+
+    def fetch() -> None:
+        upstream = session(repository.url, run.store).mirror(URL)
+        upstream.commit(later)
+        upstream.tree(tree)
+
+    def halfway() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return any(path.stat().st_size > 1_000_000 for path in packs.glob("tmp_pack*"))
+        return False
+
+    assert forked.killed(fetch, halfway)
+    assert not run.objects.whole(tree)
+    fetch()
+    assert run.objects.whole(tree)
+    assert not [*packs.parents[1].rglob("*.lock"), *packs.parents[1].rglob("*tmp*")]

@@ -164,14 +164,43 @@ def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maint
     before = patches(made)
     do(made, "rebase")
     maintainer.git("reset", "--quiet", "--hard", "HEAD~1")
-    for words in ([], ["--drop", "no.patch"]):
-        with refusal("patch-lost") as caught:
-            do(made, "export", *words)
-        assert caught.value.details == ("third.patch",)
+    with refusal("patch-lost") as caught:
+        do(made, "export")
+    assert caught.value.details == ("third.patch",)
     assert patches(made) == before
     do(made, "export", "--drop", "third.patch")
 
     assert patches(made) == {name: before[name] for name in ("first.patch", "second.patch")}
+
+
+def test_a_name_to_drop_that_no_patch_has_is_refused(made: Host) -> None:
+    """Also where no patch is missing: who mistypes a name means another patch."""
+    before = folder(made)
+    do(made, "rebase")
+    with refusal("not-provided", match=r"widget has no patch typo\.patch to drop"):
+        do(made, "export", "--drop", "typo.patch", "--drop", "first.patch")
+    assert folder(made) == before
+
+
+@pytest.mark.parametrize("ours", [b"", b"mine, and a change of the merge\n"], ids=["plain", "with a change"])
+def test_a_merge_ends_in_a_linear_series_or_a_refusal(made: Host, maintainer: Maintainer, ours: bytes) -> None:
+    """Both sides of a plain merge become patches; a change that only the merge has is not lost without a word."""
+    before = patches(made)
+    do(made, "rebase")
+    maintainer.git("checkout", "--quiet", "-b", "side", "HEAD~1")
+    maintainer.commit("mine.txt", b"mine\n", f"Mine\n\n{TRAILERS}")
+    maintainer.git("checkout", "--quiet", "series")
+    maintainer.git("merge", "--quiet", "--no-commit", "--no-ff", "side")
+    if ours:
+        (maintainer.folder / "mine.txt").write_bytes(ours)
+    maintainer.git("commit", "--quiet", "--all", "-m", "Merge")
+    if ours:
+        with refusal("export-mismatch", match="another tree than the worktree"):
+            do(made, "export")
+        assert patches(made) == before
+    else:
+        do(made, "export")
+        assert patches(made).keys() == {*before, "mine.patch"}
 
 
 def test_an_unfinished_state_is_refused(made: Host, maintainer: Maintainer) -> None:

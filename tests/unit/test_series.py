@@ -104,6 +104,17 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
     assert "error: corrupt binary patch" in caught.value.details[0]
 
 
+@pytest.mark.parametrize("path", ["x", "dev/null"], ids=["edited", "of that name"])
+@pytest.mark.parametrize("sides", [(b"--- /dev/null", b"+++ b/x"), (b"--- a/x", b"+++ /dev/null"), (b"--- /dev/null", b"+++ /dev/null")])
+def test_an_edit_whose_header_names_no_file_is_refused(objects: Objects, path: str, sides: tuple[bytes, bytes]) -> None:
+    """Neither does it count as a new or a removed file, nor does git put it to a file that has the name of the null device."""
+    tree = objects.store_files((name, git.REGULAR, b"a\nc\n") for name in {"x", path})
+    edit = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n%s\n%s\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+
+    with refusal("patch-invalid", "patch-conflict"):
+        apply.apply_patches(objects, "mini", tree, [mine(edit % sides)])
+
+
 # Picks, and what is unusual.
 
 

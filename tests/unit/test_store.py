@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,23 @@ def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -
         (folder / "whole").touch()
 
     assert [path.name for path in final.iterdir()] == ["whole"]
+
+
+def test_results_have_the_modes_of_the_users_umask(store: Store) -> None:
+    """A shared cache can be shared, and a private one is private."""
+    modes = []
+    for mask in (0o027, 0o022):
+        before = os.umask(mask)
+        try:
+            file = store.write("a", b"")
+            with store.building(store.root / "wheels" / "x") as folder:
+                (folder / "y").touch()
+        finally:
+            os.umask(before)
+        places = (file, store.root / "wheels" / "x", store.root / "wheels" / "x" / "y")
+        modes.append([stat.S_IMODE(path.stat().st_mode) for path in places])
+
+    assert modes == [[0o640, 0o750, 0o640], [0o644, 0o755, 0o644]]
 
 
 # Records.

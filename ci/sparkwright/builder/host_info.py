@@ -7,6 +7,7 @@ within `PATIENCE` counts as unanswered and does not hold up the others.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
@@ -52,14 +53,14 @@ def facts(cache: Path, index: str, upstream: str) -> dict[str, Any]:
 
     Args:
         cache: The cache directory.
-        index: Address of the package index; empty to ask no host.
-        upstream: Address of an upstream git repository.
+        index: Address of the package index; empty to ask none.
+        upstream: Address of an upstream git repository; empty to ask none.
     """
     probes: dict[str, Callable[[], Any]] = {
         **{name: partial(tool_version, name) for name in TOOLS},
         "gpus": gpus,
-        "package index": partial(index_answers, index),
-        "upstream host": lambda: bool(index) and repository_answers(upstream),
+        "package index": lambda: bool(index) and index_answers(index),
+        "upstream host": lambda: bool(upstream) and repository_answers(upstream),
     }
     libc, version = platform.libc_ver()
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -71,8 +72,18 @@ def facts(cache: Path, index: str, upstream: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory": process.memory_limit(),
         "disk": shutil.disk_usage(cache).free,
+        "part full": _part_full(),
         "Python headers": platform.python_version() if header.exists() else "",
     }
+
+
+def _part_full() -> bool:
+    """Return whether the packages of the part `full` are installed, for which one stands."""
+    try:
+        importlib.import_module("pypi_simple")
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def run_probes(probes: Mapping[str, Callable[[], Any]], patience: float) -> dict[str, Any]:

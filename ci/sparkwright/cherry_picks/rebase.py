@@ -323,10 +323,19 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
         patch-invalid: A commit cannot become a patch.
         export-mismatch: The files would not give the worktree's tree, a pick was changed there, or
             what they replace changed meanwhile.
-        not-provided: There is no worktree.
+        not-provided: There is no worktree, or *drop* names no patch of the series.
     """
     folder = _require(session, fork)
     work = Objects(folder / ".git")
+    begun, source = work.path / "sparkwright-export", session.project.series_folder(fork)
+    # A killed export may have removed the file of a dropped patch.
+    unknown = set(drop) - {path.name for path in source.glob("*.patch")}
+    if unknown and not begun.exists():
+        raise SourceError(
+            "not-provided",
+            f"The series of {fork} has no patch {', '.join(sorted(unknown))} to drop.",
+            todo=f"Give the name of a file in {source}.",
+        )
     state = msgspec.json.decode((work.path / "sparkwright.json").read_bytes(), type=State)
     # The store is made anew if it was removed meanwhile.
     work.borrow(session.objects.path.parent)
@@ -356,7 +365,7 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             details=[tree],
         )
     # A half-written export is finished here, so it must not matter which files are listed.
-    paths = session.project.series_folder(fork).glob("*.patch")
+    paths = source.glob("*.patch")
     missing = [parse(path.name, path.read_bytes()) for path in paths if path.name not in files]
     present = apply.taken_away(work, work.resolve(f"{BASE}^{{tree}}"), missing)
     gone = dict.fromkeys(present, "the base holds the whole change") | state.gone
@@ -366,7 +375,6 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             f"The worktree of {fork} lost {len(lost)} patches.",
             details=lost,
         )
-    begun = work.path / "sparkwright-export"
     if not begun.exists() and _inputs(session, fork, state.files) != state.inputs:
         raise PatchError(
             "export-mismatch",

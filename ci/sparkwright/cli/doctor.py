@@ -12,6 +12,7 @@ import msgspec
 
 from sparkwright.builder import host_info
 from sparkwright.cli import context, install
+from sparkwright.core import project_data
 from sparkwright.core.console import console, size
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import Project
@@ -72,12 +73,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     urls = [
         fork.sources.git.url for fork in session.project.spec.forks.values() if fork.sources.git
     ]
-    facts = host_info.facts(
-        session.store.root,
-        "" if session.offline else package_index.index_url(),
-        # One repository stands for all upstream hosts.
-        session.mirrored(urls[-1] if urls else ""),
-    )
+    # One repository stands for all upstream hosts.
+    hosts = (_index_url(), session.mirrored(urls[-1]) if urls else "")
+    facts = host_info.facts(session.store.root, *(("", "") if session.offline else hosts))
     results = [*checks(facts, session.project)]
     rows = [
         (
@@ -91,6 +89,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     console.table(title, ("check", "state", ""), rows, result=True)
     console.document({"machine": facts, "stack": session.project.stack, "checks": results})
     return 0
+
+
+def _index_url() -> str:
+    """Return the address of the package index; empty where only the part `full` knows it."""
+    try:
+        return package_index.index_url()
+    except ModuleNotFoundError:
+        return ""
 
 
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
@@ -127,6 +133,14 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
                 f"{'sudo ' if os.geteuid() else ''}apt-get install -y {package}",
                 otherwise=state,
             )
+    yield _check(
+        "part full",
+        facts["part full"],
+        "installed" if facts["part full"] else "the part full is not installed",
+        "needed by all commands but those that install and serve releases",
+        project_data.install_full(),
+        otherwise="missing",
+    )
     if not facts["gpus"]:
         yield Check("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
     target = project.spec.arch.rstrip("af")

@@ -159,11 +159,7 @@ def run(words: Sequence[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "sparkwright"):
             raise
-        root = project_data.PACKAGE.parents[1]
-        part = f"'sparkwright[full]=={__version__}'"
-        if (root / "pyproject.toml").exists():
-            part = f"--editable '{root}[full]'"
-        install = f"{sys.executable} -m pip install {part}"
+        install = project_data.install_full()
         raise CommandError(
             "part-missing",
             f"`sparkwright {words[0]}` needs the Python package {package}, which is not installed.",

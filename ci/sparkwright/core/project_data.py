@@ -8,7 +8,10 @@ that whoever reads them need not know which of the two it reads.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+from sparkwright import __version__
 
 #: What travels with the program; pyproject.toml says the same to the build backend.
 CARRIED = ("ci/gates/contract.yaml", "ci/gates/workloads.yaml", "ci/recipes/*")
@@ -33,6 +36,15 @@ def root(named: Path | None = None) -> Path:
     else the program's own.
     """
     return named or checkout() or DATA
+
+
+def install_full() -> str:
+    """Return the command that installs the program with the part `full`."""
+    own = PACKAGE.parents[1]
+    part = f"'sparkwright[full]=={__version__}'"
+    if (own / "pyproject.toml").exists():
+        part = f"--editable '{own}[full]'"
+    return f"{sys.executable} -m pip install {part}"
 
 
 def carried() -> dict[str, bytes]:

@@ -12,7 +12,6 @@ import errno
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,7 +114,6 @@ class Store:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             yield temporary
-            temporary.chmod(0o644)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -133,14 +131,16 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             for left in path.parent.glob(f".{path.name}.*"):
                 shutil.rmtree(left, ignore_errors=True)
-            with tempfile.TemporaryDirectory(
-                dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
-            ) as temporary:
-                yield Path(temporary)
-                Path(temporary).chmod(0o755)
+            # Not by tempfile, which makes private folders: results have the modes of the umask.
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            temporary.mkdir()
+            try:
+                yield temporary
                 if path.exists():
                     shutil.rmtree(path)
                 os.rename(temporary, path)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
 
     def put(self, kind: str, key: str, record: Any) -> None:
         """Store the *record* of a finished stage under *key*."""
