@@ -200,8 +200,8 @@ def _audits(root: Path) -> dict[str, str]:
     from sparkwright.audit import policy
     from sparkwright.forks.stack import Project
 
-    stacks = sorted(path.stem for path in (root / "ci" / "audit").glob("*.yaml"))
-    loaded = {stack: policy.load(root / "ci" / "audit" / f"{stack}.yaml", Project(root, stack).spec.arch) for stack in stacks}
+    projects = (Project(root, path.parent.name) for path in sorted(root.glob("forks/*/stack.yaml")))
+    loaded = {own.stack: policy.load(own.audit_file, own.spec.arch) for own in projects if own.audit_file.is_file()}
     return {f"G0 {stack}": sha256_bytes(canonical(one)) for stack, one in loaded.items()}
 
 
