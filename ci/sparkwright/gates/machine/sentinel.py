@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sparkwright.core import process
+from sparkwright.core.errors import CommandError
 from sparkwright.gates.machine.policy import SentinelPolicy
 from sparkwright.gates.server.serve import last_line
 
@@ -196,8 +197,9 @@ class Sentinel:
                     process.wrap_with_limits([self._python, "-I", SCRIPT], by=signal.SIGKILL), env=variables, stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=sink, start_new_session=True,
                 )  # fmt: skip
-        except OSError as error:
-            raise Silent(f"{self._python} does not run: {error.strerror or 'there is no such program'}") from error
+        except (OSError, CommandError) as error:
+            why = getattr(error, "strerror", None) or "there is no such program"
+            raise Silent(f"{self._python} does not run: {why}") from error
 
     def _answer(self, kind: type[T], patience: float) -> T:
         line = self._line(patience)
