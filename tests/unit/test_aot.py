@@ -144,6 +144,19 @@ def test_a_module_is_for_the_architecture_of_the_stack_or_of_its_entry(arch: str
         flashinfer_aot.check((module("a", *codes),), spec(arch=arch), "12.1f")
 
 
+@pytest.mark.parametrize("name", ["", "..", "../../bin/x", "/etc/x", ".hidden", "a/b", "a b", "a\n"])
+def test_a_module_whose_name_no_folder_can_have_is_refused(name: str) -> None:
+    with refusal("module-unknown", match="names that no folder can have"):
+        flashinfer_aot.check((module(name, "sm_121f"),), spec(), "12.1f")
+
+
+def test_a_module_that_two_entries_give_is_refused() -> None:
+    """The ninja file of the second would replace that of the first."""
+    with refusal("file-invalid", match="more than once") as caught:
+        flashinfer_aot.check((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f")), spec(), "12.1f")
+    assert caught.value.details == ("a",)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -11,6 +11,7 @@ version and has a provider whose architecture the device runs.
 
 from __future__ import annotations
 
+import collections
 import platform
 import re
 import shlex
@@ -34,6 +35,7 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive, graft, sbom, version
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
+from sparkwright.core.errors import FileError
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -46,6 +48,8 @@ PLATFORM = "manylinux_2_28"
 
 #: Variables of the user that would change the output.
 _UNWANTED = re.compile(r"FLASHINFER_.*|CC|CXX|MAX_JOBS|CUDA_PATH")
+#: A module's name becomes that of a folder, here and in the wheel.
+_NAME = re.compile(r"\w[\w.+-]*")
 _SCRIPT = Path(__file__).parents[1] / "_scripts" / "flashinfer_modules.py"
 
 _PACKAGE = '''\
@@ -220,7 +224,7 @@ def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> p
     of the same inputs.
 
     Raises:
-        module-unknown, module-arch: aot.yaml and FlashInfer disagree.
+        module-unknown, module-arch, file-invalid: aot.yaml and FlashInfer disagree.
         compile-failed: A unit was refused.
     """
 
@@ -302,7 +306,7 @@ class AotBuilder:
 
         Raises:
             module-unknown: FlashInfer does not generate one.
-            module-arch: One is for another architecture.
+            module-unknown, module-arch, file-invalid: As `check`.
         """
         unpack(self._wheel, self.folder / "src")
         question, answer = self.folder / "question.json", self.folder / "answer.json"
@@ -360,8 +364,20 @@ class AotBuilder:
 
 def check(modules: Sequence[AotModule], spec: AotSpec, arch: str) -> None:
     """
-    Raise `module-arch` if a module is neither for *arch* nor for the architecture of its entry.
+    Check that every module has a folder of its own, and is for the right architecture.
+
+    Raises:
+        module-unknown: Its name is not one of a folder.
+        file-invalid: Two entries give the same module, and one would replace the other.
+        module-arch: It is neither for *arch* nor for the architecture of its entry.
     """
+    names = [module.name for module in modules]
+    if odd := [repr(name) for name in names if not _NAME.fullmatch(name)]:
+        what = f"{len(odd)} modules of FlashInfer have names that no folder can have."
+        raise BuildError("module-unknown", what, details=odd)
+    if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
+        what = "aot.yaml asks for the same module more than once."
+        raise FileError("file-invalid", what, details=repeated)
     codes = {entry.call: f"sm_{(entry.arch or arch).replace('.', '')}" for entry in spec.modules}
     if wrong := [
         f"{module.name}: {', '.join(module.codes) or 'nothing'}, expected {codes[module.call]}"
