@@ -268,9 +268,24 @@ HIDDEN = b"--- /dev/null\n+++ b/.github/y\n@@ -0,0 +1 @@\n+y\n"
 def test_a_diff_that_hides_behind_other_text_is_refused(objects: Objects, diff: bytes) -> None:
     """git applies it; no reader of the patch knows of its file."""
     base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
-    with refusal("patch-invalid", match="a file that no patch names") as caught:
+    with refusal("patch-invalid", match="a file that it does not name") as caught:
         apply.apply_patches(objects, "mini", base, [mine(diff)])
-    assert caught.value.details == (".github/y: 100644",)
+    assert caught.value.details == (f"{mine(diff).name}: .github/y: 100644",)
+
+
+def test_a_hidden_diff_is_refused_if_another_patch_names_its_file(objects: Objects) -> None:
+    base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
+    later = b"diff --git a/.github/y b/.github/y\n--- a/.github/y\n+++ b/.github/y\n@@ -1 +1 @@\n-y\n+z\n"
+    with refusal("patch-invalid", match="a file that it does not name"):
+        apply.apply_patches(objects, "mini", base, [mine(EDIT + b"\nbye\n" + HIDDEN), mine(later)])
+
+
+def test_the_trees_of_patches_that_cancel_each_other_are_stored(objects: Objects) -> None:
+    base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
+    back = EDIT.replace(b"-a\n+b\n", b"-b\n+a\n")
+    steps = apply.apply_patches(objects, "mini", base, [mine(EDIT), mine(back)]).steps
+
+    assert [objects.whole(step.tree) for step in steps] == [True, True]
 
 
 @pytest.mark.parametrize("mode", [git.LINK, git.SUBMODULE])

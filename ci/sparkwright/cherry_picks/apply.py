@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,7 +156,7 @@ def apply_patches(
         patch-conflict: A patch does not apply.
         patch-already-upstream: The base or an earlier patch has the change already.
         patch-no-effect: A patch leaves the tree as it was.
-        patch-invalid: A change is of a file that no patch names, or of a link or a submodule.
+        patch-invalid: A patch changes a file that it does not name, a link or a submodule.
     """
     failure, steps = failure or partial(error_of, fork), list[AppliedPatch]()
     with console.step(f"apply {len(patches)} patches to {fork}"):
@@ -167,18 +168,18 @@ def apply_patches(
             steps.append(AppliedPatch(*record, patch.pick, outcome.moved))
             console.note(f"{outcome.tree[:12]}  {patch.subject}")
     tree = steps[-1].tree if steps else base
+    modes, wrong = objects.paths(tree) if steps else {}, list[str]()
+    trees = pairwise([base, *(step.tree for step in steps)])
     # git finds a diff behind any text, also where `sections` sees none.
-    named = {
-        path for patch in patches for part in patch.sections() for path in (part.old, part.new)
-    }
-    modes = objects.paths(tree) if steps else {}
-    wrong = [
-        f"{path}: {modes[path][0] if path in modes else 'removed'}"
-        for path in (objects.changes(base, tree) if steps else ())
-        if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
-    ]
+    for patch, (before, after) in zip(patches, trees, strict=True):
+        named = {path for part in patch.sections() for path in (part.old, part.new)}
+        wrong += [
+            f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"
+            for path in objects.changes(before, after)
+            if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
+        ]
     if wrong:
-        what = f"The series of {fork} changes a link, a submodule, or a file that no patch names."
+        what = f"A patch of {fork} changes a link, a submodule, or a file that it does not name."
         raise PatchError("patch-invalid", what, details=wrong)
     return PatchedTree(fork, base, tree, tuple(steps))
 
@@ -213,8 +214,9 @@ def evaluate(
             tree = outcomes[-1].tree
             if strict and outcomes[-1].status != "applied":
                 break
-        if tree != base:
-            index.keep([outcome.tree for outcome in outcomes])
+        # The last patch may take everything back.
+        if trees := [outcome.tree for outcome in outcomes if outcome.tree != base]:
+            index.keep(trees)
     return outcomes
 
 
