@@ -139,6 +139,19 @@ def test_what_is_larger_than_any_source_is_refused(tmp_path: Path, monkeypatch: 
     assert "larger than any source" in refused(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
 
 
+def test_a_link_of_negative_size_does_not_raise_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", 1000)
+    link, _ = entry("m/link", kind=tarfile.SYMTYPE, link="a")
+    link.size = -5000
+    with tarfile.open(tmp_path / "mini-1.tar.gz", "w:gz", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(link)
+        info, data = entry("m/a", b"1" * 2000)
+        tar.addfile(info, io.BytesIO(data))
+
+    with refusal("archive-unsafe", match="larger than any source"):
+        list(archive.sdist_members(tmp_path / "mini-1.tar.gz"))
+
+
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", zipfile.ZipFile, b"\0" * 4096], ids=str)
 def test_what_is_no_archive_is_refused(tmp_path: Path, data: object) -> None:
     """A page of HTML, a zip or an empty file under the name of an archive is an error."""

@@ -100,6 +100,16 @@ def test_it_reads_what_another_reader_reads(library: bytes, tmp_path: Path) -> N
     assert not found.has_device_code
 
 
+def test_a_version_of_thousands_of_digits_is_no_version(library: bytes, tmp_path: Path) -> None:
+    """Python refuses to read such a number."""
+    (tmp_path / "a.c").write_text(SOURCE)
+    name = f"-Wl,-soname,GLIBC_2.{'9' * 5000}"
+    subprocess.run(["cc", "-shared", "-fPIC", name, "a.c", "-o", "a.so"], cwd=tmp_path, check=True)
+    found = elf.shared_object((tmp_path / "a.so").read_bytes())
+
+    assert found.versions["GLIBC"] <= elf.shared_object(library).versions["GLIBC"]
+
+
 def test_what_the_loader_would_bring_is_read_without_a_section_table(library: bytes) -> None:
     """Sections can be stripped or lie; the loader looks at segments, and so does the audit."""
     bare = bytearray(library)

@@ -166,7 +166,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
                 fault = f"has a link that leaves its folder, to {info.linkname!r}"
             elif path in files or path in folders or not files.isdisjoint(above):
                 fault = "holds the same path twice"
-            total += info.size
+            total += info.size if info.isreg() else 0  # that of a link may be negative
             files.add(path)
             folders |= above
             if len(files) > MOST_FILES or total > MOST_BYTES:

@@ -45,7 +45,7 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 #: A needed version among the strings of the dynamic section; a linker may share its bytes with the
 #: end of another string.
-_VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d+(?:\.\d+)+)\0")
+_VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d{1,9}(?:\.\d{1,9})+)\0")
 
 Buffer = bytes | mmap.mmap
 
