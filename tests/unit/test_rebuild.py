@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -116,7 +118,7 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
 
-@pytest.mark.parametrize("record", [b"", b"{}", b"\xff", "../demo", "other"])
+@pytest.mark.parametrize("record", [b"", b"{}", b"\xff", b'{"x":' * 10_000, "../demo", "other"])
 def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(
     mini: Mini, tmp_path: Path, record: bytes | str
 ) -> None:
@@ -133,6 +135,17 @@ def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(
 
     with refusal("not-provided", match="no build record|is of stack"):
         reproduce.rebuild_session(mini.session(), other, reproduce.read_record(other))
+
+
+def test_a_wheel_for_another_architecture_is_built_again_for_that_one(mini: Mini) -> None:
+    rules = mini.root / "build" / "demo" / "archs.yaml"
+    shutil.copyfile(rules, rules.with_name("archs-9.0a.yaml"))
+    project = Project(mini.root, "demo", "9.0a")
+    session = dataclasses.replace(mini.session(), project=project, output=mini.root / "dist")
+    path = pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
+
+    again = reproduce.rebuild_session(mini.session(), path, reproduce.read_record(path))
+    assert (again.project.spec.arch, again.project.spec.label) == ("9.0a", project.spec.label)
 
 
 # The verb.

@@ -74,7 +74,7 @@ def read_record(path: Path) -> pipeline.BuildRecord:
         data = member_text(archive, listed, name, path.name) if name in listed else b""
     try:
         return msgspec.json.decode(data, type=pipeline.BuildRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(
             "not-provided",
             f"{path.name} has no build record that names its inputs.",
@@ -88,7 +88,7 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
     Return *session* with the choices by which the wheel at *path* was built.
 
     Raises:
-        not-provided: This checkout has no such stack or fork.
+        not-provided: This checkout has no such stack, architecture or fork.
         inputs-differ: Its reviewed files are other ones.
     """
     root = session.project.root
@@ -98,7 +98,7 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
         what = f"{path.name} is of stack {record.stack!r}, which is not here."
         raise SourceError("not-provided", what, details=[f"stacks: {', '.join(stacks)}"])
     fork, tag = record.source.fork, WheelName.of(path.name).tag
-    project = Project(root, record.stack)
+    project = Project(root, record.stack, record.arch)
     project.fork(fork)
     changed = dataclasses.replace(
         session,
