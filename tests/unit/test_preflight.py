@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,6 +62,13 @@ def findings(session: RunContext, changed: Mapping[str, str | bytes | None], *, 
 
 def test_a_sound_change_is_let_through(mini: Mini) -> None:
     assert findings(mini.session(), {"mini_vllm/a.py": None, "mini_vllm/b.py": "def f(x):\n    return '\\d'\n"}) == ()
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    session = dataclasses.replace(mini.session(), output=tmp_path / "file" / "dist")
+    assert [line.partition(": ")[0] for line in findings(session, {})] == ["output"]
+    assert findings(session, {}, building=False) == ()
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:

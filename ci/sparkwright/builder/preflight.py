@@ -9,10 +9,12 @@ base.
 from __future__ import annotations
 
 import platform
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator
 from email.parser import BytesParser
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -46,6 +48,7 @@ def check(session: RunContext, source: SourceTree, *, building: bool = True) -> 
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(session, source), *build_requirements(session, source)]
+        findings += output_folder(session.output) if building else []
         if building and session.project.fork(source.fork).build == "graft":
             try:
                 toolchain.require_compiler(session)
@@ -106,6 +109,16 @@ def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]
                 yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
     except ValueError as error:
         yield f"pyproject.toml: {error}"
+
+
+def output_folder(folder: Path) -> Iterator[str]:
+    """Yield the reason why no wheel could be written to *folder*."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield f"output: {folder} cannot be written: {error.strerror}"
 
 
 def base_wheel(session: RunContext, source: SourceTree) -> Iterator[str]:
