@@ -238,6 +238,15 @@ def test_a_call_outside_of_a_build_becomes_the_program(work: Work) -> None:
     assert subprocess.run(command, env={"PATH": os.environ["PATH"]}, check=False).returncode == 7
 
 
+def test_a_compiler_cache_that_writes_no_statistics_is_no_failure(work: Work) -> None:
+    program = work.folder / "ccache.sh"
+    program.write_text('#!/bin/sh\nexec "$@"\n')
+    program.chmod(0o755)
+    work.add("a.cpp", "int a() { return 1; }\n")
+
+    assert work.compile(env={ccache.PROGRAM: str(program)}) == ["a.cpp"]
+
+
 @pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
 def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
     """The second build folder compiles nothing."""

@@ -16,7 +16,7 @@ which ninja ends its jobs reach both.
 from __future__ import annotations
 
 # `pathlib` would take longer to import than all that happens here.
-# ruff: noqa: PTH118, PTH123
+# ruff: noqa: PTH108, PTH110, PTH118, PTH123
 import json
 import os
 import signal
@@ -50,9 +50,10 @@ def main() -> int:
         os.write(2, f"compiler status {status}, largest process {megabytes} MB\n".encode())
         return status
     hit = False
-    if ccache:
+    if os.path.exists(statistics):
         with open(statistics, encoding="utf-8", errors="replace") as stream:
             hit = "_cache_hit\n" in stream.read()
+        os.unlink(statistics)  # ccache would add to it for the next process of this number
     call = {
         "unit": command[command.index("-c") + 1],
         "seconds": round(used.ru_utime + used.ru_stime, 2),
