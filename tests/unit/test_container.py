@@ -155,6 +155,12 @@ def test_the_base_of_a_container_needs_a_container(tmp_path: Path) -> None:
         main.run(["build", "--cache-dir", str(tmp_path), "--base", ID])
 
 
+def test_a_container_builds_for_its_own_machine() -> None:
+    """The builder image has no cross compiler."""
+    with refusal("usage", match="no cross compiler"):
+        main.run(["build", "--container", "--target", "aarch64"])
+
+
 def test_the_same_command_runs_inside_with_folders_of_the_container(demo: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 

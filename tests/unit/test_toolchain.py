@@ -8,8 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.refusals import refusal
 
 from sparkwright.builder.environment import toolchain
+from sparkwright.forks.stack import Project
+
+ROOT = Path(__file__).parents[2]
 
 HEADER = """
 #define CUDAAPI
@@ -61,3 +65,15 @@ def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatc
 
     assert before
     assert toolchain.compiler_version(*toolchain.host_compiler()).startswith("99.1.0 ")
+
+
+def test_an_environment_for_other_forks_than_the_stack_is_refused(tmp_path: Path) -> None:
+    """A fork that environment.yaml lacks, or names beyond those of stack.yaml, is named."""
+    for folder, name in (("forks", "stack.yaml"), ("build", "environment.yaml")):
+        (tmp_path / folder / "2026.11").mkdir(parents=True)
+        shutil.copy(ROOT / folder / "2026.11" / name, tmp_path / folder / "2026.11" / name)
+    path = tmp_path / "build" / "2026.11" / "environment.yaml"
+    path.write_text(path.read_text().replace("  flashinfer:\n", "  flashlight:\n"))
+    with refusal("file-invalid", match="name different forks") as caught:
+        toolchain.spec(Project(tmp_path, "2026.11"))
+    assert caught.value.details == ("flashinfer", "flashlight")

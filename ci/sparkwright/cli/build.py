@@ -63,6 +63,9 @@ def build(arguments: argparse.Namespace) -> int:
         raise UsageError("usage", "--base belongs to --container.")
     if arguments.wheels and not arguments.again:
         raise UsageError("usage", "Wheels belong to --again.")
+    if arguments.container and arguments.target:
+        what = "The builder image has no cross compiler, so --target does not go with --container."
+        raise UsageError("usage", what)
     session = context.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:

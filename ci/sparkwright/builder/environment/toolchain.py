@@ -152,10 +152,17 @@ def spec(project: Project) -> EnvironmentSpec:
     Return ``build/<stack>/environment.yaml``.
 
     Raises:
-        file-invalid: It is malformed, or has a setting that the fork's kind of build ignores.
+        file-invalid: It is malformed, names other forks than stack.yaml, or has a setting that the
+            fork's kind of build ignores.
     """
     path = project.build_folder / "environment.yaml"
     read = strict_yaml.load(path, EnvironmentSpec)
+    if read.forks.keys() != project.spec.forks.keys():
+        raise FileError(
+            "file-invalid",
+            f"{path} and {project.stack_file} name different forks.",
+            details=sorted(read.forks.keys() ^ project.spec.forks.keys()),
+        )
     for fork, settings in read.forks.items():
         if settings.targets or (settings.requires and project.fork(fork).build != "graft"):
             raise FileError(
