@@ -18,6 +18,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.audit import policy, wheel_reader
+from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import (
@@ -122,6 +123,22 @@ def test_a_call_that_generates_no_module_fails_with_its_reason(package: Path, ca
         generate(package, (call, arguments))
     assert f"{call}: " in caught.value.details[-1]
     assert detail in caught.value.details[-1]
+
+
+def test_a_module_that_flashinfer_does_not_make_is_refused(package: Path, mini: Mini, tmp_path: Path) -> None:
+    """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
+    tools = Toolchain("key", tmp_path / "tools")
+    (tools.root / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13").mkdir(parents=True)
+    (tools.root / "bin").mkdir()
+    tools.python.symlink_to(sys.executable)
+    files = {str(path.relative_to(package)): path.read_bytes() for path in package.rglob("*.py")}
+    metadata = "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 1\n"
+    wheel = archive.write(tmp_path, WheelName.of("flashinfer_python-1-py3-none-any.whl"), files, metadata, pure=True)
+    asked = spec(call="flashinfer.jit.toy.gen_toi_module")
+
+    with refusal("module-unknown", match=r"does not generate the modules of .*demo/aot\.yaml") as caught:
+        flashinfer_aot.AotBuilder(mini.session(), tools, asked, wheel).generate()
+    assert any("no attribute 'gen_toi_module'" in line for line in caught.value.details)
 
 
 def module(name: str, *codes: str) -> AotModule:

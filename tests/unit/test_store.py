@@ -161,6 +161,15 @@ def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]
     assert (early, out, process.returncode) == ([], "mine\n", 0)
 
 
+@pytest.mark.parametrize("name", ["file", "file/cache"])
+def test_a_file_in_place_of_the_cache_directory_is_refused(tmp_path: Path, name: str) -> None:
+    """It is named, and stays as it is."""
+    (tmp_path / "file").write_text("kept")
+    with refusal("cache-unusable", match=f"{name} cannot be used"):
+        Store(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_read_only_store_is_refused(tmp_path: Path) -> None:
     """A store on a disk that is mounted read-only is `cache-unusable`, before a stage begins and while one writes."""
     disk = tmp_path / "disk"
