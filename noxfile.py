@@ -10,6 +10,7 @@ A session installs the package and runs one command; all logic is in the package
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,9 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server or workflows"
 FAST = f"not (network or toolchain or launches or {SLOW})"
+
+#: One process more than there are cores, because some tests wait for servers.
+WORKERS = str((os.cpu_count() or 1) + 1)
 
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
 SCRIPTS = (".ci/run", ".github/setup.sh", ".github/published.sh", *map(str, sorted(Path("build").glob("*.sh"))))
@@ -149,7 +153,7 @@ def typecheck(session: nox.Session) -> None:
 @nox.session(tags=["check"])
 def tests(session: nox.Session) -> None:
     """Run the tests that need no network (minutes)."""
-    pytest(session, FAST, "--numprocesses", "auto")
+    pytest(session, FAST, "--numprocesses", WORKERS)
 
 
 @nox.session(default=False, tags=["check"], venv_backend="none")
