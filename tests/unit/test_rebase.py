@@ -160,7 +160,7 @@ def unindexed(data: bytes) -> bytes:
 
 
 def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maintainer: Maintainer) -> None:
-    """A deleted commit is an error that names its patch; with --drop the patch goes, and nothing else changes."""
+    """A deleted commit is an error that names its patch; with --drop the patch goes, also by a second run after a killed one."""
     before = patches(made)
     do(made, "rebase")
     maintainer.git("reset", "--quiet", "--hard", "HEAD~1")
@@ -168,6 +168,8 @@ def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maint
         do(made, "export")
     assert caught.value.details == ("third.patch",)
     assert patches(made) == before
+    assert made.killed(str(made.series), 5, "patch export", "--drop", "third.patch")
+    assert not (made.series / "third.patch").exists()
     do(made, "export", "--drop", "third.patch")
 
     assert patches(made) == {name: before[name] for name in ("first.patch", "second.patch")}

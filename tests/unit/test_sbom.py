@@ -94,6 +94,7 @@ def test_every_part_is_named_by_hash() -> None:
 def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
     session = dataclasses.replace(mini.session(), output=mini.root / "dist")
     path = pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
+    assert not path.stat().st_mode & 0o222, "the store has the same file"
     with zipfile.ZipFile(path) as wheel:
         parts = parsed(wheel.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
     source = source_tree.make(session, "cutlass")

@@ -233,9 +233,9 @@ def put(
     sha256, length = digest.sha256_file(path), path.stat().st_size
     built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
     with session.store.building(_stored_path(session, built).parent) as folder:
-        os.rename(path, folder / path.name)
+        kept = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
-        (folder / path.name).chmod(0o444)
+        kept.chmod(kept.stat().st_mode & ~0o222)
     return built
 
 
