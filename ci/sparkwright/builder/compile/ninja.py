@@ -218,7 +218,10 @@ class BuildFolder:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
         folder = self._sandbox.sandbox_path(self._path)
-        command = [str(self._program), "-C", str(folder), *options, "-f", ninja_file.SCHEDULE]
+        # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
+        # a ninja that is ended by the latter leaves its compilers behind.
+        command = ["sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)]
+        command += ["-C", str(folder), *options, "-f", ninja_file.SCHEDULE]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:
