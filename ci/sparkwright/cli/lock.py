@@ -49,9 +49,9 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         # A checkout with stacks alone has no gates.
         if (folder / "requirements.in").exists():
             with console.step(f"lock {folder.name}"):
-                (folder / "pylock.toml").write_text(program.lock(session), "utf-8")
-    project.lock_file.write_text(locks.render(resolved), "utf-8")
-    (project.build_folder / "pylock.toml").write_text(tools, "utf-8")
+                session.store.write(folder / "pylock.toml", program.lock(session).encode())
+    session.store.write(project.lock_file, locks.render(resolved).encode())
+    session.store.write(project.build_folder / "pylock.toml", tools.encode())
     # The context caches the lock that it has read.
     session = dataclasses.replace(session)
     for fork, spec in project.spec.forks.items():
@@ -102,7 +102,7 @@ def lock_vendored(session: RunContext, fork: str) -> None:
                     raise
         forks = {**session.lock.forks, fork: locked}
         text = locks.render(msgspec.structs.replace(session.lock, forks=forks))
-        session.project.lock_file.write_text(text, "utf-8")
+        session.store.write(session.project.lock_file, text.encode())
 
 
 def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
