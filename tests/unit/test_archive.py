@@ -139,6 +139,13 @@ def test_what_is_larger_than_any_source_is_refused(tmp_path: Path, monkeypatch: 
     assert "larger than any source" in refused(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
 
 
+def test_folders_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small archive of deep paths would fill the memory with their names."""
+    monkeypatch.setattr(archive, "MOST_FILES", 10)
+
+    assert "larger than any source" in refused(tmp_path, entry("m/" + "a/" * 10 + "x"))
+
+
 def test_a_link_of_negative_size_does_not_raise_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MOST_BYTES", 1000)
     link, _ = entry("m/link", kind=tarfile.SYMTYPE, link="a")
