@@ -282,7 +282,7 @@ class Host:
         self, number: int, head: str, merge: str = "", *, stacks: Sequence[str] = (), excluded: Sequence[str] = ()
     ) -> Record:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
-        state: ledger.State = "merged" if merge else "open"
+        state: ledger.PullState = "merged" if merge else "open"
         pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
         record = series.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")

@@ -9,7 +9,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ideas
-from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, State
+from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, IdeaState
 from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ FILES: dict[str, bytes | None] = {
         (Probe(("src/b.py",), has=("x",), within=("class Gone",)), "unknown", "no class Gone in src/b.py"),
     ],
 )  # fmt: skip
-def test_a_probe_is_decided_by_texts_of_the_tree(tmp_path: Path, repository: Repository, probe: Probe, state: State, evidence: str) -> None:
+def test_a_probe_is_decided_by_texts_of_the_tree(tmp_path: Path, repository: Repository, probe: Probe, state: IdeaState, evidence: str) -> None:
     """The evidence names file, line and text; a missing file or part is never taken for "not needed"."""
     repository.commit(FILES)
     found = ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("Mends it.", (probe,)), "1.0")
@@ -61,7 +61,7 @@ def test_one_missing_piece_is_enough(repository: Repository) -> None:
     needed, unknown = Probe(("src/a.py",), has=("x",)), Probe(("src/none.py",), has=("x",))
     absorbed = Probe(("src/a.py",), lacks=("x",))
 
-    def state(*probes: Probe) -> State:
+    def state(*probes: Probe) -> IdeaState:
         return ideas.examine(Objects(repository.path / ".git"), repository.tree(), Idea("Mends it.", probes), "1.0")[1]
 
     assert [state(absorbed, unknown, needed), state(absorbed, unknown), state(absorbed)] == ["needed", "unknown", "absorbed"]
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: str, new: str) -> None:
         (("needed", "absorbed", "needed", "needed"), "needed from 0.1, taken by 0.2, needed again in 0.3 to 0.4"),
     ],
 )
-def test_a_row_of_releases_has_a_verdict(states: tuple[State, ...], verdict: str) -> None:
+def test_a_row_of_releases_has_a_verdict(states: tuple[IdeaState, ...], verdict: str) -> None:
     """Never needed, needed everywhere, taken, and taken and lost again; the evidence is that of the last need and of the taking."""
     findings: list[Finding] = [(f"0.{number}", state, f"a.py:{number}: x") for number, state in enumerate(states, 1)]
     row = ideas.absorption("mend", "vllm", findings)

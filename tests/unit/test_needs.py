@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sparkwright.cherry_picks import series
-from sparkwright.cherry_picks.ledger import State
+from sparkwright.cherry_picks.ledger import PullState
 from sparkwright.core import digest
 from sparkwright.forks.lock import FileLock
 from sparkwright.release.manifest.records import Fork, Need, Patch
@@ -40,7 +40,7 @@ def _made(host: Host, offered: Index) -> Host:
     return host
 
 
-def carry(host: Host, state: State, head: str, merge: str = "") -> None:
+def carry(host: Host, state: PullState, head: str, merge: str = "") -> None:
     seen = series.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
     record = series.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))

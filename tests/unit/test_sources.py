@@ -347,7 +347,7 @@ def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Rep
     expected = GitLock(URL, "v7", UNRESOLVED, UNRESOLVED)
 
     assert resolve.resolve(run).forks["mini"].git == resolve.resolve(gone).forks["mini"].git == expected
-    assert resolve.unresolved(run, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
+    assert resolve.unresolved(run.project, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
     assert "left unresolved" in capsys.readouterr().err
 
 

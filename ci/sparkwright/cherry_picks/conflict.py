@@ -30,7 +30,7 @@ SHOWN, COLUMNS, NAMED = 8, 96, 20
 #: Lines of a hunk that are compared, in a time that grows with the square of their number.
 COMPARED = 2000
 
-State = Literal["fits", "moved", "ambiguous", "already", "gone"]
+HunkFit = Literal["fits", "moved", "ambiguous", "already", "gone"]
 
 _HUNK = {
     "fits": "fits",
@@ -54,7 +54,7 @@ class HunkState(msgspec.Struct, frozen=True):
     """
 
     label: str
-    state: State
+    state: HunkFit
     line: int = 0
     expected: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
@@ -94,8 +94,8 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     for number, done in ((hunk.start, False), (hunk.new_start, True)):
         if places := hunk.places(text, done=done):
             nearest = min(places, key=lambda line: abs(line - number))
-            moved: State = "moved" if len(places) == 1 else "ambiguous"
-            state: State = "already" if done else "fits" if nearest == number else moved
+            moved: HunkFit = "moved" if len(places) == 1 else "ambiguous"
+            state: HunkFit = "already" if done else "fits" if nearest == number else moved
             return HunkState(hunk.label, state, nearest)
     wanted, have = hunk.before[:COMPARED], lines_of(text)
     block = SequenceMatcher(None, wanted, have).find_longest_match()

@@ -27,7 +27,7 @@ from sparkwright.forks.context import RunContext
 #: most likely has it.
 LIKELY = 0.8
 
-State = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
+TrialState = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
 
 _UPSTREAM = ("already-upstream", "likely-upstream")
 
@@ -59,7 +59,7 @@ class Trial(msgspec.Struct, frozen=True):
     patch: str
     sha256: str
     base: str
-    state: State
+    state: TrialState
     moved: int
     standing: tuple[int, int]
     evidence: tuple[Evidence, ...]
@@ -94,7 +94,7 @@ class Absorbed(msgspec.Struct, frozen=True):
     patch: str
     last: str
     first: str
-    state: State
+    state: TrialState
     proof: str = ""
 
 
@@ -158,11 +158,11 @@ def _trial(
 ) -> Trial:
     standing = patch.standing(upstream.session.objects, base.tree, tried.sections())
     if outcome.status == "applied":
-        moves: State = "moves" if outcome.moved and not tried.pick else "applies"
+        moves: TrialState = "moves" if outcome.moved and not tried.pick else "applies"
         return Trial(tried.name, tried.sha256, base.name, moves, outcome.moved, standing, ())
     tests = evidence(upstream, base, tried, reverts=reverts)
     likely = standing[1] and standing[0] >= LIKELY * standing[1]
-    state: State = "likely-upstream" if likely else "conflict"
+    state: TrialState = "likely-upstream" if likely else "conflict"
     if outcome.status == "already-upstream" or any(test.holds for test in tests):
         state = "already-upstream"
     elif outcome.status == "empty":

@@ -25,13 +25,13 @@ from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
-State = Literal["needed", "unknown", "absorbed"]
+IdeaState = Literal["needed", "unknown", "absorbed"]
 #: The first state of any probe decides: one missing piece is enough, and all must be there to do
 #: without the idea.
-_DECIDING: tuple[State, ...] = ("needed", "unknown", "absorbed")
+_DECIDING: tuple[IdeaState, ...] = ("needed", "unknown", "absorbed")
 
 #: The release, its state, and the files, lines and texts that decide it.
-Finding = tuple[str, State, str]
+Finding = tuple[str, IdeaState, str]
 
 #: A fragment of one line: enough to find a place, too little to be a copy of it.
 Anchor = Annotated[str, msgspec.Meta(pattern=r"\A\S[^\n]*\Z", max_length=80)]
@@ -123,7 +123,7 @@ def examine(objects: Objects, tree: str, idea: Idea, release: str) -> Finding:
     return release, state, "; ".join(evidence)
 
 
-def _try_probe(objects: Objects, tree: str, probe: Probe) -> tuple[State, str]:
+def _try_probe(objects: Objects, tree: str, probe: Probe) -> tuple[IdeaState, str]:
     for path in probe.paths:
         text = (objects.blob(tree, path) or b"").decode("utf-8", "replace")
         if judged := [_judge(path, text, start, end, probe) for start, end in _parts(text, probe)]:
@@ -144,7 +144,7 @@ def _parts(text: str, probe: Probe) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(pattern, text)]
 
 
-def _judge(path: str, text: str, start: int, end: int, probe: Probe) -> tuple[State, str]:
+def _judge(path: str, text: str, start: int, end: int, probe: Probe) -> tuple[IdeaState, str]:
     """Return whether *probe* holds in a part of a file, and the text that decides."""
     part = text[start:end]
     wrong = [anchor for anchor in probe.lacks if anchor in part]

@@ -21,7 +21,7 @@ from sparkwright.core.errors import FileError
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
 
-State = Literal["open", "merged", "closed", "unresolved"]
+PullState = Literal["open", "merged", "closed", "unresolved"]
 
 #: Text that a person wrote.
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     number: Annotated[int, msgspec.Meta(ge=1)]
     title: str
     author: str
-    state: State
+    state: PullState
     seen: Day
     date: Day
     head: Commit

@@ -67,7 +67,7 @@ _CONFIG = """\
 """
 
 
-class State(msgspec.Struct, frozen=True):
+class WorktreeState(msgspec.Struct, frozen=True):
     """
     The record of a worktree.
 
@@ -109,7 +109,7 @@ def start(
     person.
 
     Args:
-        files, gone: See `State`.
+        files, gone: See `WorktreeState`.
 
     Raises:
         rebase-unfinished: There is a worktree already.
@@ -154,7 +154,7 @@ def start(
             for ref, commit in ((BASE, root), (PICKS, tip)):
                 work.run(["update-ref", ref, commit])
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-            state = State(dict(gone), dict(files), _inputs(session, fork, files))
+            state = WorktreeState(dict(gone), dict(files), _inputs(session, fork, files))
             (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
             stopped = _am(scratch, ours, diffs)
             # The store may be removed; beyond this copy of it, it serves merges only.
@@ -336,7 +336,7 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             f"The series of {fork} has no patch {', '.join(sorted(unknown))} to drop.",
             todo=f"Give the name of a file in {source}.",
         )
-    state = msgspec.json.decode((work.path / "sparkwright.json").read_bytes(), type=State)
+    state = msgspec.json.decode((work.path / "sparkwright.json").read_bytes(), type=WorktreeState)
     # The store is made anew if it was removed meanwhile.
     work.borrow(session.objects.path.parent)
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]

@@ -21,7 +21,7 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.ledger import Ledger, Record, State
+from sparkwright.cherry_picks.ledger import Ledger, PullState, Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import digest, github
@@ -43,7 +43,7 @@ class PullRequestSnapshot(msgspec.Struct, frozen=True):
 
     title: str
     author: str
-    state: State
+    state: PullState
     head: str
     merge: str
     branch: str

@@ -14,12 +14,12 @@ from sparkwright.builder import host_info
 from sparkwright.cli import context, install
 from sparkwright.core import project_data
 from sparkwright.core.console import console, size
-from sparkwright.forks import package_index
+from sparkwright.forks import lock, package_index, resolve
 from sparkwright.forks.stack import Project
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
 #: with an error. ``not-run``: cannot run on this machine.
-State = Literal["ready", "look", "missing", "not-run"]
+CheckState = Literal["ready", "look", "missing", "not-run"]
 
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The first driver branch for CUDA 13.
@@ -27,7 +27,7 @@ CUDA13_DRIVER = 580
 #: The architecture of a Spark, for which other machines cross-compile.
 SPARK = "aarch64"
 #: Fact → Debian's package, what needs it, and the state without it.
-PROGRAMS: Mapping[str, tuple[str, str, State]] = {
+PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
     "git": ("git", "every command", "missing"),
     "g++": ("g++", "plan, build and demo", "missing"),
     "Python headers": ("python3-dev", "plan and build", "missing"),
@@ -41,7 +41,7 @@ class Check(msgspec.Struct, frozen=True):
     """What was *found* of a *subject*, what that means, and the command that mends it."""
 
     subject: str
-    state: State
+    state: CheckState
     found: str
     means: str = ""
     mend: str = ""
@@ -154,6 +154,15 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
             "" if current else "sudo ubuntu-drivers install",
             otherwise="not-run",
         )
+    if project.lock_file.is_file():
+        lines = resolve.unresolved(project, lock.read(project))
+        yield _check(
+            "lock",
+            not lines,
+            "\n".join(f"unresolved: {line}" for line in lines) or "every source is resolved",
+            "builds take another kind of source, or the commit that the source distribution proves",
+            f"sparkwright lock --stack {project.stack}",
+        )
     hosts = {
         "package index": "fetch, plan, build, audit and demo use what the cache directory holds",
         "upstream host": "git sources only through --mirror",
@@ -163,7 +172,12 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
 
 
 def _check(
-    subject: str, good: object, found: str, means: str, mend: str = "", otherwise: State = "look"
+    subject: str,
+    good: object,
+    found: str,
+    means: str,
+    mend: str = "",
+    otherwise: CheckState = "look",
 ) -> Check:
     if good:
         return Check(subject, "ready", found)

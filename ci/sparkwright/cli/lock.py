@@ -65,7 +65,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
                 what = f"{error.what} ({error.reference})"
                 console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
     written = locks.read(project)
-    unresolved = resolve.unresolved(session, written)
+    unresolved = resolve.unresolved(session.project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     return {"lock": written, "unresolved": unresolved}

@@ -16,7 +16,7 @@ from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, WheelSpec
+from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, WheelSpec
 
 MODULES = ".gitmodules"
 
@@ -190,7 +190,7 @@ def require_safe(text: str, origin: str) -> str:
     return text
 
 
-def unresolved(context: RunContext, lock: Lock) -> list[str]:
+def unresolved(project: Project, lock: Lock) -> list[str]:
     """Return, a line each, what *lock* could not pin."""
     lines = []
     for name, fork in lock.forks.items():
@@ -201,7 +201,7 @@ def unresolved(context: RunContext, lock: Lock) -> list[str]:
             for inner, entry in sources.items()
             if not entry.resolved
         ]
-        missing = context.project.fork(name).bases.keys() - fork.bases.keys()
+        missing = project.fork(name).bases.keys() - fork.bases.keys()
         lines += [f"{name}: base wheel for {machine}" for machine in sorted(missing)]
     return lines
 

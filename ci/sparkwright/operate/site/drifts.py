@@ -38,7 +38,7 @@ class Ended(msgspec.Struct, frozen=True):
     """
 
     patch: str
-    state: drift.State
+    state: drift.TrialState
     base: str
     taken: str
     last: str
