@@ -18,6 +18,7 @@ from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor, main
 from sparkwright.cli.doctor import Check
 from sparkwright.core.console import console
+from sparkwright.forks import lock, resolve
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +49,15 @@ def states(**changes: object) -> dict[str, Check]:
     return {check.subject: check for check in checks if check.state != "ready"}
 
 
-def test_a_spark_with_its_network_is_ready() -> None:
-    assert states() == {}
+def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -> None:
+    """Each source is named, and the command that resolves them."""
+    project, checks = Project(ROOT, "2026.11"), states()
+    lines = resolve.unresolved(project, lock.read(project))
+
+    assert lines
+    assert {subject: (check.found, check.mend) for subject, check in checks.items()} == {
+        "lock": ("\n".join(f"unresolved: {line}" for line in lines), "sparkwright lock --stack 2026.11")
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_a_missing_program_comes_with_its_command(program: str, package: str, st
 
 
 def test_another_machine_needs_a_cross_compiler_for_a_spark() -> None:
-    assert set(states(machine="x86_64")) == {"aarch64-linux-gnu-g++"}
+    assert set(states(machine="x86_64")) == {"aarch64-linux-gnu-g++", "lock"}
 
 
 def test_facts_of_this_machine_are_plausible(tmp_path: Path) -> None:

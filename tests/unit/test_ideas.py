@@ -9,7 +9,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ideas
-from sparkwright.cherry_picks.ideas import Finding, Idea, Probe, IdeaState
+from sparkwright.cherry_picks.ideas import Finding, Idea, IdeaState, Probe
 from sparkwright.core.git_store import Objects
 
 if TYPE_CHECKING:
