@@ -16,7 +16,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,13 +168,13 @@ def apply_patches(
             console.note(f"{outcome.tree[:12]}  {patch.subject}")
     tree = steps[-1].tree if steps else base
     modes, wrong = objects.paths(tree) if steps else {}, list[str]()
-    trees = pairwise([base, *(step.tree for step in steps)])
+    changes = objects.successive_changes([base, *(step.tree for step in steps)])
     # git finds a diff behind any text, also where `sections` sees none.
-    for patch, (before, after) in zip(patches, trees, strict=True):
+    for patch, changed in zip(patches, changes, strict=True):
         named = {path for part in patch.sections() for path in (part.old, part.new)}
         wrong += [
             f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"
-            for path in objects.changes(before, after)
+            for path in changed
             if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
         ]
     if wrong:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,19 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        parts = self._text("diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after)
-        words = parts.split("\0")[:-1]
-        return dict(zip(words[1::2], words[::2], strict=True))
+        return self.successive_changes([before, after])[0]
+
+    def successive_changes(self, trees: Sequence[str]) -> list[dict[str, str]]:
+        """Return the `changes` from each of *trees* to the next, by one call of git."""
+        pairs = "".join(f"{before} {after}\n" for before, after in pairwise(trees))
+        words = ["diff-tree", "--stdin", "-r", "-z", "--no-renames", "--name-status"]
+        changes, number = [dict[str, str]() for _ in trees[1:]], -1
+        parts = self._text(*words, stdin=pairs.encode()).split("\0")
+        for status, path in zip(parts[::2], parts[1::2], strict=False):
+            # A line with both trees stands before the first status of each pair.
+            number += status.count("\n")
+            changes[number][path] = status.rpartition("\n")[2]
+        return changes
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """Return *tree* with the bytes of *files* at their paths; modes stay."""
