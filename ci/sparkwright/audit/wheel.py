@@ -187,8 +187,8 @@ class LibraryAudit:
     ) -> None:
         """Add a finding about the library, these *units* and those that *images* come from."""
         hashes = {image.sha256 for image in images}
-        made = [unit for unit in self._units if any(code[1] in hashes for code in unit.code)]
-        names = tuple(unit.name for unit in (*units, *made))
+        sources = [unit for unit in self._units if any(code[1] in hashes for code in unit.code)]
+        names = tuple(unit.name for unit in (*units, *sources))
         self.findings.append(AuditFinding(self._name, rule, message, names))
 
     def inspect(

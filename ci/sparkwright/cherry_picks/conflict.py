@@ -240,17 +240,17 @@ def _with_upstream(
         note = "upstream's history is not in the store; `sparkwright patch drift` brings it"
         return replace(conflict, note=note)
     states = history.states(objects, conflict.path, upstream.tip)
-    known = {"base": blob, "patch": part.blob}
-    found = {
+    blobs = {"base": blob, "patch": part.blob}
+    positions = {
         whose: number
-        for whose, wanted_blob in known.items()
+        for whose, wanted_blob in blobs.items()
         for number, (_, state) in reversed([*enumerate(states)])
         if wanted_blob and state.startswith(wanted_blob)
     }
-    if unknown := [whose for whose in known if whose not in found]:
-        note = f"the {unknown[0]}'s {conflict.path} is no state of upstream's branch"
+    if absent := [whose for whose in blobs if whose not in positions]:
+        note = f"the {absent[0]}'s {conflict.path} is no state of upstream's branch"
         return replace(conflict, note=note)
-    between = states[min(found.values()) : max(found.values()) + 1]
+    between = states[min(positions.values()) : max(positions.values()) + 1]
     try:
         upstream.mirror.files({state for _, state in between if state.strip("0")})
     except SparkwrightError as error:
@@ -262,7 +262,7 @@ def _with_upstream(
     ]
     names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
     commits = tuple(history.commit(objects, name) for name in names)
-    field = "base_lacks" if found["patch"] < found["base"] else "base_has"
+    field = "base_lacks" if positions["patch"] < positions["base"] else "base_has"
     return replace(conflict, **{field: commits})
 
 

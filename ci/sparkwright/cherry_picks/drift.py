@@ -225,20 +225,8 @@ def status(session: RunContext, fork: str, today: datetime.date) -> list[Line]:
     drift, carried = last(session, fork), list[Patch]()
     for record in book.carried(stack) if book else ():
         data = patch.without(series.stored_diff(session, record), record.stacks[stack])
-        carried.append(
-            Patch(
-                name=record.name,
-                sha256=digest.sha256_bytes(data) if data else "",
-                subject=record.title,
-                status=record.state,
-                reason=record.reason,
-                drop_when=record.drop_when,
-                files=record.files,
-                data=data,
-                pick=record.number,
-                date=record.date,
-            )
-        )
+        picked = series.as_patch(record, data)
+        carried.append(msgspec.structs.replace(picked, date=record.date))
     carried += series.load(session.project.series_folder(fork))
     return [
         Line(

@@ -288,10 +288,14 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
             details=unknown,
             todo="Correct `stacks` in the ledger.",
         )
-    data = patch.without(whole, left_out)
+    return as_patch(record, patch.without(whole, left_out))
+
+
+def as_patch(record: Record, data: bytes) -> Patch:
+    """Return the patch of *record* whose diff is *data*; without one it has no hash."""
     return Patch(
         name=record.name,
-        sha256=digest.sha256_bytes(data),
+        sha256=digest.sha256_bytes(data) if data else "",
         subject=record.title,
         status="Backport",
         reason=record.reason,

@@ -1,5 +1,5 @@
 """
-Run git.
+Run git, by GitPython's command layer.
 
 The user's git configuration never leaks in: its files are switched off and its variables removed,
 except those that say how to reach a host.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sparkwright.core.errors import CommandError, GitError
+from sparkwright.core.errors import GitError
 from sparkwright.core.process import refuse_full_disk, wrap_with_limits
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
@@ -101,11 +101,8 @@ def run(
     settings = _CONFIG if durable else {**_CONFIG, "core.fsync": "none"}
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     environment = {**_ENVIRONMENT, **(env or {})}
-    try:
-        # A git that outlived a killed run would write under the lock of the next one.
-        command = wrap_with_limits(["git", *options, *arguments])
-    except FileNotFoundError as error:
-        raise CommandError("tool-missing", "git is not installed.") from error
+    # A git that outlived a killed run would write under the lock of the next one.
+    command = wrap_with_limits(["git", *options, *arguments])
     with tempfile.TemporaryFile() as spool:
         if isinstance(stdin, bytes):
             spool.write(stdin)

@@ -27,7 +27,7 @@ ADDRESS = "https://api.github.com"
 #: so many pages.
 PAGE_SIZE, PAGES = 20, 50
 
-#: The statuses of what was renamed, is not there, or was removed.
+#: The statuses of a renamed, missing or removed pull request.
 _GONE = (301, 404, 410)
 _HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
 _REPOSITORY = (

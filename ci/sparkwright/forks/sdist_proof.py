@@ -81,7 +81,7 @@ def prove(
         rest = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise SourceError(
             "sdist-differs",
-            f"The commit of {fork} is not what was released.",
+            f"The commit of {fork} differs from the released source distribution.",
             details=[*wrong[:SHOWN], *rest],
         )
     return SdistProof(

@@ -161,7 +161,7 @@ class BuildFolder:
         Make the CMake *targets*, or everything if there are none, and return the compiler calls.
 
         Raises:
-            compile-failed, disk-full: A unit failed; what was compiled stays.
+            compile-failed, disk-full: A unit failed; finished objects are kept.
             memory-exceeded: A unit takes more memory than there is, as measured, or was killed for
                 memory twice, the second time alone.
             build-downloads: A build step asked for a host.
@@ -204,7 +204,7 @@ class BuildFolder:
         return calls
 
     def _make(self, targets: Sequence[str], jobs: int) -> None:
-        """Run ninja until *targets* are made; make what was killed for memory alone, once."""
+        """Build *targets* with ninja; retry units that were killed for memory once, each alone."""
         while failed := self._ninja(["-j", str(jobs), *targets]):
             for edge in failed:
                 if not edge.killed:
