@@ -25,7 +25,7 @@ from tests.support import endings
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -146,12 +146,12 @@ def cuda_env(tools: Toolchain) -> Path:
 def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
     """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
     bare = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    session = demo.prepare(RunContext(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
+    context = demo.prepare(RunContext(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
-        with demo.official(session, tools):
-            demo.lock_all(session)
-    return session.project.root.parent
+        with demo.official(context, tools):
+            demo.lock_all(context)
+    return context.project.root.parent
 
 
 def _shared(folder: Path, user_store: Store) -> Path:

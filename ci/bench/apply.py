@@ -33,9 +33,9 @@ def made(objects: Objects, tree: str, count: int) -> tuple[list[tuple[bytes, Pat
 
 
 options = measure.arguments(__doc__ or "")
-session = measure.session(options)
-objects = session.objects
-base = fetch.fetch(session, "vllm").tree
+context = measure.context(options)
+objects = context.objects
+base = fetch.fetch(context, "vllm").tree
 patches, expected = made(objects, base, 20)
 folder = Path(tempfile.mkdtemp())
 env = {**os.environ, **{f"GIT_{role}_{field}": "bench" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}}

@@ -63,12 +63,12 @@ class Peak:
 
 options = measure.arguments(__doc__ or "")
 options.runs = min(options.runs, 3)
-session = measure.session(options)
-locked = session.lock.forks["vllm"].bases[session.machine]
-base = package_index.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
-programs = toolchain.obtain(session).cuda / "bin"
-rules: AuditPolicy = policy.load(session.project.audit_file, session.project.spec.arch)
-scratch = session.store.folder("work")
+context = measure.context(options)
+locked = context.lock.forks["vllm"].bases[context.machine]
+base = package_index.obtain(context.store, locked.name, locked.filename, locked.sha256, offline=True)
+programs = toolchain.obtain(context).cuda / "bin"
+rules: AuditPolicy = policy.load(context.project.audit_file, context.project.spec.arch)
+scratch = context.store.folder("work")
 
 
 def unpacked(folder: Path) -> dict[str, Path]:

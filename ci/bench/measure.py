@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -41,7 +41,7 @@ def arguments(about: str, more: Callable[[argparse.ArgumentParser], object] | No
     return parser.parse_args()
 
 
-def session(options: argparse.Namespace) -> RunContext:
+def context(options: argparse.Namespace) -> RunContext:
     """Return a run on stack 2026.11 that never asks the network: a benchmark measures no connection."""
     project = Project(options.root.absolute(), "2026.11")
     return RunContext(project, Store(options.cache_dir), tuple(project.spec.forks), project.root / "dist", offline=True)

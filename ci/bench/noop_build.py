@@ -11,14 +11,14 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")
-session = measure.session(options)
+context = measure.context(options)
 # A build that is not finished would be made by the first run: an hour of compiling, timed as a build with nothing to do.
-if missing := [fork for fork in session.forks if pipeline.current(session, fork) is None]:
-    sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {session.project.stack} is not built in {session.store.root}.")
-tools = toolchain.obtain(session)
-settings = toolchain.settings(session, "vllm")
-folder = Workspace(session, tools, "vllm").build
-places = ["--root", str(session.project.root), "--cache-dir", str(session.store.root)]
+if missing := [fork for fork in context.forks if pipeline.current(context, fork) is None]:
+    sys.exit(f"Nothing to measure: {', '.join(missing)} of stack {context.project.stack} is not built in {context.store.root}.")
+tools = toolchain.obtain(context)
+settings = toolchain.settings(context, "vllm")
+folder = Workspace(context, tools, "vllm").build
+places = ["--root", str(context.project.root), "--cache-dir", str(context.store.root)]
 ours = [sys.executable, "-m", "sparkwright", "build", *places, "--offline"]
 theirs = [str(tools.tool("cmake")), "--build", str(folder), "--target", *settings.targets]
 

@@ -57,10 +57,10 @@ def timed(name: str, inputs: int, runs: int, work: Callable[[], object]) -> Row:
     return Row(name, statistics.median(seconds), statistics.median(spent), inputs)
 
 
-def whole(session: RunContext) -> Callable[[], object]:
+def whole(context: RunContext) -> Callable[[], object]:
     """Return what runs G1 on the trees of the default stack."""
-    policy = strict_yaml.load(session.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
-    made, includes = trees.made(session, policy.forks), trees.includes(toolchain.obtain(session))
+    policy = strict_yaml.load(context.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+    made, includes = trees.made(context, policy.forks), trees.includes(toolchain.obtain(context))
 
     def work() -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -78,7 +78,7 @@ def main() -> None:
     numbers = values.every("bf16").values
     numbers = numbers[~np.isnan(numbers)]
     rows = [
-        timed("G1, whole", 1, options.runs, whole(measure.session(options))),
+        timed("G1, whole", 1, options.runs, whole(measure.context(options))),
         timed("E2M1 of every bf16: ours", len(numbers), options.runs, lambda: e2m1.encode(numbers)),
         timed("the same: ml_dtypes, vectorised", len(numbers), options.runs, lambda: numbers.astype(ml_dtypes.float4_e2m1fn)),
         timed("the same: ml_dtypes, value by value", len(numbers), options.runs, lambda: [ml_dtypes.float4_e2m1fn(one) for one in numbers]),

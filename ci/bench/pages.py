@@ -187,13 +187,13 @@ def once(folder: Path) -> None:
     import matplotlib.figure  # noqa: F401
     import scipy.stats  # noqa: F401
 
-    session = RunContext(Project(measure.ROOT, STACK), Store(folder / "store"), (), folder / "dist", offline=True)
+    context = RunContext(Project(measure.ROOT, STACK), Store(folder / "store"), (), folder / "dist", offline=True)
     books = folder / "books"
     wish = Wish(str(books), (keys.public_path(books / "key"),), URL)
     began, busy = time.perf_counter(), time.process_time()
-    found = making.read(session, Asked(wish, True, DAY, books / "nights"))
+    found = making.read(context, Asked(wish, True, DAY, books / "nights"))
     read = time.perf_counter() - began
-    written = making.make(session, found, folder / "site")
+    written = making.make(context, found, folder / "site")
     seconds = time.perf_counter() - began
     figures = sum(len(one.spots) for one in found.histories)
     cpu = time.process_time() - busy

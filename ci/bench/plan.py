@@ -11,23 +11,23 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")
-session = measure.session(options)
-tools = toolchain.obtain(session)
-source = source_tree.make(session, "vllm")
+context = measure.context(options)
+tools = toolchain.obtain(context)
+source = source_tree.make(context, "vllm")
 
 
 def ours() -> None:
     """Configure twice and judge every unit, past the store's record."""
-    plan.examine_both(session, tools, source)
+    plan.examine_both(context, tools, source)
 
 
 def theirs() -> None:
     """Configure once, into an empty folder, as a user would."""
-    bare = Workspace(session, tools, "vllm", "bench")
+    bare = Workspace(context, tools, "vllm", "bench")
     bare.fill(source.tree)
     bare.configure()
     shutil.rmtree(bare.folder)
 
 
-with session.store.lock(Workspace.name(session, "vllm")):
+with context.store.lock(Workspace.name(context, "vllm")):
     measure.compare("plan vLLM", {"plan, before and after": ours, "one configure, no judgement": theirs}, options, budget=180.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import Store

@@ -234,9 +234,9 @@ class Run:
         folder: Holds project, upstreams and store.
     """
 
-    def __init__(self, session: RunContext, address: str, base: str) -> None:
-        self.folder, self._address, self._base = session.project.root.parent, address, base
-        self.store = session.store.root
+    def __init__(self, context: RunContext, address: str, base: str) -> None:
+        self.folder, self._address, self._base = context.project.root.parent, address, base
+        self.store = context.store.root
 
     def command(self, *words: str) -> list[str]:
         """Return the command line of a build of vllm."""

@@ -205,12 +205,12 @@ def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: 
     for name in demo_verb.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
     bare = Project(Path(demo_verb.__file__).parents[1] / "demo" / "project", "demo")
-    session = demo_verb.prepare(RunContext(bare, Store(folder), (), folder / "dist", target=other), None)
+    context = demo_verb.prepare(RunContext(bare, Store(folder), (), folder / "dist", target=other), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", os.environ.get("SPARKWRIGHT_INDEX_URL", ""))
-        with demo_verb.official(session, tools):
-            demo_verb.lock_all(session)
-    made = Demo(session.project.root.parent, other)
+        with demo_verb.official(context, tools):
+            demo_verb.lock_all(context)
+    made = Demo(context.project.root.parent, other)
     made.build()
     return made
 

@@ -63,7 +63,7 @@ print(json.dumps(found))
 class Built(NamedTuple):
     """A run on the reviewed data with the small list, and the two wheels that it made."""
 
-    session: RunContext
+    context: RunContext
     tools: Toolchain
     sources: Path
     modules: Path
@@ -80,10 +80,10 @@ def _built(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Built
     (folder / "store").mkdir()
     for name in demo.SHARED:
         (folder / "store" / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    session = RunContext(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
-    sources = building.build(session, "flashinfer")
-    modules = flashinfer_aot.build(session, SMALL, sources)
-    return Built(session, toolchain.obtain(session), building.wheel_path(session, sources), building.wheel_path(session, modules))
+    context = RunContext(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
+    sources = building.build(context, "flashinfer")
+    modules = flashinfer_aot.build(context, SMALL, sources)
+    return Built(context, toolchain.obtain(context), building.wheel_path(context, sources), building.wheel_path(context, modules))
 
 
 class Installed:
@@ -151,7 +151,7 @@ def test_first_use_on_a_spark_compiles_nothing(built: Built, installed: Installe
 
 def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> None:
     """Read from the bytes: every cubin was made for sm_121f, there is no PTX, and the loader needs nothing that torch does not bring."""
-    project = built.session.project
+    project = built.context.project
     rules = policy.load(project.audit_file, project.spec.arch)
     report = wheel.audit(built.modules, rules, built.tools.cuda / "bin")
 
@@ -167,15 +167,15 @@ def test_the_libraries_hold_the_stack_s_code_and_nothing_else(built: Built) -> N
 def test_a_build_with_nothing_changed_makes_nothing(built: Built) -> None:
     """The wheel comes from the store; a reason that is worded otherwise is no change."""
     reworded = msgspec.structs.replace(SMALL, modules=tuple(msgspec.structs.replace(one, reason="other words") for one in SMALL.modules))
-    sources = building.current(built.session, "flashinfer")
+    sources = building.current(built.context, "flashinfer")
 
     assert sources is not None
-    assert building.wheel_path(built.session, flashinfer_aot.build(built.session, reworded, sources)).samefile(built.modules)
+    assert building.wheel_path(built.context, flashinfer_aot.build(built.context, reworded, sources)).samefile(built.modules)
 
 
 def workshop(built: Built, spec: AotSpec, folder: Path) -> AotBuilder:
-    session = dataclasses.replace(built.session, store=Store(folder / "store"))
-    return AotBuilder(session, built.tools, spec, built.sources)
+    context = dataclasses.replace(built.context, store=Store(folder / "store"))
+    return AotBuilder(context, built.tools, spec, built.sources)
 
 
 def test_every_module_of_the_reviewed_list_is_one_of_the_locked_release(built: Built, tmp_path: Path) -> None:

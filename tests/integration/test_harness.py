@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -31,17 +31,17 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "tasks.yaml", TasksPolicy)
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> RunContext:
+def context(tmp_path: Path) -> RunContext:
     """Return a run with the user's store, which has the harness afterwards."""
     return RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path)
 
 
 @pytest.fixture
-def before(session: RunContext) -> Outcome:
+def before(context: RunContext) -> Outcome:
     """Return a baseline that was right everywhere."""
-    settings, count = tasks.settings_digest(session, POLICY.tasks["largest"], harness.version(session)), POLICY.tasks["largest"].questions
+    settings, count = tasks.settings_digest(context, POLICY.tasks["largest"], harness.version(context)), POLICY.tasks["largest"].questions
     questions = tuple(f"{number:016x}" for number in range(count))
-    return Outcome(Served(), "toy", "0", harness.version(session), "largest", settings, questions, "1" * count)
+    return Outcome(Served(), "toy", "0", harness.version(context), "largest", settings, questions, "1" * count)
 
 
 @contextlib.contextmanager
@@ -53,8 +53,8 @@ def serving(bad: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
         server.shutdown()
 
 
-def judged(session: RunContext, url: str, before: Outcome | str, task: str = "largest", policy: TasksPolicy = POLICY) -> dict[str, Check]:
-    checks = tasks.run(policy, task, session, url, before, served=Served())
+def judged(context: RunContext, url: str, before: Outcome | str, task: str = "largest", policy: TasksPolicy = POLICY) -> dict[str, Check]:
+    checks = tasks.run(policy, task, context, url, before, served=Served())
     assert all(check.reference in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
@@ -96,18 +96,18 @@ class Bad(http.server.BaseHTTPRequestHandler):
     ids=["page", "empty", "null", "8 GB", "long error"],
 )
 def test_an_answer_that_is_none_ends_the_task(
-    session: RunContext, before: Outcome, status: int, body: bytes, times: int, reason: str
+    context: RunContext, before: Outcome, status: int, body: bytes, times: int, reason: str
 ) -> None:
     """A page, no answer, an answer without text, one of 8 GB, an error of 900 MB: invalid, within the limits of memory and files."""
     bad = type("Handler", (Bad,), {"status": status, "body": body, "times": times})
     with serving(bad) as url:
-        checks = judged(session, url, before)
+        checks = judged(context, url, before)
 
     assert (checks["answers"].state, checks["answers"].reference) == ("invalid", reason)
     assert sum(len(sample.found) for sample in checks["answers"].samples) < 10_000
 
 
-def test_a_server_that_never_answers_is_ended_in_time(session: RunContext, before: Outcome) -> None:
+def test_a_server_that_never_answers_is_ended_in_time(context: RunContext, before: Outcome) -> None:
     """The policy's seconds bound the harness, whatever the server does."""
     ended = threading.Event()
 
@@ -117,16 +117,16 @@ def test_a_server_that_never_answers_is_ended_in_time(session: RunContext, befor
 
     one = msgspec.structs.replace(POLICY.tasks["largest"], seconds=20)
     with serving(Silent) as url:
-        checks = judged(session, url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
+        checks = judged(context, url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
         ended.set()
 
     assert (checks["answers"].state, checks["answers"].reference) == ("invalid", "harness-slow")
 
 
-def test_gsm8k_without_its_data_did_not_run(session: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gsm8k_without_its_data_did_not_run(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The data set is not fetched by the gate: a machine without it gets `not-run` with the reason, before any server is asked."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    checks = judged(session, "http://127.0.0.1:9", "http://127.0.0.1:9", "gsm8k")
+    checks = judged(context, "http://127.0.0.1:9", "http://127.0.0.1:9", "gsm8k")
 
     assert {check.state for check in checks.values()} == {"not-run"}
     assert checks["baseline"].reference == "task-data-missing"

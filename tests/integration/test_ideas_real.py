@@ -71,8 +71,8 @@ UNDECIDED = {
 def _rows(user_store: Store) -> Iterator[list[Absorption]]:
     listed = upstream.releases
 
-    def bounded(session: RunContext, project: str, *, optional: bool = False) -> list[Release]:
-        releases = listed(session, project, optional=optional)
+    def bounded(context: RunContext, project: str, *, optional: bool = False) -> list[Release]:
+        releases = listed(context, project, optional=optional)
         return [release for release in releases if Version(release.version) <= Version(LAST.get(project, release.version))]
 
     with pytest.MonkeyPatch.context() as patched:

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_converters_of_the_default_stack_are_right(user_store: Store, tmp_path: Path) -> None:
     """Nothing fails, nothing is invalid, and nothing is left out: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
     project = Project(ROOT, "2026.11")
-    session = RunContext(project, user_store, tuple(project.spec.forks), ROOT / "dist")
+    context = RunContext(project, user_store, tuple(project.spec.forks), ROOT / "dist")
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
 
-    checks = numerics.run(trees.made(session, policy.forks), policy, trees.includes(toolchain.obtain(session)), tmp_path)
+    checks = numerics.run(trees.made(context, policy.forks), policy, trees.includes(toolchain.obtain(context)), tmp_path)
 
     assert Counter(check.state for check in checks) == {"pass": len(checks)}, [check for check in checks if check.state != "pass"]

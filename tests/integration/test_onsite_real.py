@@ -81,7 +81,7 @@ cute.compile(start, *(make_ptr(kind, 16, cute.AddressSpace.gmem, assumed_align=1
 class Dsl:
     """An environment with what the DSL needs, and the wheels that belong into it."""
 
-    session: RunContext
+    context: RunContext
     spec: OnsiteSpec
     venv: Path
 
@@ -90,16 +90,16 @@ class Dsl:
         return next(self.venv.glob("lib/python3.*/site-packages"))
 
     def install(self, *, restore: bool = False) -> Installed:
-        return onsite.install(self.session.store, self.spec, self.venv, restore=restore)
+        return onsite.install(self.context.store, self.spec, self.venv, restore=restore)
 
     def uv(self, *words: str | Path) -> None:
-        cache = self.session.store.root / "cache" / "uv"
+        cache = self.context.store.root / "cache" / "uv"
         subprocess.run([find_uv_bin(), "--quiet", "--no-config", "--cache-dir", cache, *words], check=True)
 
     def unpack(self, number: int, done: Installed) -> None:
         """Let uv install the wheel of that place in the order over what is there."""
         filename, sha256 = list(done.wheels.items())[number]
-        path = package_index.path_of(self.session.store, sha256, filename)
+        path = package_index.path_of(self.context.store, sha256, filename)
         options = ("--no-index", "--no-deps", "--reinstall", "--link-mode", "copy")
         self.uv("pip", "install", "--python", self.venv / "bin" / "python", *options, path)
 

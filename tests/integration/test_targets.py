@@ -186,10 +186,10 @@ class Parts:
         (self.root / "build/parts/environment.yaml").write_text(ENVIRONMENT)
         (self.root / "build/parts/archs.yaml").write_text("rules: []\n")
         shutil.copy(demo / "build/demo/pylock.toml", self.root / "build/parts/pylock.toml")
-        session, base = self.session(), self._base()
+        context, base = self.context(), self._base()
         forks = {
-            name: resolve.resolve_fork(session, name, msgspec.structs.replace(spec, bases={}))
-            for name, spec in session.project.spec.forks.items()
+            name: resolve.resolve_fork(context, name, msgspec.structs.replace(spec, bases={}))
+            for name, spec in context.project.spec.forks.items()
         }
         forks["widget"] = msgspec.structs.replace(forks["widget"], bases={platform.machine(): base})
         (self.root / "forks/parts/lock.yaml").write_text(lock.render(lock.Lock(1, "parts", forks)))
@@ -212,10 +212,10 @@ class Parts:
 
     def lock(self) -> dict[str, lock.VendoredLock]:
         """Read the vendored sources from CMake into the lock, and return them."""
-        lock_vendored(self.session("all"), "widget")
-        return self.session().lock.forks["widget"].vendored
+        lock_vendored(self.context("all"), "widget")
+        return self.context().lock.forks["widget"].vendored
 
-    def session(self, *targets: str, mirrors: bool = True) -> RunContext:
+    def context(self, *targets: str, mirrors: bool = True) -> RunContext:
         """Return a run for *targets*, as the command line would make it."""
         places = {f"{HOST}{name}.git": str(self.upstreams / name) for name in (*PARTS, "widget")} if mirrors else {}
         project = Project(self.root, "parts")
@@ -225,7 +225,7 @@ class Parts:
         )  # fmt: skip
 
     def build(self, *targets: str, mirrors: bool = True) -> BuiltWheel:
-        return pipeline.build(self.session(*targets, mirrors=mirrors), "widget")
+        return pipeline.build(self.context(*targets, mirrors=mirrors), "widget")
 
     def failure(self, *targets: str) -> SparkwrightError:
         with pytest.raises(SparkwrightError) as caught:
@@ -298,8 +298,8 @@ def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
     assert record["targets"] == ["all"]
     bill = json.loads(next(data for name, data in files.items() if name.endswith(".cdx.json")))
     assert {f"{HOST}{name}.git" in json.dumps(bill) for name in ("alpha", "beta", "gamma", "delta")} == {True}
-    assert pipeline.current(parts.session(mirrors=False), "widget") is None
-    assert pipeline.current(parts.session("all", mirrors=False), "widget")
+    assert pipeline.current(parts.context(mirrors=False), "widget") is None
+    assert pipeline.current(parts.context("all", mirrors=False), "widget")
 
     shutil.move(parts.folder / "moved", parts.upstreams)
     parts.patch("widget", "csrc/extra.cpp", "return 1;", "return 2;")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.mutants.conftest import Kill
 from tests.server.broken import Broken
-from tests.server.taught import GATES, _session, _taught, _trained, patient
+from tests.server.taught import GATES, _context, _taught, _trained, patient
 from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
@@ -24,7 +24,7 @@ from sparkwright.gates.tasks.outcome import Outcome
 from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check
 
-__all__ = ["_session", "_taught", "_trained", "_vllm_python"]
+__all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
@@ -90,25 +90,25 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Refere
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, session: RunContext) -> Outcome:
+def _before(taught: Broken, context: RunContext) -> Outcome:
     """Return the answers of the server before it is broken."""
-    return tasks.answer(TASKS, "largest", session, harness.obtain(session), taught.url, Served())
+    return tasks.answer(TASKS, "largest", context, harness.obtain(context), taught.url, Served())
 
 
 @pytest.fixture(scope="module", name="equal")
-def _equal(taught: Broken, session: RunContext, before: Outcome) -> tuple[Check, ...]:
+def _equal(taught: Broken, context: RunContext, before: Outcome) -> tuple[Check, ...]:
     """Return what the tasks rung says of the server before it is broken, asked a second time."""
-    return tasks.run(TASKS, "largest", session, taught.url, before, served=Served())
+    return tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
 
 
 @pytest.mark.parametrize("mutant", LOSSES)
 def test_a_server_that_loses_questions_dies(
-    kill: Kill, taught: Broken, session: RunContext, before: Outcome, equal: tuple[Check, ...], mutant: str
+    kill: Kill, taught: Broken, context: RunContext, before: Outcome, equal: tuple[Check, ...], mutant: str
 ) -> None:
     """Five points of 1000 questions are beyond the margin; the baseline knows nearly all of them."""
     fault, options = LOSSES[mutant]
     with taught.fault(fault, **options):
-        checks = tasks.run(TASKS, "largest", session, taught.url, before, served=Served())
+        checks = tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
 
     kill(mutant=mutant, rung="G6", sound=equal, mutant_checks=checks)
     assert {check.name: check.state for check in checks}["largest-paired"] == "fail"

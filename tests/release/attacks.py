@@ -588,7 +588,7 @@ def _torch_build(scene: Scene) -> None:
 
 @case("no room for the files", "disk-full")
 def _no_room(scene: Scene) -> None:
-    scene.user.session()
+    scene.user.context()
     scene.around = small_disk(scene.user.store, "200k")
 
 

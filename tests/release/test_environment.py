@@ -34,7 +34,7 @@ EDITED = GUARD.replace(b"== 120", b"in (120, 121)")
 
 
 def installs(scene: Scene, **wish: object) -> Done:
-    return install.install(scene.user.session(), scene.user.venv, world.wish(scene.index, **wish))
+    return install.install(scene.user.context(), scene.user.venv, world.wish(scene.index, **wish))
 
 
 def place(scene: Scene) -> Environment:
@@ -189,7 +189,7 @@ def test_back_is_where_one_was(scene: Scene) -> None:
     made = scene.user.venv / "sparkwright" / "caches" / caches[scene.index.entry(OLDER).release] / "kernel"
     made.write_bytes(b"compiled")
     installs(scene)
-    done = back.rollback(scene.user.session(offline=True), scene.user.venv)
+    done = back.rollback(scene.user.context(offline=True), scene.user.venv)
 
     assert (done.state, done.name) == ("back", OLDER)
     assert contents(scene) == {name: value for name, value in before.items() if name in contents(scene)}
@@ -202,11 +202,11 @@ def test_back_again_goes_further_back(scene: Scene) -> None:
     made = [OLDER, NEWEST, *(scene.index.again(NEWEST).name for _ in range(5))]
     for name in made:
         installs(scene, release=name)
-    gone = [back.rollback(scene.user.session(), scene.user.venv).name for _ in range(state.KEPT)]
+    gone = [back.rollback(scene.user.context(), scene.user.venv).name for _ in range(state.KEPT)]
 
     assert gone == made[-2::-1][: state.KEPT]
     with refusal("nothing-installed"):
-        back.rollback(scene.user.session(), scene.user.venv)
+        back.rollback(scene.user.context(), scene.user.venv)
 
 
 def test_back_fetches_what_the_store_lost(scene: Scene) -> None:
@@ -216,10 +216,10 @@ def test_back_fetches_what_the_store_lost(scene: Scene) -> None:
     shutil.rmtree(scene.user.store / "downloads")
     before = scene.user.listing()
     with refusal("offline"):
-        back.rollback(scene.user.session(offline=True), scene.user.venv)
+        back.rollback(scene.user.context(offline=True), scene.user.venv)
     assert scene.user.listing() == before
 
-    assert back.rollback(scene.user.session(), scene.user.venv).name == OLDER
+    assert back.rollback(scene.user.context(), scene.user.venv).name == OLDER
     assert whole(scene, OLDER)
 
 
@@ -233,7 +233,7 @@ def test_nothing_is_left(scene: Scene) -> None:
     installs(scene, release=OLDER)
     subprocess.run([scene.user.venv / "bin" / "python", "-c", "import torch, vllm"], check=True)
     installs(scene)
-    gone = back.uninstall(scene.user.session(), scene.user.venv)
+    gone = back.uninstall(scene.user.context(), scene.user.venv)
 
     assert set(gone.removed) == set(scene.index.release(NEWEST).locks[0].packages)
     assert scene.user.listing() == before
@@ -244,7 +244,7 @@ def test_what_others_need_stays(scene: Scene) -> None:
     """A package that something else requires, directly or not, is left in place, and which one requires it is said."""
     scene.user.pip("install", wheels.plain(scene.user.folder / "made", "neighbour", "1.0", requires=["flashinfer-jit-cache"]))
     installs(scene)
-    gone = back.uninstall(scene.user.session(), scene.user.venv)
+    gone = back.uninstall(scene.user.context(), scene.user.venv)
 
     assert set(gone.kept) == {"flashinfer-jit-cache", "flashinfer-python"}
     assert "vllm" in gone.removed
@@ -257,7 +257,7 @@ def test_a_record_that_leads_out_is_not_followed(scene: Scene) -> None:
     kept.write_text("mine")
     with (scene.user.site / "torch-2.14.0.dist-info" / "RECORD").open("a") as record:
         record.write(f"{os.path.relpath(kept, scene.user.site)},,\n{kept},,\n")
-    back.uninstall(scene.user.session(), scene.user.venv)
+    back.uninstall(scene.user.context(), scene.user.venv)
 
     assert kept.read_text() == "mine"
 
@@ -298,7 +298,7 @@ def test_edits_are_made_kept_and_taken_away_with_their_set(scene: Scene) -> None
     plain = scene.index.again(name, onsite="").name
     installs(scene, release=plain)
     assert guard.read_bytes() == GUARD
-    back.rollback(scene.user.session(offline=True), scene.user.venv)
+    back.rollback(scene.user.context(offline=True), scene.user.venv)
     assert guard.read_bytes() == EDITED
     assert whole(scene, name)
 
@@ -369,7 +369,7 @@ def test_a_killed_installation_is_undone_by_going_back(scene: Scene, after: int)
     installs(scene, release=OLDER)
     killed(scene, after, "install", *which(scene))
     assert state.installing(place(scene))
-    back.rollback(scene.user.session(offline=True), scene.user.venv)
+    back.rollback(scene.user.context(offline=True), scene.user.venv)
 
     assert whole(scene, OLDER)
 
@@ -381,7 +381,7 @@ def test_a_killed_removal_is_finished_by_the_next_run(scene: Scene, after: int) 
     installs(scene)
     killed(scene, after, "uninstall")
     if state.installed(place(scene)) or state.installing(place(scene)):
-        back.uninstall(scene.user.session(), scene.user.venv)
+        back.uninstall(scene.user.context(), scene.user.venv)
 
     assert scene.user.listing() == before
 
@@ -422,7 +422,7 @@ def test_whatever_uv_was_killed_in_is_made_whole(scene: Scene, rest: Callable[[P
 def test_whatever_uv_was_killed_in_can_be_undone(scene: Scene, rest: Callable[[Path], None]) -> None:
     """Going back removes also what no RECORD names, because the wheel says what that can be."""
     cut_off(scene, rest)
-    back.rollback(scene.user.session(), scene.user.venv)
+    back.rollback(scene.user.context(), scene.user.venv)
 
     assert whole(scene, OLDER)
     assert not (scene.user.site / "scipy").exists()
@@ -441,4 +441,4 @@ def test_names_are_told_from_folders(scene: Scene) -> None:
     """Project and version come from a folder's name as PEP 503 spells the one, whatever the other holds."""
     assert packages.of_info("Flash_Infer.Py-0.7.2.post1+spark.2026.11.dist-info") == ("flash-infer-py", "0.7.2.post1+spark.2026.11")
     wheel = scene.host.made["2"][0]
-    assert path_of(scene.user.session().store, "0" * 64, wheel.name).name == WheelName.of(wheel.name).filename
+    assert path_of(scene.user.context().store, "0" * 64, wheel.name).name == WheelName.of(wheel.name).filename

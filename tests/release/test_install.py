@@ -29,7 +29,7 @@ TORCH = {"torch"}
 
 def installs(scene: Scene, *, offline: bool = False, **wish: object) -> Done:
     """Install as somebody who has the publisher's key."""
-    return install.install(scene.user.session(offline=offline), scene.user.venv, world.wish(scene.index, **wish))
+    return install.install(scene.user.context(offline=offline), scene.user.venv, world.wish(scene.index, **wish))
 
 
 def known(scene: Scene) -> state.Installed:
@@ -84,8 +84,8 @@ def test_nothing_to_do_asks_for_the_manifest_alone(scene: Scene) -> None:
 
 def test_a_run_may_remember_elsewhere(scene: Scene, tmp_path: Path) -> None:
     """What was seen of an index is kept where the run says: a demo's or a test's indexes are none of the user's memory."""
-    session = dataclasses.replace(scene.user.session(), state=tmp_path / "state")
-    install.install(session, scene.user.venv, world.wish(scene.index))
+    context = dataclasses.replace(scene.user.context(), state=tmp_path / "state")
+    install.install(context, scene.user.venv, world.wish(scene.index))
 
     assert len([*(tmp_path / "state" / "seen").glob("*.json")]) == 1
     assert not (scene.user.folder / "state" / "seen").exists()
@@ -207,7 +207,7 @@ def test_what_is_there_already_with_the_same_bytes_is_left_in_place(scene: Scene
     """The very torch of the lock, installed by somebody else, is kept; uninstalling leaves it."""
     scene.user.pip("install", scene.host.made["others"][0])
     done = installs(scene)
-    gone = back.uninstall(scene.user.session(), scene.user.venv)
+    gone = back.uninstall(scene.user.context(), scene.user.venv)
 
     assert done.stayed == ("torch",)
     assert gone.kept == ("torch",)
@@ -267,10 +267,10 @@ def test_a_file_damaged_in_the_store_is_fetched_again(scene: Scene) -> None:
     """A bit that fell over on the disk is found before anything is changed, and mended."""
     installs(scene, dry=True)
     wheel = scene.index.release(NEWEST).wheels[0]
-    attacks.flipped(path_of(scene.user.session().store, wheel.sha256, wheel.filename))
+    attacks.flipped(path_of(scene.user.context().store, wheel.sha256, wheel.filename))
 
     assert installs(scene).state == "installed"
-    assert digest.sha256_file(path_of(scene.user.session().store, wheel.sha256, wheel.filename)) == wheel.sha256
+    assert digest.sha256_file(path_of(scene.user.context().store, wheel.sha256, wheel.filename)) == wheel.sha256
 
 
 def test_a_server_that_trickles_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_without_an_environment_one_has_to_be_named(scene: Scene, monkeypatch: p
 def test_trust_and_address_may_come_from_the_users_files(scene: Scene) -> None:
     """With an index in config.yaml and its key in trust.yaml, plain `install` is all there is to type."""
     with refusal("trust-missing"):
-        install.install(scene.user.session(), scene.user.venv, install.Wish(index=scene.index.url))
+        install.install(scene.user.context(), scene.user.venv, install.Wish(index=scene.index.url))
     (scene.user.folder / "config.yaml").write_text(f"releases: {scene.index.url}\n")
     text = scene.index.signer.public.text
     (scene.user.folder / "trust.yaml").write_text(f"indexes:\n  {scene.index.url}:\n    keys:\n      - {text}\n")

@@ -35,20 +35,20 @@ def test_a_release_goes_from_wheels_to_an_environment_and_back(place: Place, tmp
     user = world.User(tmp_path / "user")
     wish = Wish(index=place.url, keys=(keys.public_path(place.key),))
     with user.active():
-        assert install.install(user.session(), user.venv, Wish(place.url, wish.keys, release="2026.11.1")).name == "2026.11.1"
-        done = install.install(user.session(), user.venv, wish)
+        assert install.install(user.context(), user.venv, Wish(place.url, wish.keys, release="2026.11.1")).name == "2026.11.1"
+        done = install.install(user.context(), user.venv, wish)
         assert (done.name, done.missing) == ("2026.11.2", ())
         known = state.required(environment.probe(user.venv))
         assert health.look(environment.probe(user.venv), known, deep=True) == ()
         assert "sparkwright" not in known.placed, "the installer is no part of the set"
 
         changes.rollback(place.publisher(), wheels.STACK, "verified", reason="it is slow")
-        assert install.install(user.session(), user.venv, wish).name == "2026.11.1"
-        assert back.rollback(user.session(offline=True), user.venv).name == "2026.11.2"
+        assert install.install(user.context(), user.venv, wish).name == "2026.11.1"
+        assert back.rollback(user.context(offline=True), user.venv).name == "2026.11.2"
         changes.yank(place.publisher(), "2026.11.1", reason="that one, too")
         with refusal("release-yanked"):
-            install.install(user.session(), user.venv, wish)
-        assert set(back.uninstall(user.session(), user.venv).removed) == set(known.placed)
+            install.install(user.context(), user.venv, wish)
+        assert set(back.uninstall(user.context(), user.venv).removed) == set(known.placed)
 
 
 def test_a_candidate_is_installed_knowingly_and_then_promoted(place: Place, tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_a_candidate_is_installed_knowingly_and_then_promoted(place: Place, tmp_
     wish = Wish(index=place.url, keys=(keys.public_path(place.key),))
     with user.active():
         with refusal("release-unproved"):
-            install.install(user.session(), user.venv, wish)
-        assert install.install(user.session(), user.venv, Wish(place.url, wish.keys, channel="candidate")).missing
+            install.install(user.context(), user.venv, wish)
+        assert install.install(user.context(), user.venv, Wish(place.url, wish.keys, channel="candidate")).missing
 
         for path in made:
             wheels.judge(path, companions=made[:-1] if path == made[-1] else ())
         changes.promote(place.publisher(), "2026.11.1", tmp_path / "1")
-        done = install.install(user.session(), user.venv, wish)
+        done = install.install(user.context(), user.venv, wish)
     assert (done.state, done.channel, done.came, done.went, done.missing) == ("installed", "verified", (), (), ())

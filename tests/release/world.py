@@ -298,7 +298,7 @@ class User:
                 else:
                     os.environ[name] = value
 
-    def session(self, *, offline: bool = False) -> StandaloneContext:
+    def context(self, *, offline: bool = False) -> StandaloneContext:
         return StandaloneContext(Store(self.store), offline)
 
     def uv(self, *words: str | Path) -> str:

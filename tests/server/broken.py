@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from tests.support.serving import launch
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core import digest
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.serve import Server

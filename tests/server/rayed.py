@@ -12,7 +12,7 @@ import pytest
 from tests.support import standin
 from uv import find_uv_bin
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 
 RAY = "2.60.0"
 

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core import digest
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -52,9 +52,9 @@ def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
         yield server
 
 
-@pytest.fixture(scope="module", name="session")
-def _session(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+@pytest.fixture(scope="module", name="context")
+def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
-    session = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
-    harness.obtain(session)
-    return session
+    context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
+    harness.obtain(context)
+    return context

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -20,24 +20,24 @@ pytestmark = [pytest.mark.server, pytest.mark.network]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", name="session")
-def _session(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+@pytest.fixture(scope="module", name="context")
+def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return RunContext(Project(ROOT, "2026.11"), Store(default_cache()), ("vllm",), tmp_path_factory.mktemp("out"))
 
 
-def _generator(session: RunContext, name: str) -> Generator:
+def _generator(context: RunContext, name: str) -> Generator:
     if name == "own":
         return Own()
-    return vllmrs.obtain(session) if name == "vllm-rs" else benchy.obtain(session)
+    return vllmrs.obtain(context) if name == "vllm-rs" else benchy.obtain(context)
 
 
 @pytest.mark.parametrize("name", ["own", "vllm-rs"])
-def test_a_leg_is_what_was_ordered(server: Server, toy: Path, session: RunContext, name: str) -> None:
+def test_a_leg_is_what_was_ordered(server: Server, toy: Path, context: RunContext, name: str) -> None:
     """Each request has the tokens that were ordered, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
     order = Order(server.url, server.launch.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
-    run = _generator(session, name).measure(order)
+    run = _generator(context, name).measure(order)
     after = client.metrics()
     assert [(one.prompt, one.tokens, one.error) for one in run.requests] == [(96, 32, "")] * 8
     assert all(0 < one.ttft < one.seconds for one in run.requests)
@@ -46,10 +46,10 @@ def test_a_leg_is_what_was_ordered(server: Server, toy: Path, session: RunContex
         assert after[counter] - before.get(counter, 0.0) == count
 
 
-def test_llama_benchy_measures_a_chat(server: Server, toy: Path, session: RunContext) -> None:
+def test_llama_benchy_measures_a_chat(server: Server, toy: Path, context: RunContext) -> None:
     """The second generator asks for chats: the answers are exact, prompts as near as the template lets them be."""
     order = Order(server.url, server.launch.name, 96, 32, 2, 4, warmups=0, seed=3, tokenizer=toy)
-    run = _generator(session, "llama-benchy").measure(order)
+    run = _generator(context, "llama-benchy").measure(order)
     assert [(one.tokens, one.error) for one in run.requests] == [(32, "")] * 4
     assert all(80 <= one.prompt <= 112 for one in run.requests)
 

@@ -75,10 +75,10 @@ def test_what_the_config_ignores_is_unquantised_in_the_server(vllm_python: Path,
     All other weights are as large in the server as in the checkpoint.
     """
     folder = quantised(toy, tmp_path / "quantised")
-    session = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist")
+    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "dist")
 
     audit = modules.audit(checkpoint.read(folder))
-    found = loaded.listed(session, vllm_python, folder)
+    found = loaded.listed(context, vllm_python, folder)
 
     assert audit.findings == ()
     assert {row.modules for row in audit.rows if row.told == "ignore"} == {"lm_head", "mlp.down_proj"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.broken import Broken
-from tests.server.taught import GATES, _session, _taught, _trained
+from tests.server.taught import GATES, _context, _taught, _trained
 from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
@@ -20,7 +20,7 @@ from sparkwright.gates.tasks.outcome import Outcome
 from sparkwright.gates.tasks.rung import TasksPolicy
 from sparkwright.gates.verdict import Check, worst
 
-__all__ = ["_session", "_taught", "_trained", "_vllm_python"]
+__all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
@@ -49,45 +49,45 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, session: RunContext) -> Outcome:
+def _before(taught: Broken, context: RunContext) -> Outcome:
     """Return the sound server's answers."""
-    return tasks.answer(POLICY, "largest", session, harness.obtain(session), taught.url, Served())
+    return tasks.answer(POLICY, "largest", context, harness.obtain(context), taught.url, Served())
 
 
 def judged(
-    session: RunContext, url: str, before: Outcome | Path | str, task: str = "largest", policy: TasksPolicy = POLICY
+    context: RunContext, url: str, before: Outcome | Path | str, task: str = "largest", policy: TasksPolicy = POLICY
 ) -> dict[str, Check]:
-    checks = tasks.run(policy, task, session, url, before, served=Served())
+    checks = tasks.run(policy, task, context, url, before, served=Served())
     assert [check.name for check in checks] == [f"{task}-{name}" for name in NAMES]
     assert all(check.reference in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
 
-def test_the_same_server_loses_nothing(taught: Broken, session: RunContext, before: Outcome, tmp_path: Path) -> None:
+def test_the_same_server_loses_nothing(taught: Broken, context: RunContext, before: Outcome, tmp_path: Path) -> None:
     """A sound server paired with its own saved answers passes: 1000 questions, nothing gained, nothing lost, well above its floor."""
     outcome.save(before, tmp_path / "baseline.json")
-    checks = judged(session, taught.url, tmp_path / "baseline.json")
+    checks = judged(context, taught.url, tmp_path / "baseline.json")
 
     assert worst(check.state for check in checks.values()) == "pass"
     assert checks["paired"].figures[0].value == 0
     assert sum(before.answers) > 900
 
 
-def test_a_server_that_hangs_is_ended_in_time(taught: Broken, session: RunContext, before: Outcome) -> None:
+def test_a_server_that_hangs_is_ended_in_time(taught: Broken, context: RunContext, before: Outcome) -> None:
     """The policy's seconds bound the harness, whatever the server does."""
     one = msgspec.structs.replace(POLICY.tasks["largest"], seconds=20)
     with taught.fault("stall", seconds=5):
-        checks = judged(session, taught.url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
+        checks = judged(context, taught.url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
 
     assert (checks["answers"].state, checks["answers"].reference) == ("invalid", "harness-slow")
 
 
-def test_gsm8k_runs_where_its_data_is(taught: Broken, session: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gsm8k_runs_where_its_data_is(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The harness's own task runs from a hub cache, offline: here with 400 questions of ours, of which the small model knows none."""
-    subprocess.run([harness.obtain(session), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
+    subprocess.run([harness.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     few = msgspec.structs.replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
-    checks = judged(session, taught.url, taught.url, "gsm8k", msgspec.structs.replace(POLICY, tasks={"gsm8k": few}))
+    checks = judged(context, taught.url, taught.url, "gsm8k", msgspec.structs.replace(POLICY, tasks={"gsm8k": few}))
 
     assert (checks["baseline"].state, checks["baseline"].reference) == ("invalid", "task-uninformative")
     assert checks["baseline"].figures[0].times == 400

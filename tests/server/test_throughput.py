@@ -8,7 +8,7 @@ import pytest
 from tests.server import slowed
 from tests.support import refserved
 
-from sparkwright.cli import context, main
+from sparkwright.cli import main, options
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import rung
@@ -29,7 +29,7 @@ def answered(tmp_path: Path, candidate: Path, baseline: Path, model: Path) -> Re
         "gate", Environment(candidate), Environment(baseline), model=model, recipe=recipes.load(place, "toy-cpu"),
         variables={"SPARKWRIGHT_TEST_FAULT": FAULT}, workloads=("16/32 c1",), resident="both",
     )  # fmt: skip
-    return Answer(context.checkout(main.parse(words)), asked, Own()).result()
+    return Answer(options.checkout(main.parse(words)), asked, Own()).result()
 
 
 def test_an_equal_server_does_not_fail(tmp_path: Path, vllm_python: Path, toy: Path) -> None:

@@ -56,17 +56,17 @@ class Tab:
     """One page of a running Chromium."""
 
     def __init__(self, socket: Any) -> None:
-        self._socket, self._numbers, self._session = socket, itertools.count(1), ""
+        self._socket, self._numbers, self._context = socket, itertools.count(1), ""
         self._events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._context = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **fields: Any) -> dict[str, Any]:
         """Call *method* and return its result; what else comes is kept."""
         number = next(self._numbers)
-        message = {"id": number, "method": method, "params": fields, **({"sessionId": self._session} if self._session else {})}
+        message = {"id": number, "method": method, "params": fields, **({"sessionId": self._context} if self._context else {})}
         self._socket.send(json.dumps(message))
         while True:
             found = json.loads(self._socket.recv(timeout=PATIENCE))

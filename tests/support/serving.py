@@ -20,7 +20,7 @@ import filelock
 import pytest
 from uv import find_uv_bin
 
-from sparkwright.cli.context import default_cache
+from sparkwright.cli.options import default_cache
 from sparkwright.gates.server import profiled
 from sparkwright.gates.server.serve import Launch, Server
 

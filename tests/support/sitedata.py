@@ -80,7 +80,7 @@ class Made:
         self.signer, self.key = KeySigner.load(key), keys.public_path(key)
         self.manifest = change.first(URL, at=times.now())
         self.documents = sorted(folder.glob("drift-*.json"))
-        self.session = session(folder / "store")
+        self.context = context(folder / "store")
 
     def day(self, number: int) -> str:
         """Return the *number*-th day of the story."""
@@ -201,7 +201,7 @@ class Made:
         return Asked(**{"index": wish, "wanted": True, "day": DAY, **given})
 
 
-def session(store: Path) -> RunContext:
+def context(store: Path) -> RunContext:
     """Return a run on this repository with a store of its own, which may ask nobody."""
     return RunContext(Project(ROOT, STACK), Store(store), (), store / "dist", offline=True)
 

@@ -19,7 +19,7 @@ from tests.support import forked
 from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.series import PullRequestSnapshot
-from sparkwright.cli import context, main
+from sparkwright.cli import main, options
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import base, upstreams
 from sparkwright.forks import lock, resolve
@@ -154,9 +154,9 @@ class Mini:
             f"{upstreams.HOST}={self.upstreams}/",
         ]
 
-    def session(self) -> RunContext:
+    def context(self) -> RunContext:
         """Return a run on it, as the command line would make it."""
-        return context.checkout(main.parse(["apply", *self.words]))
+        return options.checkout(main.parse(["apply", *self.words]))
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace *old*, which must be there once, in a reviewed file."""
@@ -175,7 +175,7 @@ def locked_mini(tmp_path_factory: pytest.TempPathFactory) -> Mini:
     lines = stack.read_text("utf-8").splitlines(keepends=True)
     stack.write_text("".join(line for line in lines if "bases:" not in line and "mini-vllm" not in line), "utf-8")
     upstreams.write(made.upstreams)
-    (made.root / "forks" / "demo" / "lock.yaml").write_text(lock.render(resolve.resolve(made.session())), "utf-8")
+    (made.root / "forks" / "demo" / "lock.yaml").write_text(lock.render(resolve.resolve(made.context())), "utf-8")
     shutil.rmtree(made.cache)
     return made
 
@@ -284,7 +284,7 @@ class Host:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.PullState = "merged" if merge else "open"
         pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
-        record = series.record(self.session(), self.ledger, pull, number, "the test wants it", "the test ends")
+        record = series.record(self.context(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))
         self.write(*self.ledger.records, record)
@@ -308,9 +308,9 @@ class Host:
         assert status in (-signal.SIGKILL, 0)
         return status != 0
 
-    def session(self, *words: str) -> RunContext:
+    def context(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""
-        return context.checkout(main.parse(["apply", *self.words, *words]))
+        return options.checkout(main.parse(["apply", *self.words, *words]))
 
 
 @pytest.fixture(scope="session")

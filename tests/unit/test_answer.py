@@ -15,7 +15,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import refserved
 
-from sparkwright.cli import bench, context, main
+from sparkwright.cli import bench, main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
@@ -40,9 +40,9 @@ def _place(tmp_path: Path) -> Path:
     return refserved.project(tmp_path / "project", least=3, most=4, quads=1)
 
 
-def session(place: Path) -> RunContext:
+def context(place: Path) -> RunContext:
     words = ["bench", "--root", str(place), "--cache-dir", str(place.parent / "cache"), "--output", str(place.parent / "out")]
-    return context.checkout(main.parse(words))
+    return options.checkout(main.parse(words))
 
 
 def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environment:
@@ -56,7 +56,7 @@ def question(place: Path, **changes: object) -> Question:
 
 
 def answered(place: Path, asked: Question) -> Result:
-    return Answer(session(place), asked, Own()).result()
+    return Answer(context(place), asked, Own()).result()
 
 
 def ratio(result: Result, metric: str = "tpot") -> float:
@@ -78,7 +78,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = bench.keep(session(place), result)
+    path = bench.keep(context(place), result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 
@@ -138,7 +138,7 @@ def test_a_calibration_is_kept_for_this_machine_and_used(place: Path) -> None:
     assert all(len(one.differences) == 4 for one in made.calibration)
     gate = answered(place, question(place, kind="gate", candidate=environment(place, "other"), baseline=base))
     assert {one.metric: one.sigma is not None for one in gate.cells[0].series} == {"tpot": True, "ttft": True, "rate": False}
-    found = session(place)
+    found = context(place)
     what = calibration.about(Answer(found, question(place, candidate=base), Own())._model, "0.33.0", "both", 1, Own().name)
     assert not calibration.stored(found.store, {"driver": "another"}, what).series
 
@@ -217,7 +217,7 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
 
 def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
     """While one runs, another one with the same store is refused at once."""
-    with session(place).store.lock("measuring"), refusal("store-busy"):
+    with context(place).store.lock("measuring"), refusal("store-busy"):
         answered(place, question(place))
 
 

@@ -137,7 +137,7 @@ def test_a_module_that_flashinfer_does_not_make_is_refused(package: Path, mini: 
     asked = spec(call="flashinfer.jit.toy.gen_toi_module")
 
     with refusal("module-unknown", match=r"does not generate the modules of .*demo/aot\.yaml") as caught:
-        flashinfer_aot.AotBuilder(mini.session(), tools, asked, wheel).generate()
+        flashinfer_aot.AotBuilder(mini.context(), tools, asked, wheel).generate()
     assert any("no attribute 'gen_toi_module'" in line for line in caught.value.details)
 
 
@@ -194,7 +194,7 @@ def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: di
 
 
 def test_the_file_is_for_one_fork_and_may_be_absent(mini: Mini) -> None:
-    project = mini.session().project
+    project = mini.context().project
     assert flashinfer_aot.load(project, "flashinfer") is None
 
     path = flashinfer_aot.path_of(project)
@@ -259,7 +259,7 @@ def _library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def packed(mini: Mini, sources: Path, library: bytes, folder: Path) -> Path:
     folder.mkdir()
     modules = {module("norm", "sm_121f"): library, module("act", "sm_121f"): library, module("fp4_120f", "sm_120f"): library}
-    return flashinfer_aot.pack(folder, spec(), sources, mini.session(), modules, DistInfoFiles(b"{}\n", SbomInput()))
+    return flashinfer_aot.pack(folder, spec(), sources, mini.context(), modules, DistInfoFiles(b"{}\n", SbomInput()))
 
 
 #: The questions of FlashInfer's loader.
@@ -290,7 +290,7 @@ def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path
     ]
     assert all((Path(answer["folder"]) / name / f"{name}.so").read_bytes() == library for name in ("norm", "act", "fp4_120f"))
     assert not wheel_reader.walk(path, wheel_reader.subject(path), tmp_path, lambda _: None)
-    assert re.fullmatch(rf"py3-none-manylinux_2_\d+_{mini.session().machine}", name.tag)
+    assert re.fullmatch(rf"py3-none-manylinux_2_\d+_{mini.context().machine}", name.tag)
     assert f"Requires-Dist: flashinfer-python=={name.version}\n" in metadata
     assert "License-Expression: Apache-2.0\n" in metadata
     assert (site / name.info / "licenses/LICENSE").read_bytes() == b"Apache\n"

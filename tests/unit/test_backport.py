@@ -29,12 +29,12 @@ def changed(*lines: int) -> bytes:
 
 
 def apply(host: Host) -> PatchedTree:
-    session = host.session()
-    return series.apply_series(session, fetch.fetch(session, host.fork))
+    context = host.context()
+    return series.apply_series(context, fetch.fetch(context, host.fork))
 
 
 def text_of(host: Host, path: str = "a.txt") -> bytes | None:
-    return host.session().objects.blob(apply(host).tree, path)
+    return host.context().objects.blob(apply(host).tree, path)
 
 
 @pytest.fixture(name="record")

@@ -102,8 +102,8 @@ def test_it_has_a_home_of_its_own_and_no_token(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_the_real_program_counts_as_the_server_does(user_store: Store, tmp_path: Path, chunk: int) -> None:
     """Installed from its lock, it orders exact prompts and answers, and counts the tokens that were sent."""
-    session = RunContext(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path)
-    real = benchy.obtain(session)
+    context = RunContext(Project(ROOT, "2026.11"), user_store, ("vllm",), tmp_path)
+    real = benchy.obtain(context)
     assert real.version == "0.4.0"
     with started(Behaviour(ttft=0.02, tpot=0.002, chunk=chunk)) as server:
         run = real.measure(order(server.url, prompt=33, answer=10, concurrency=2, requests=4, warmups=2))

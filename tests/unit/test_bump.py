@@ -52,8 +52,8 @@ class Upstream:
     def write(self, version: str) -> None:
         """Write the stack, and lock it."""
         self.stack.write_text(STACK.format(version=version))
-        session = self.host.session()
-        session.project.lock_file.write_text(lock.render(resolve.resolve(session)))
+        context = self.host.context()
+        context.project.lock_file.write_text(lock.render(resolve.resolve(context)))
 
     def files(self) -> dict[str, bytes]:
         """Return every reviewed file of the checkout: path → bytes."""
@@ -88,7 +88,7 @@ def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, ca
     before = upstream.files()
     assert upstream.bump("1.1.0") == 0
     after, out = upstream.files(), capsys.readouterr().out
-    locked = upstream.host.session().lock.forks["widget"]
+    locked = upstream.host.context().lock.forks["widget"]
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
     assert after.keys() == before.keys()
@@ -247,7 +247,7 @@ def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:
     )
     upstream.release("1.1.0", {"version": b"1.1.0\n"})
     upstream.bump("1.1.0")
-    locked = upstream.host.session().lock.forks["widget"].bases
+    locked = upstream.host.context().lock.forks["widget"].bases
 
     assert 'version: "1.1.0", tag: "cp38-abi3-manylinux_2_35_x86_64"' in upstream.stack.read_text()
     assert locked["x86_64"].filename == "widget_kit-1.1.0-cp38-abi3-manylinux_2_35_x86_64.whl"

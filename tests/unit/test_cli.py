@@ -259,8 +259,8 @@ def test_the_command_line_loads_nothing_in_vain(cli: Cli, mini: Mini) -> None:
     """Neither help nor any parser loads a heavy library, nor a second apply a network library, nor a build that is done more than locks."""
     every = "from sparkwright.cli import main\nfor command in main.COMMANDS.values(): main.parsers(command.module)"
     build = (
-        "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli import context, main\n"
-        "run = context.checkout(main.parse(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
+        "import sys\nfrom sparkwright.builder import pipeline\nfrom sparkwright.cli import main, options\n"
+        "run = options.checkout(main.parse(sys.argv[1:]))\nprint(pipeline.build(run, 'cutlass').filename)"
     )
     loaded(cli, build, "build", *mini.words)
     apply = "import sys\nfrom sparkwright.cli.main import main\nassert main(sys.argv[1:]) == 0"

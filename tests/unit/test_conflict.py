@@ -59,10 +59,10 @@ def test_a_patch_of_ours_that_conflicts_has_the_whole_report(begun: Host) -> Non
     begun.work.git("checkout", "--quiet", "main")
     (begun.series / "ours.patch").write_bytes(mail)
     (begun.series / "series").write_text("ours.patch\n")
-    session = begun.session()
-    session.mirror(begun.url).history("main", newest=True)
+    context = begun.context()
+    context.mirror(begun.url).history("main", newest=True)
     with refusal("patch-conflict", match=r"ours\.patch does not apply to widget: a\.txt") as caught:
-        series.apply_series(session, fetch.fetch(session, "widget"))
+        series.apply_series(context, fetch.fetch(context, "widget"))
     text = "\n".join(caught.value.details)
     report = json.loads(msgspec.json.encode(caught.value.document()))["conflict"]
 
@@ -99,7 +99,7 @@ def test_explaining_never_fails(before: Files, after: Files, base: Files, contex
     objects = Objects(Path(SCRATCH.name) / "objects.git")
     data = patch.render(objects, tree_of(objects, before), tree_of(objects, after), context=context)
     one = Patch("0.patch", "0" * 64, "Change it", "Pending", "why", "then", tuple(before), data)
-    upstream: Any = SimpleNamespace(session=SimpleNamespace(objects=objects), fork="widget", book=None, mirror=None, tip="")
+    upstream: Any = SimpleNamespace(context=SimpleNamespace(objects=objects), fork="widget", book=None, mirror=None, tip="")
     tree = tree_of(objects, base)
     error = conflict.explain(upstream, Base("1.1", tree), tree, one, [one])
     document = msgspec.json.decode(msgspec.json.encode(error.document()))["conflict"]

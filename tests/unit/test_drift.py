@@ -122,7 +122,7 @@ def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) ->
 
 def test_status_tells_what_the_last_drift_found(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Subject, reason and end are those of the ledger or the patch; what is needed is that of the newest base; no host is asked."""
-    series.of(stack.session(), "widget")
+    series.of(stack.context(), "widget")
     document(stack, capsys, "drift", "--releases")
     stack.path.rename(stack.path.with_suffix(".gone"))
     lines = {line["name"]: line for line in document(stack, capsys, "status")["stacks"]["test"]}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support import refserved, verdicts, wheels
 
-from sparkwright.cli import context, gate, main
+from sparkwright.cli import gate, main, options
 from sparkwright.core.digest import sha256_file
 from sparkwright.gates import ladder
 from sparkwright.gates.athand import AtHand, Inputs
@@ -117,16 +117,16 @@ def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: 
 def test_a_write_that_is_cut_off_loses_no_verdict(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended in the middle of writing, the file holds what it held, and the next write adds to it."""
     path = wheels.vllm(tmp_path)
-    session = context.checkout(main.parse(["gate", *words]))
+    context = options.checkout(main.parse(["gate", *words]))
     first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(RUNGS)[:8])
-    kept = gate.keep(session, first)
+    kept = gate.keep(context, first)
     assert kept
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", _cut)
         with pytest.raises(KeyboardInterrupt):
-            gate.keep(session, last)
+            gate.keep(context, last)
     assert ladder.read(kept.read_bytes()) == first
-    gate.keep(session, last)
+    gate.keep(context, last)
     assert ladder.read(kept.read_bytes()).complete
     assert [one.name for one in kept.parent.iterdir()] == [kept.name]
 

@@ -64,9 +64,9 @@ def test_what_was_unpacked_by_loading_is_named() -> None:
 def test_a_python_without_vllm_is_a_stated_failure(mini: Mini, tmp_path: Path) -> None:
     """So is one that is not there; the first failure shows what Python said."""
     with refusal("tool-missing"):
-        loaded.listed(mini.session(), tmp_path / "none", tmp_path)
+        loaded.listed(mini.context(), tmp_path / "none", tmp_path)
     with refusal("command-failed") as caught:
-        loaded.listed(mini.session(), Path(sys.executable), tmp_path)
+        loaded.listed(mini.context(), Path(sys.executable), tmp_path)
     assert any("vllm" in line for line in caught.value.details)
 
 
@@ -81,7 +81,7 @@ def test_an_answer_that_is_no_list_of_modules_is_refused(mini: Mini, tmp_path: P
     python.chmod(0o755)
 
     with refusal("checkpoint-invalid"):
-        loaded.listed(mini.session(), python, tmp_path)
+        loaded.listed(mini.context(), python, tmp_path)
 
 
 Serve = Callable[[dict[str, tuple[str, str]]], str]

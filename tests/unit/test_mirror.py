@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 URL = "https://upstream.example/mini.git"
 
 
-def session(address: str, store: Store, *, offline: bool = False) -> RunContext:
+def context(address: str, store: Store, *, offline: bool = False) -> RunContext:
     return RunContext(Project(ROOT, "2026.11"), store, (), Path(), offline=offline, mirrors={URL: address})
 
 
@@ -46,7 +46,7 @@ def _commits(repository: Repository) -> list[str]:
 @pytest.fixture(name="run")
 def _run(repository: Repository, store: Store) -> RunContext:
     """Return a run that reaches the upstream."""
-    return session(repository.url, store)
+    return context(repository.url, store)
 
 
 def test_a_commit_comes_without_its_history_and_its_files(run: RunContext, repository: Repository, commits: list[str]) -> None:
@@ -114,7 +114,7 @@ def test_a_host_that_lacks_a_commit(run: RunContext, commits: list[str]) -> None
 @pytest.mark.parametrize("address", ["ext::touch {folder}/ran", "--upload-pack=touch {folder}/ran"])
 def test_address_cannot_run_a_command(store: Store, tmp_path: Path, address: str) -> None:
     """git's ext:: transport is off, and an address is never an option."""
-    refused(session(address.format(folder=tmp_path), store), lambda upstream: upstream.ref("main"))
+    refused(context(address.format(folder=tmp_path), store), lambda upstream: upstream.ref("main"))
 
     assert not (tmp_path / "ran").exists()
 
@@ -145,14 +145,14 @@ def test_silent_host_is_given_up(
     monkeypatch.setattr(mirror, "PATIENCE", patience)
     listener = badserver.Listener(badserver.silent)
 
-    assert "127.0.0.1" in refused(session(f"{listener.url.replace('http', kind)}/mini.git", store), act)
+    assert "127.0.0.1" in refused(context(f"{listener.url.replace('http', kind)}/mini.git", store), act)
     listener.close()
 
 
 def test_fetched_commits_need_no_host(run: RunContext, repository: Repository, commits: list[str]) -> None:
     """Commit, files and history that came once are there offline; everything else is `offline`."""
     prepared(run, repository, commits)
-    offline = session("https://127.0.0.1:1/", run.store, offline=True).mirror(URL)
+    offline = context("https://127.0.0.1:1/", run.store, offline=True).mirror(URL)
     offline.commit(commits[2])
     offline.tree(repository.tree(commits[2]))
 
@@ -201,7 +201,7 @@ def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, 
     assert str(path) in caught.value.todo
 
     shutil.rmtree(path)
-    assert prepared(session(repository.url, run.store), repository, commits).history("main", newest=True) == later
+    assert prepared(context(repository.url, run.store), repository, commits).history("main", newest=True) == later
 
 
 def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repository, commits: list[str]) -> None:
@@ -225,7 +225,7 @@ def test_a_killed_fetch_is_finished_by_the_next_run(run: RunContext, repository:
     tree, packs = repository.tree(), run.mirror(URL).path / "objects" / "pack"
 
     def fetch() -> None:
-        upstream = session(repository.url, run.store).mirror(URL)
+        upstream = context(repository.url, run.store).mirror(URL)
         upstream.commit(later)
         upstream.tree(tree)
 

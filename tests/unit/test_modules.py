@@ -575,7 +575,7 @@ def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_pa
 
 def test_a_measured_bandwidth_is_found_in_the_store(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """What another command measured on this machine is taken, and called measured."""
-    roofline.keep(mini.session().store, Bandwidth(232.0, "measured", "GB10"))
+    roofline.keep(mini.context().store, Bandwidth(232.0, "measured", "GB10"))
     document = json.loads(cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), plain("lm_head", 64, 256))).stdout)
 
     assert document["ceilings"][0]["bandwidth"] == {"gigabytes": 232.0, "origin": "measured", "device": "GB10"}

@@ -42,20 +42,20 @@ def _made(host: Host, offered: Index) -> Host:
 
 def carry(host: Host, state: PullState, head: str, merge: str = "") -> None:
     seen = series.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
-    record = series.record(host.session(), host.ledger, seen, 7, "the test wants it", "the test ends")
+    record = series.record(host.context(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 
 
 def fork(host: Host) -> Fork:
     """Return what a release says of the fork: the series as it stands."""
-    carried = tuple(Patch(one.name, one.sha256, one.subject, one.reason, one.pick) for one in series.of(host.session(), host.fork))
+    carried = tuple(Patch(one.name, one.sha256, one.subject, one.reason, one.pick) for one in series.of(host.context(), host.fork))
     return Fork(host.fork, "1.0", "git", host.url, "1" * 40, "2" * 40, True, "backend", "3" * 40, patches=carried)
 
 
 def gathered(host: Host, *words: str, ask: bool = True, of: Fork | None = None) -> dict[str, Need]:
     """Return the needs by patch; the order of the patches is kept."""
     about = of or fork(host)
-    found = needs.gather(host.session(*words), (about, Fork("other", "1", "git", "", "", "", True, "backend", "")), ask=ask)
+    found = needs.gather(host.context(*words), (about, Fork("other", "1", "git", "", "", "", True, "backend", "")), ask=ask)
     assert [need.patch for need in found] == [one.name for one in about.patches]
     return {need.patch: need for need in found}
 

@@ -123,19 +123,19 @@ class Site:
         options = ("--no-index", "--no-deps", "--reinstall", "--link-mode", "copy") if verb == "install" else ()
         self.uv("pip", verb, "--python", self.venv / "bin" / "python", *options, *words)
 
-    def session(self) -> RunContext:
+    def context(self) -> RunContext:
         (self.root / "forks" / "mini" / "onsite.yaml").write_text(strict_yaml.dump(self.spec))
         return RunContext(Project(self.root, "mini"), Store(self.folder / "store"), (), self.folder / "dist")
 
     def install(self, *, restore: bool = False) -> Installed:
-        session = self.session()
-        wanted = spec.load(session.project)
+        context = self.context()
+        wanted = spec.load(context.project)
         assert wanted is not None
-        return onsite.install(session.store, wanted, self.venv, offline=session.offline, restore=restore)
+        return onsite.install(context.store, wanted, self.venv, offline=context.offline, restore=restore)
 
     def command(self, *words: str | Path) -> list[str]:
         """Return the command line of the verb."""
-        self.session()
+        self.context()
         options = ["--root", self.root, "--stack", "mini", "--cache-dir", self.folder / "store", "--into", self.venv]
         return [sys.executable, "-m", "sparkwright", "install", "--onsite", *map(str, [*options, *words])]
 
@@ -385,12 +385,12 @@ def test_another_wheel_under_the_same_name_is_refused(site: Site) -> None:
 
 def test_offline_takes_what_is_in_the_store(bare: Site) -> None:
     """Without a network, an empty store is an error of its own."""
-    session = RunContext(bare.session().project, Store(bare.folder / "store"), (), bare.folder, offline=True)
-    wanted = spec.load(session.project)
+    context = RunContext(bare.context().project, Store(bare.folder / "store"), (), bare.folder, offline=True)
+    wanted = spec.load(context.project)
     assert wanted is not None
 
     with refusal("offline"):
-        onsite.install(session.store, wanted, bare.venv, offline=True)
+        onsite.install(context.store, wanted, bare.venv, offline=True)
 
 
 def repack(path: Path, files: dict[str, bytes], record: Callable[[str], str] = str) -> Path:
@@ -626,7 +626,7 @@ def test_a_file_that_does_not_hold_together_is_refused(bare: Site, change: Calla
     change(bare.spec)
 
     with refusal("file-invalid") as caught:
-        spec.load(bare.session().project)
+        spec.load(bare.context().project)
     assert says in " ".join(caught.value.details)
 
 

@@ -98,8 +98,8 @@ def pins(record: Record) -> tuple[object, ...]:
 
 
 def apply(host: Host, *words: str, cache: Path | None = None) -> PatchedTree:
-    session = host.session(*words, *(("--cache-dir", str(cache)) if cache else ()))
-    return series.apply_series(session, fetch.fetch(session, host.fork))
+    context = host.context(*words, *(("--cache-dir", str(cache)) if cache else ()))
+    return series.apply_series(context, fetch.fetch(context, host.fork))
 
 
 def by_git(api: Api) -> None:
@@ -221,7 +221,7 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api
     }
     upstream.write(msgspec.structs.replace(record, **{field: wrong[field]}))
     with refusal("pick-mismatch") as caught:
-        series.of(upstream.session(), upstream.fork)
+        series.of(upstream.context(), upstream.fork)
 
     assert any(line.startswith(("sha256: ", "patch-id: ", "files: ")) for line in caught.value.details)
 
@@ -232,7 +232,7 @@ def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
     made = msgspec.convert({**unknown, "number": 7, "seen": "never", "reason": "why", "drop_when": "then"}, Record)
 
     with refusal("pick-mismatch", match="does not pin #7") as caught:
-        series.diff_of(upstream.session(), upstream.ledger, made)
+        series.diff_of(upstream.context(), upstream.ledger, made)
     assert caught.value.todo == "Run `sparkwright patch pick 7`."
 
 

@@ -37,22 +37,22 @@ FILES = {
 }
 
 
-def source_of(session: RunContext, changed: Mapping[str, str | bytes | None], before: Mapping[str, str] = FILES) -> SourceTree:
+def source_of(context: RunContext, changed: Mapping[str, str | bytes | None], before: Mapping[str, str] = FILES) -> SourceTree:
     """Return vllm as if upstream had the files *before*, and our series *changed* some; None removes one."""
 
     def store(files: Mapping[str, str | bytes]) -> str:
         listed = ((path, REGULAR, text if isinstance(text, bytes) else text.encode()) for path, text in files.items())
-        return session.objects.store_files(listed)
+        return context.objects.store_files(listed)
 
     old = store(before)
     new = store({path: text for path, text in {**before, **changed}.items() if text is not None})
     return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
 
 
-def findings(session: RunContext, changed: Mapping[str, str | bytes | None], *, building: bool = True) -> tuple[str, ...]:
+def findings(context: RunContext, changed: Mapping[str, str | bytes | None], *, building: bool = True) -> tuple[str, ...]:
     """Return the findings about a series that *changed* some files, empty if there are none."""
     try:
-        preflight.check(session, source_of(session, changed), building=building)
+        preflight.check(context, source_of(context, changed), building=building)
     except BuildError as error:
         if error.reference != "early-check-failed":
             raise
@@ -61,14 +61,14 @@ def findings(session: RunContext, changed: Mapping[str, str | bytes | None], *, 
 
 
 def test_a_sound_change_is_let_through(mini: Mini) -> None:
-    assert findings(mini.session(), {"mini_vllm/a.py": None, "mini_vllm/b.py": "def f(x):\n    return '\\d'\n"}) == ()
+    assert findings(mini.context(), {"mini_vllm/a.py": None, "mini_vllm/b.py": "def f(x):\n    return '\\d'\n"}) == ()
 
 
 def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    session = dataclasses.replace(mini.session(), output=tmp_path / "file" / "dist")
-    assert [line.partition(": ")[0] for line in findings(session, {})] == ["output"]
-    assert findings(session, {}, building=False) == ()
+    context = dataclasses.replace(mini.context(), output=tmp_path / "file" / "dist")
+    assert [line.partition(": ")[0] for line in findings(context, {})] == ["output"]
+    assert findings(context, {}, building=False) == ()
 
 
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
@@ -77,7 +77,7 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
         "mini_vllm/deep.py": b"x = 1\n\0\n",
         "pyproject.toml": PROJECT.replace(">=3.9", ">=3.99").replace(">=77", "<60"),
     }
-    listed = findings(mini.session(), broken, building=False)
+    listed = findings(mini.context(), broken, building=False)
     words = ("mini_vllm/a.py:1: ", "mini_vllm/deep.py:", "wants Python >=3.99; this is", "requires setuptools<60, and pylock.toml has ")
 
     assert [[word in line for line in listed].count(True) for word in words] == [1, 1, 1, 1]
@@ -92,7 +92,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
     archive.write(path.parent, name, files, metadata, pure=False)
     sha256 = digest.sha256_file(path)
-    run = mini.session()
+    run = mini.context()
     place = run.store.folder("downloads", sha256) / path.name
     path.rename(place)
     if damage:
@@ -101,14 +101,14 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
     fork = msgspec.structs.replace(run.lock.forks["vllm"], bases={platform.machine(): locked})
     changed = msgspec.structs.replace(run.lock, forks={**run.lock.forks, "vllm": fork})
     run.project.lock_file.write_text(lock.render(changed), "utf-8")
-    return mini.session()
+    return mini.context()
 
 
 LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
 
 
 def replace_requirement(mini: Mini, **requires: str) -> None:
-    spec = toolchain.spec(mini.session().project)
+    spec = toolchain.spec(mini.context().project)
     vllm = msgspec.structs.replace(spec.forks["vllm"], requires={name.replace("_", "-"): text for name, text in requires.items()})
     (mini.root / ENVIRONMENT).write_text(strict_yaml.dump(EnvironmentSpec({**spec.forks, "vllm": vllm})), "utf-8")
 
@@ -125,7 +125,7 @@ def test_a_failure_of_the_base_alone_keeps_its_reference(mini: Mini) -> None:
     replace_requirement(mini, requests="requests>=3")
 
     with refusal("requirement-mismatch"):
-        findings(mini.session(), {})
+        findings(mini.context(), {})
 
 
 def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> None:
@@ -135,4 +135,4 @@ def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> N
 
     assert line.endswith("the wheel would require mini-flashinfer==0.6.8, and the stack's flashinfer is 0.7.2")
     replace_requirement(mini, mini_flashinfer="mini-flashinfer==0.7.2")
-    assert findings(mini.session(), {}) == ()
+    assert findings(mini.context(), {}) == ()

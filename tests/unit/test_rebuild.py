@@ -97,9 +97,9 @@ def test_a_library_with_other_device_code_is_different(tmp_path: Path) -> None:
 
 def built(mini: Mini) -> Path:
     """Return the mini CUTLASS, which is built without a compiler."""
-    session = mini.session()
-    session = dataclasses.replace(session, output=mini.root / "dist")
-    return pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
+    context = mini.context()
+    context = dataclasses.replace(context, output=mini.root / "dist")
+    return pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
 
 
 def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
@@ -114,7 +114,7 @@ def test_other_inputs_are_refused_by_name(mini: Mini) -> None:
     (mini.root / "forks" / "demo" / "cutlass" / "series").write_text("# none\n")
 
     with refusal("inputs-differ") as caught:
-        reproduce.rebuild_session(mini.session(), path, reproduce.read_record(path))
+        reproduce.rebuild_context(mini.context(), path, reproduce.read_record(path))
     assert caught.value.details == ("forks/demo/cutlass/series", "build/demo/environment.yaml")
 
 
@@ -134,17 +134,17 @@ def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(
             target.writestr(name, data)
 
     with refusal("not-provided", match="no build record|is of stack"):
-        reproduce.rebuild_session(mini.session(), other, reproduce.read_record(other))
+        reproduce.rebuild_context(mini.context(), other, reproduce.read_record(other))
 
 
 def test_a_wheel_for_another_architecture_is_built_again_for_that_one(mini: Mini) -> None:
     rules = mini.root / "build" / "demo" / "archs.yaml"
     shutil.copyfile(rules, rules.with_name("archs-9.0a.yaml"))
     project = Project(mini.root, "demo", "9.0a")
-    session = dataclasses.replace(mini.session(), project=project, output=mini.root / "dist")
-    path = pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
+    context = dataclasses.replace(mini.context(), project=project, output=mini.root / "dist")
+    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
 
-    again = reproduce.rebuild_session(mini.session(), path, reproduce.read_record(path))
+    again = reproduce.rebuild_context(mini.context(), path, reproduce.read_record(path))
     assert (again.project.spec.arch, again.project.spec.label) == ("9.0a", project.spec.label)
 
 

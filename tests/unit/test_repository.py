@@ -240,11 +240,11 @@ def test_property_tests_take_the_same_examples_unless_asked(variables: dict[str,
 def test_the_random_run_is_every_night() -> None:
     """The workflow of the random examples has a schedule, and names the session of the noxfile that asks for them."""
     text = (ROOT / ".github" / "workflows" / "properties.yml").read_text("utf-8")
-    session = next(node for node in tree(ROOT / "noxfile.py").body if isinstance(node, ast.FunctionDef) and node.name == "properties")
+    context = next(node for node in tree(ROOT / "noxfile.py").body if isinstance(node, ast.FunctionDef) and node.name == "properties")
 
     assert "schedule:" in text
     assert "nox -s properties" in text
-    assert '"HYPOTHESIS_PROFILE": "random"' in ast.unparse(session).replace("'", '"')
+    assert '"HYPOTHESIS_PROFILE": "random"' in ast.unparse(context).replace("'", '"')
 
 
 def test_no_module_forks_through_python() -> None:

@@ -92,12 +92,12 @@ def test_every_part_is_named_by_hash() -> None:
 
 
 def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
-    session = dataclasses.replace(mini.session(), output=mini.root / "dist")
-    path = pipeline.wheel_path(session, pipeline.build(session, "cutlass"))
+    context = dataclasses.replace(mini.context(), output=mini.root / "dist")
+    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
     assert not path.stat().st_mode & 0o222, "the store has the same file"
     with zipfile.ZipFile(path) as wheel:
         parts = parsed(wheel.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
-    source = source_tree.make(session, "cutlass")
+    source = source_tree.make(context, "cutlass")
 
     assert (parts["source/cutlass"]["pin"], parts["source/cutlass"]["tree"]) == (source.source.pin, source.source.tree)
     facts = {row["name"].partition(":")[2]: row["value"] for row in parts["wheel"]["properties"]}
@@ -105,11 +105,11 @@ def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
 
 
 def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> None:
-    session = mini.session()
-    source = source_tree.make(session, "vllm")
+    context = mini.context()
+    source = source_tree.make(context, "vllm")
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
-    parts = sbom.gather(session, source, base=base, compiled={"mini_vllm/_C.so": "5" * 64}, inherited=inherited, compiler="12", isolation="")
+    parts = sbom.gather(context, source, base=base, compiled={"mini_vllm/_C.so": "5" * 64}, inherited=inherited, compiler="12", isolation="")
 
     assert [need.fork for need in parts.needs] == ["cutlass"]
     assert [project for project, _, _ in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
@@ -120,9 +120,9 @@ def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> 
 
 
 def test_vendored_sources_are_those_that_the_targets_need(mini: Mini) -> None:
-    session = mini.session()
-    source = source_tree.make(session, "vllm")
+    context = mini.context()
+    source = source_tree.make(context, "vllm")
 
-    assert sbom.vendored(session, source) == {}
-    everything = dataclasses.replace(session, targets=("all",))
-    assert set(sbom.vendored(everything, source)) == set(session.lock.forks["vllm"].fetched)
+    assert sbom.vendored(context, source) == {}
+    everything = dataclasses.replace(context, targets=("all",))
+    assert set(sbom.vendored(everything, source)) == set(context.lock.forks["vllm"].fetched)

@@ -318,14 +318,14 @@ def _stack(host: Host) -> Host:
 
 def applied_by(host: Host, *words: str) -> PatchedTree:
     """Return the patched tree of a new run."""
-    run = host.session(*words)
+    run = host.context(*words)
     return series.apply_series(run, fetch.fetch(run, host.fork))
 
 
 def test_picks_come_first_and_what_is_left_out_stays(stack: Host) -> None:
     """The pull request is applied before ours, less the file that the stack leaves out."""
     done = applied_by(stack)
-    objects = stack.session().objects
+    objects = stack.context().objects
 
     assert [step.name for step in done.steps] == ["#7", *(f"{number}.patch" for number in range(5))]
     assert (objects.blob(done.tree, "b.txt"), objects.blob(done.tree, "c.txt")) == (b"picked\n", b"c\n")
@@ -338,7 +338,7 @@ def test_a_store_that_lost_a_part_gives_the_same(stack: Host, lost: str) -> None
     shutil.rmtree(stack.cache / lost)
 
     assert applied_by(stack) == first
-    assert stack.session().objects.whole(first.tree)
+    assert stack.context().objects.whole(first.tree)
 
 
 # The list.

@@ -47,10 +47,10 @@ class Shop:
 
     def __init__(self, place: Place, folder: Path) -> None:
         self.place = place
-        self.session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(folder / "store"), (), folder / "dist", offline=True)
+        self.context = RunContext(Project(wheels.ROOT, wheels.STACK), Store(folder / "store"), (), folder / "dist", offline=True)
 
     def pick(self, machine: str = "aarch64", **wish: Any) -> Picked:
-        return picked.pick(self.session, Wish(str(self.place.root), (keys.public_path(self.place.key),), **wish), machine)
+        return picked.pick(self.context, Wish(str(self.place.root), (keys.public_path(self.place.key),), **wish), machine)
 
 
 @pytest.fixture(name="made", scope="module")
@@ -120,9 +120,9 @@ def test_an_index_without_an_installer_makes_no_image(tmp_path: Path) -> None:
     with world.hosted(tmp_path / "host") as host:
         bare = host.index()
         user = world.User(tmp_path / "user")
-        session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(tmp_path / "store"), (), tmp_path)
+        context = RunContext(Project(wheels.ROOT, wheels.STACK), Store(tmp_path / "store"), (), tmp_path)
         with user.active(), refusal("installer-unfit"):
-            picked.pick(session, world.wish(bare), world.MACHINE)
+            picked.pick(context, world.wish(bare), world.MACHINE)
 
 
 def test_an_installer_that_cannot_serve_is_refused(shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_an_installer_that_cannot_serve_is_refused(shop: Callable[..., Shop], mo
     monkeypatch.setattr(selected, "NEEDED", frozenset({"sparkwright/cli/not_there_yet.py"}))
     offered = shop()
     with refusal("installer-unfit") as caught:
-        selected.installer(offered.session, offered.pick(), SPARK)
+        selected.installer(offered.context, offered.pick(), SPARK)
 
     assert "not_there_yet" in str(caught.value.details)
 
@@ -173,7 +173,7 @@ def test_the_installer_inside_believes_whom_we_do(shop: Callable[..., Shop]) -> 
     offered = shop()
     found = offered.pick()
     file = offered.place.root / places.wheel(found.installer.sha256, found.installer.filename)
-    with lent.folders(offered.session, found, [file]) as folders:
+    with lent.folders(offered.context, found, [file]) as folders:
         source = next(one.source for one in folders if one.target == lent.LENT)
         said = json.loads((source / "config" / "trust.yaml").read_text())["indexes"]
         listed = (source / lent.PROGRAM).read_text()
@@ -189,7 +189,7 @@ def test_room_is_looked_for_first(shop: Callable[..., Shop], tmp_path: Path) -> 
     """A set that cannot fit is refused with both numbers before a byte of it is fetched."""
     large = Pinned("vllm", "1", "vllm-1-py3-none-any.whl", "0" * 64, "https://wheels.example/vllm", 1 << 50)
     with refusal("disk-full") as caught:
-        selected.check_room(shop().session, SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)}), [large])  # type: ignore[arg-type]
+        selected.check_room(shop().context, SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)}), [large])  # type: ignore[arg-type]
 
     assert "needed" in caught.value.details[0]
 
@@ -202,7 +202,7 @@ def test_what_is_installed_settles(tmp_path: Path) -> None:
     with world.hosted(tmp_path / "host") as host:
         bare, user = host.index(), world.User(tmp_path / "user")
         with user.active():
-            install.install(user.session(), user.venv, world.wish(bare))
+            install.install(user.context(), user.venv, world.wish(bare))
         place = environment.probe(user.venv)
         kept = []
         for _ in range(2):
@@ -322,7 +322,7 @@ def _run(shop: Callable[..., Shop], capsys: pytest.CaptureFixture[str], monkeypa
 
     def run(*words: str | Path) -> tuple[int, Any]:
         known = ["--index", offered.place.root, "--key", keys.public_path(offered.place.key), "--root", wheels.ROOT, "--json"]
-        code = main([*map(str, ("lab", "image", *known, "--cache-dir", offered.session.store.root, "--offline", *words))])
+        code = main([*map(str, ("lab", "image", *known, "--cache-dir", offered.context.store.root, "--offline", *words))])
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -360,6 +360,6 @@ def test_the_index_that_is_signed_for_is_the_one_that_is_read(shop: Callable[...
     """With --at and its key, neither --index nor --key has to be said."""
     offered = shop()
     words = ["lab", "image", "--at", offered.place.root, "--signing-key", offered.place.key, "--push", "spark/vllm", "--base", BASE, "--dry-run"]
-    code = main([*map(str, words), "--root", str(wheels.ROOT), "--cache-dir", str(offered.session.store.root), "--json"])
+    code = main([*map(str, words), "--root", str(wheels.ROOT), "--cache-dir", str(offered.context.store.root), "--json"])
 
     assert (code, json.loads(capsys.readouterr().out)["release"]["name"]) == (0, "2026.11.1")

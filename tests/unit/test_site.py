@@ -62,8 +62,8 @@ def _made(template: Path, tmp_path: Path) -> Made:
 
 def _site(made: Made, out: Path, **changed: Any) -> tuple[dict[str, str], Found]:
     """Make the site; return its files and what was found."""
-    found = making.read(made.session, made.asked(**changed))
-    making.make(made.session, found, out)
+    found = making.read(made.context, made.asked(**changed))
+    making.make(made.context, found, out)
     return {str(path.relative_to(out)): path.read_text("utf-8") for path in sorted(out.rglob("*")) if path.is_file()}, found
 
 
@@ -114,11 +114,11 @@ def test_every_link_leads_somewhere(made: Made, tmp_path: Path) -> None:
 def test_the_same_evidence_gives_the_same_bytes(made: Made, tmp_path: Path) -> None:
     """Made twice, from two stores, the site is the same; made again in place, nothing is written."""
     first, found = _site(made, tmp_path / "one")
-    made.session = sitedata.session(tmp_path / "other")
+    made.context = sitedata.context(tmp_path / "other")
     second, _ = _site(made, tmp_path / "two")
     assert first == second
     times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.html")}
-    written = making.make(made.session, found, tmp_path / "one")
+    written = making.make(made.context, found, tmp_path / "one")
     assert (written.written, written.removed, written.files) == (0, 0, len(first) - 1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.html")} == times_before
 
@@ -152,14 +152,14 @@ def test_a_folder_of_somebody_else_is_left_alone(small: Made, tmp_path: Path) ->
     """A folder with files that are none of a site is refused; a listing that leads out of the folder removes nothing there."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.tex").write_text("")
-    found = making.read(small.session, small.asked())
+    found = making.read(small.context, small.asked())
     with refusal("usage"):
-        making.make(small.session, found, tmp_path / "theirs")
-    making.make(small.session, found, tmp_path / "out")
+        making.make(small.context, found, tmp_path / "theirs")
+    making.make(small.context, found, tmp_path / "out")
     (tmp_path / "precious").write_text("")
     listed = {"files": ["../precious", str(tmp_path / "precious"), "gone.html"]}
     (tmp_path / "out" / "site.json").write_text(json.dumps(listed))
-    making.make(small.session, found, tmp_path / "out")
+    making.make(small.context, found, tmp_path / "out")
     assert (tmp_path / "precious").exists()
 
 
@@ -265,7 +265,7 @@ def test_what_is_damaged_is_named_and_the_site_is_made(made: Made, which: str) -
     """Whatever is wrong with one record, it is named on the first page with the reference of why, and all others are shown."""
     damage, name, reference = DAMAGES[which]
     damage(made)
-    found = making.read(made.session, made.asked())
+    found = making.read(made.context, made.asked())
     (problem,) = found.problems
     assert problem.name.startswith(name)
     assert problem.reference == reference
@@ -281,7 +281,7 @@ def test_what_is_damaged_is_named_and_the_site_is_made(made: Made, which: str) -
 def test_a_damaged_release_says_nothing_else(made: Made) -> None:
     """Of a release whose record is damaged no version, no verdict and no wheel is shown."""
     (made.root / places.release(_entry(made, 4).release)).write_bytes(b"{}")
-    told = dict(pages.releases(making.read(made.session, made.asked())))
+    told = dict(pages.releases(making.read(made.context, made.asked())))
     page = Page(told[f"releases/{STACK}.4.html"].decode())
     assert "This release is damaged" in page.said
     assert "table" not in page.tags
@@ -319,13 +319,13 @@ def test_a_manifest_that_is_not_to_be_believed_makes_no_site(small: Made, tmp_pa
 
 def test_without_a_key_it_is_said_that_nobody_was_asked(made: Made) -> None:
     """A folder may be read without a key; then the first page and each release say that no signature was checked."""
-    found = making.read(made.session, made.asked(index=Wish(str(made.root))))
+    found = making.read(made.context, made.asked(index=Wish(str(made.root))))
     assert found.books
     assert not found.books.checked
     told = {"index.html": pages.overview(found), **dict(pages.releases(found))}
     assert "signature was checked" in Page(told["index.html"].decode()).said
     assert "signature was checked" in Page(told[f"releases/{STACK}.1.html"].decode()).said
-    signed = making.read(made.session, made.asked())
+    signed = making.read(made.context, made.asked())
     assert "signature was checked" not in Page(pages.overview(signed).decode()).said
 
 
@@ -366,7 +366,7 @@ def test_nothing_is_never_an_empty_success(tmp_path: Path) -> None:
     assert "Not measured" in said["speeds/index.html"]
     assert "No drift was looked at" in said["drift/index.html"]
     assert "No night is recorded" in said["nights/index.html"]
-    alone = making.read(made.session, replace(made.asked(), index=Wish(""), wanted=False))
+    alone = making.read(made.context, replace(made.asked(), index=Wish(""), wanted=False))
     assert alone.books is None
     said_alone = Page(pages.overview(alone).decode()).said
     assert "No index was given" in said_alone
@@ -378,12 +378,12 @@ def test_a_measurement_counts_once(tmp_path: Path) -> None:
     """A night's measurement that was published, too, is one point, and the signed one."""
     made = Made(tmp_path / "made")
     made.release()
-    figures = next(iter(making.read(_signed(made).session, made.asked()).releases[0].measured.values()))
+    figures = next(iter(making.read(_signed(made).context, made.asked()).releases[0].measured.values()))
     path = made.night(1, slower=0.0)
     night = json.loads(path.read_text())
     night["measured"] = json.loads(msgspec.json.encode(figures))
     path.write_text(json.dumps(night))
-    found = making.read(made.session, made.asked())
+    found = making.read(made.context, made.asked())
     assert [len(one.spots) for one in found.histories] == [1] * 3
     assert {one.spots[0].place.kind for one in found.histories} == {"release"}
 
@@ -427,7 +427,7 @@ def test_many_releases_are_paged(tmp_path: Path) -> None:
     for _ in range(pages.RELEASES + 5):
         made.release(speeds=False)
     made.sign()
-    files = dict(pages.releases(making.read(made.session, made.asked())))
+    files = dict(pages.releases(making.read(made.context, made.asked())))
     first, second = (Page(files[name].decode()) for name in ("releases/index.html", "releases/page-2.html"))
     listed = [link for page in (first, second) for link in page.links if link.startswith("../releases/2026.11.")]
     assert listed == [f"../releases/{STACK}.{number}.html" for number in range(pages.RELEASES + 5, 0, -1)]

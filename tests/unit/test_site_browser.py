@@ -67,7 +67,7 @@ def _site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         damaged = next(one for one in made.manifest.entries if one.name == "2026.11.5")
         (made.root / places.release(damaged.release)).write_bytes(b"{}")
         (made.nights / "2026-11-01-2026.11-broken.json").write_text('{"workflow": ')
-        making.make(made.session, making.read(made.session, made.asked()), folder / "out")
+        making.make(made.context, making.read(made.context, made.asked()), folder / "out")
     with browser.served(folder / "out") as url:
         yield url
 

@@ -12,7 +12,7 @@ from tests.refusals import refusal
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.wheel import graft
-from sparkwright.cli import context, main
+from sparkwright.cli import main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project
 
@@ -23,7 +23,7 @@ OTHER = next(machine for machine in MACHINES if machine != HERE)
 
 def session_for(machine: str, cache: Path) -> RunContext:
     """Return a run as the command line makes it."""
-    return context.checkout(main.parse(["plan", "--root", str(ROOT), "--cache-dir", str(cache), *(["--target", machine] if machine else [])]))
+    return options.checkout(main.parse(["plan", "--root", str(ROOT), "--cache-dir", str(cache), *(["--target", machine] if machine else [])]))
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])

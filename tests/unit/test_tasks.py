@@ -36,7 +36,7 @@ def policy() -> TasksPolicy:
 
 
 @pytest.fixture
-def session(store: Store, tmp_path: Path) -> RunContext:
+def context(store: Store, tmp_path: Path) -> RunContext:
     """Return an offline run with an empty store."""
     return RunContext(Project(ROOT, "2026.11"), store, (), tmp_path / "dist", offline=True)
 
@@ -81,10 +81,10 @@ def test_the_floor_is_the_models_own(policy: TasksPolicy, name: str, right: int,
     assert (check.state, check.reference) == (expected, why)
 
 
-def test_a_baseline_that_knows_nothing_judges_nobody(policy: TasksPolicy, session: RunContext) -> None:
+def test_a_baseline_that_knows_nothing_judges_nobody(policy: TasksPolicy, context: RunContext) -> None:
     """Where the baseline is wrong nearly everywhere, a candidate cannot lose, so an equal score is no pass."""
-    digest = tasks.settings_digest(session, policy.tasks["largest"], harness.version(session))
-    check = tasks._fits(policy, "largest", session, answered("1" * 100 + "0" * 900, settings=digest))
+    digest = tasks.settings_digest(context, policy.tasks["largest"], harness.version(context))
+    check = tasks._fits(policy, "largest", context, answered("1" * 100 + "0" * 900, settings=digest))
 
     assert (check.state, check.reference) == ("invalid", "task-uninformative")
 
@@ -93,37 +93,37 @@ def test_a_baseline_that_knows_nothing_judges_nobody(policy: TasksPolicy, sessio
     "change",
     [{"task": "gsm8k"}, {"settings": "other"}, {"right": "1" * 999, "questions": tuple(f"{number:016x}" for number in range(999))}],
 )
-def test_a_baseline_of_other_questions_is_invalid(policy: TasksPolicy, session: RunContext, change: dict[str, Any]) -> None:
+def test_a_baseline_of_other_questions_is_invalid(policy: TasksPolicy, context: RunContext, change: dict[str, Any]) -> None:
     """Another task, other settings or fewer questions are not paired."""
-    digest = tasks.settings_digest(session, policy.tasks["largest"], harness.version(session))
-    check = tasks._fits(policy, "largest", session, msgspec.structs.replace(answered("1" * COUNT, settings=digest), **change))
+    digest = tasks.settings_digest(context, policy.tasks["largest"], harness.version(context))
+    check = tasks._fits(policy, "largest", context, msgspec.structs.replace(answered("1" * COUNT, settings=digest), **change))
 
     assert (check.state, check.reference) == ("invalid", "baseline-other")
 
 
-def test_what_decides_the_questions_changes_the_settings(policy: TasksPolicy, session: RunContext) -> None:
+def test_what_decides_the_questions_changes_the_settings(policy: TasksPolicy, context: RunContext) -> None:
     """Longer answers or another harness make another baseline; a new floor or more time do not."""
     one = policy.tasks["largest"]
     same = msgspec.structs.replace(one, floors={}, seconds=5)
     other = msgspec.structs.replace(one, tokens=5)
 
-    assert tasks.settings_digest(session, one, "1") == tasks.settings_digest(session, same, "1")
-    assert len({tasks.settings_digest(session, *pair) for pair in [(one, "1"), (other, "1"), (one, "2")]}) == 3
+    assert tasks.settings_digest(context, one, "1") == tasks.settings_digest(context, same, "1")
+    assert len({tasks.settings_digest(context, *pair) for pair in [(one, "1"), (other, "1"), (one, "2")]}) == 3
 
 
-def test_without_the_harness_nothing_ran(policy: TasksPolicy, session: RunContext) -> None:
+def test_without_the_harness_nothing_ran(policy: TasksPolicy, context: RunContext) -> None:
     """Offline with an empty store, every row of the rung is there, and none is a pass."""
-    found = tasks.run(policy, "gsm8k", session, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
+    found = tasks.run(policy, "gsm8k", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
 
     assert [check.name for check in found] == ["gsm8k-baseline", "gsm8k-answers", "gsm8k-paired", "gsm8k-floor"]
     assert {check.state for check in found} == {"not-run"}
     assert found[0].reference == "harness-missing"
 
 
-def test_a_task_that_is_not_named_is_a_fault_of_set_up(policy: TasksPolicy, session: RunContext) -> None:
+def test_a_task_that_is_not_named_is_a_fault_of_set_up(policy: TasksPolicy, context: RunContext) -> None:
     """The policy lists the tasks; no other one is asked for by name."""
     with refusal("file-invalid"):
-        tasks.run(policy, "hellaswag", session, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
+        tasks.run(policy, "hellaswag", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
 
 
 def line(number: int, right: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -197,9 +197,9 @@ def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
         outcome.load(path)
 
 
-def test_a_damaged_baseline_ends_the_rung(policy: TasksPolicy, session: RunContext, tmp_path: Path) -> None:
+def test_a_damaged_baseline_ends_the_rung(policy: TasksPolicy, context: RunContext, tmp_path: Path) -> None:
     """A baseline that cannot be read is a check, not a traceback."""
-    found = tasks._baseline(policy, "largest", session, Path("python"), tmp_path / "none.json", Served(), "")
+    found = tasks._baseline(policy, "largest", context, Path("python"), tmp_path / "none.json", Served(), "")
 
     assert isinstance(found, Check)
     assert (found.state, found.reference) == ("invalid", "baseline-damaged")
@@ -226,18 +226,18 @@ def page() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_server_that_is_none_is_seen_before_the_harness_starts(policy: TasksPolicy, session: RunContext, page: str) -> None:
+def test_a_server_that_is_none_is_seen_before_the_harness_starts(policy: TasksPolicy, context: RunContext, page: str) -> None:
     """A page in place of a model list is invalid at once; no questions are put to it."""
-    found = tasks._baseline(policy, "largest", session, Path("python"), page, Served(), "")
+    found = tasks._baseline(policy, "largest", context, Path("python"), page, Served(), "")
 
     assert isinstance(found, Check)
     assert (found.state, found.reference) == ("invalid", "server-html")
 
 
-def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPolicy, session: RunContext, tmp_path: Path) -> None:
+def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPolicy, context: RunContext, tmp_path: Path) -> None:
     """The file that the harness loads is the reviewed one with the path of our questions in it; a file that names code is refused."""
     settings = policy.tasks["largest"]
-    task = Path(asking.own_task(session, settings, tmp_path))
+    task = Path(asking.own_task(context, settings, tmp_path))
     read = yaml.safe_load(task.read_text("utf-8"))
     questions = Path(read["dataset_kwargs"]["data_files"]["test"]).read_bytes().splitlines()
 
@@ -249,7 +249,7 @@ def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPol
     (root / "forks" / "2026.11" / "stack.yaml").write_text((ROOT / "forks" / "2026.11" / "stack.yaml").read_text())
     (root / "ci" / "gates" / "tasks" / settings.file).write_text("doc_to_text: !function here.there\n")
     with refusal("file-invalid", match="code"):
-        asking.own_task(RunContext(Project(root, "2026.11"), session.store, (), tmp_path), settings, tmp_path)
+        asking.own_task(RunContext(Project(root, "2026.11"), context.store, (), tmp_path), settings, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,9 @@ def test_a_policy_that_makes_no_sense_is_refused(policy: TasksPolicy, change: di
         strict_yaml.parse(text, TasksPolicy, "tasks.yaml")
 
 
-def test_the_lock_of_the_harness_has_its_wheels_alone(session: RunContext) -> None:
+def test_the_lock_of_the_harness_has_its_wheels_alone(context: RunContext) -> None:
     """The lock names lm-eval, a hash for every wheel, no torch and none of what only other tasks want."""
-    text = (harness.folder(session) / "pylock.toml").read_text("utf-8")
+    text = (harness.folder(context) / "pylock.toml").read_text("utf-8")
 
-    assert harness.version(session) in (harness.folder(session) / "requirements.in").read_text("utf-8")
+    assert harness.version(context) in (harness.folder(context) / "requirements.in").read_text("utf-8")
     assert not any(f'name = "{name}"' in text for name in (*harness.WITHOUT, "torch", "transformers"))

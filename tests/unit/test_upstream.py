@@ -31,23 +31,23 @@ def _begun(host: Host) -> Host:
 def pinned(host: Host, number: int, merge: str = "") -> tuple[Record, Patch]:
     """Let the stack carry a pull request, and return its record and its patch."""
     record = host.carry(number, host.work.git("rev-parse", f"pr{number}"), merge)
-    return record, series.patch_of(host.session(), host.ledger, record, host.stack)
+    return record, series.patch_of(host.context(), host.ledger, record, host.stack)
 
 
-def base(host: Host, session: RunContext) -> Base:
+def base(host: Host, context: RunContext) -> Base:
     """Return the newest commit of the host, with its history and its files."""
     host.push()
-    tip = session.mirror(host.url).history("main", newest=True)
+    tip = context.mirror(host.url).history("main", newest=True)
     assert tip
-    return Base("main", session.mirror(host.url).tree(session.objects.resolve(f"{tip}^{{tree}}")), tip)
+    return Base("main", context.mirror(host.url).tree(context.objects.resolve(f"{tip}^{{tree}}")), tip)
 
 
 def verdict(host: Host, patch: Patch, record: Record, on: Base | None = None) -> dict[str, Evidence]:
-    session = host.session()
-    on = on or base(host, session)
+    context = host.context()
+    on = on or base(host, context)
     host.write(record)
-    reverts = patch.name in apply.taken_away(session.objects, on.tree, [patch])
-    return {test.test: test for test in history.evidence(Upstream(session, "widget"), on, patch, reverts=reverts)}
+    reverts = patch.name in apply.taken_away(context.objects, on.tree, [patch])
+    return {test.test: test for test in history.evidence(Upstream(context, "widget"), on, patch, reverts=reverts)}
 
 
 def holds(found: dict[str, Evidence]) -> tuple[bool | None, ...]:
@@ -93,7 +93,7 @@ def test_what_is_in_a_release_archive_is_known_by_taking_it_away_alone(begun: Ho
     """A tree without a commit has no history; that the whole change can be taken away from it is evidence enough."""
     begun.pull(7, {"a.txt": edited((20, "line twenty\n"))})
     record, one = pinned(begun, 7)
-    objects = begun.session().objects
+    objects = begun.context().objects
     tree = objects.store_files([("a.txt", "100644", b"above\n" + edited((20, "line twenty\n"))), ("PKG-INFO", "100644", b"x\n")])
     found = verdict(begun, one, record, Base("1.1", tree))
 
@@ -113,10 +113,10 @@ def test_a_history_that_is_not_there_is_no_evidence(begun: Host) -> None:
     tip = begun.work.commit({"a.txt": edited((3, "line 3.0\n"))}, "Later")
     begun.push()
     begun.cache = begun.cache.with_name("fresh")
-    session = begun.session()
+    context = begun.context()
     for commit in (record.merge, tip):
-        session.mirror(begun.url).commit(commit)
-    tree = session.mirror(begun.url).tree(session.objects.resolve(f"{tip}^{{tree}}"))
+        context.mirror(begun.url).commit(commit)
+    tree = context.mirror(begun.url).tree(context.objects.resolve(f"{tip}^{{tree}}"))
     found = verdict(begun, one, record, Base("main", tree, tip))
 
     assert holds(found) == (None, None, False)

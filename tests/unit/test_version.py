@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def label(mini: Mini, fork: str = "vllm") -> str:
-    session = mini.session()
-    return version.label(session, source_tree.make(session, fork))
+    context = mini.context()
+    return version.label(context, source_tree.make(context, fork))
 
 
 def patch_of(mini: Mini) -> Path:
@@ -49,12 +49,12 @@ def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini) -
 
 
 def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
-    session = mini.session()
-    vllm, needed = (source_tree.make(session, fork) for fork in ("vllm", "cutlass"))
-    readme = next(iter(session.objects.paths(needed.tree)))
-    other = msgspec.structs.replace(needed, tree=session.objects.with_files(needed.tree, {readme: b"another\n"}))
-    before = version.patch_set(session.objects, (vllm, needed))
-    assert before == version.patch_set(session.objects, (vllm,)) != version.patch_set(session.objects, (vllm, other))
+    context = mini.context()
+    vllm, needed = (source_tree.make(context, fork) for fork in ("vllm", "cutlass"))
+    readme = next(iter(context.objects.paths(needed.tree)))
+    other = msgspec.structs.replace(needed, tree=context.objects.with_files(needed.tree, {readme: b"another\n"}))
+    before = version.patch_set(context.objects, (vllm, needed))
+    assert before == version.patch_set(context.objects, (vllm,)) != version.patch_set(context.objects, (vllm, other))
 
 
 

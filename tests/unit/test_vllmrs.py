@@ -134,15 +134,15 @@ def test_a_result_of_the_python_program_is_read(tmp_path: Path) -> None:
     assert round(detailed.read(path, order())[0].seconds, 9) == 0.7
 
 
-def _session(tmp_path: Path) -> RunContext:
+def _context(tmp_path: Path) -> RunContext:
     project = Project(ROOT, "2026.05")
     return RunContext(project, Store(tmp_path / "store"), ("vllm",), tmp_path, offline=True)
 
 
-def _put(session: RunContext, members: dict[str, bytes]) -> Path:
+def _put(context: RunContext, members: dict[str, bytes]) -> Path:
     """Lay a wheel with *members* where the official one would lie in the store, and return it."""
-    base = lock.read(Project(ROOT, metrology.policy(session).stack)).forks["vllm"].bases[os.uname().machine]
-    path = session.store.folder("downloads", base.sha256) / base.filename
+    base = lock.read(Project(ROOT, metrology.policy(context).stack)).forks["vllm"].bases[os.uname().machine]
+    path = context.store.folder("downloads", base.sha256) / base.filename
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
@@ -151,41 +151,41 @@ def _put(session: RunContext, members: dict[str, bytes]) -> Path:
 
 def test_it_comes_out_of_the_official_wheel(tmp_path: Path) -> None:
     """For every stack the program is the one member of the wheel that the policy's stack names; it is taken out once, to be run."""
-    session = _session(tmp_path)
-    wheel = _put(session, {"vllm/vllm-rs": b"#!/bin/sh\necho it is me\n", "vllm/other.py": b""})
-    made = vllmrs.obtain(session)
+    context = _context(tmp_path)
+    wheel = _put(context, {"vllm/vllm-rs": b"#!/bin/sh\necho it is me\n", "vllm/other.py": b""})
+    made = vllmrs.obtain(context)
     assert (made.version, made.sha256) == ("0.33.0", hashlib.sha256(b"#!/bin/sh\necho it is me\n").hexdigest())
     assert made.program.stat().st_mode & stat.S_IXUSR
     assert sorted(path.name for path in made.program.parent.iterdir()) == ["vllm-rs"]
     wheel.unlink()
-    assert vllmrs.obtain(session) == made
+    assert vllmrs.obtain(context) == made
 
 
 def test_without_the_wheel_it_says_what_is_missing(tmp_path: Path) -> None:
     """Offline, with nothing in the store, the wheel is named and what brings it."""
     with refusal("offline") as caught:
-        vllmrs.obtain(_session(tmp_path))
+        vllmrs.obtain(_context(tmp_path))
     assert "vllm-0.33.0" in str(caught.value)
     assert any("sparkwright fetch" in line for line in caught.value.details)
 
 
 def test_a_wheel_that_is_not_what_it_should_be_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel without the program, with one that is too large, or a damaged one ends with its reason, and leaves no program."""
-    session = _session(tmp_path)
-    _put(session, {"vllm/other.py": b""})
+    context = _context(tmp_path)
+    _put(context, {"vllm/other.py": b""})
     with refusal("not-provided"):
-        vllmrs.obtain(session)
-    wheel = _put(session, {"vllm/vllm-rs": bytes(5000)})
+        vllmrs.obtain(context)
+    wheel = _put(context, {"vllm/vllm-rs": bytes(5000)})
     with monkeypatch.context() as limited:
         limited.setattr(vllmrs, "LARGEST", 4999)
         with refusal("wheel-invalid", match="4,999 are the most"):
-            vllmrs.obtain(session)
+            vllmrs.obtain(context)
     data = bytearray(wheel.read_bytes())
     data[60] ^= 0xFF
     wheel.write_bytes(data)
     with refusal("wheel-invalid"):
-        vllmrs.obtain(session)
-    assert not list(session.store.root.glob("environments/vllm-rs-*/*"))
+        vllmrs.obtain(context)
+    assert not list(context.store.root.glob("environments/vllm-rs-*/*"))
 
 
 @pytest.fixture(scope="module", name="real")

@@ -239,7 +239,7 @@ def test_requirements_of_what_is_not_grafted_are_refused(mini: Mini) -> None:
     )
 
     with refusal("file-invalid", match="flashinfer, which is not grafted"):
-        toolchain.spec(mini.session().project)
+        toolchain.spec(mini.context().project)
 
 
 # Refusals.

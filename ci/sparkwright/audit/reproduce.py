@@ -83,15 +83,15 @@ def read_record(path: Path) -> pipeline.BuildRecord:
         ) from error
 
 
-def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecord) -> RunContext:
+def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecord) -> RunContext:
     """
-    Return *session* with the choices by which the wheel at *path* was built.
+    Return *context* with the choices by which the wheel at *path* was built.
 
     Raises:
         not-provided: This checkout has no such stack, architecture or fork.
         inputs-differ: Its reviewed files are other ones.
     """
-    root = session.project.root
+    root = context.project.root
     # The name in the wheel is compared with those that exist; no path is made of it.
     stacks = stack_names(root)
     if record.stack not in stacks:
@@ -101,7 +101,7 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
     project = Project(root, record.stack, record.arch)
     project.fork(fork)
     changed = dataclasses.replace(
-        session,
+        context,
         project=project,
         forks=(fork,),
         source=record.source.source.kind,
@@ -117,31 +117,31 @@ def rebuild_session(session: RunContext, path: Path, record: pipeline.BuildRecor
 
 
 @contextlib.contextmanager
-def separate_store(session: RunContext) -> Iterator[RunContext]:
-    """Yield *session* with a store and an output folder of its own, which are removed then."""
-    root = session.store.root / "work" / "rebuild"
-    with session.store.lock("rebuild"):
+def separate_store(context: RunContext) -> Iterator[RunContext]:
+    """Yield *context* with a store and an output folder of its own, which are removed then."""
+    root = context.store.root / "work" / "rebuild"
+    with context.store.lock("rebuild"):
         shutil.rmtree(root, ignore_errors=True)
         for name in SHARED:
             link = root / "store" / name
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(session.store.folder(*name.split("/")), target_is_directory=True)
+            link.symlink_to(context.store.folder(*name.split("/")), target_is_directory=True)
         try:
             yield dataclasses.replace(
-                session, store=Store(root / "store"), output=root / "dist", cached=False
+                context, store=Store(root / "store"), output=root / "dist", cached=False
             )
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
 
 def reproduce(
-    session: RunContext, path: Path, record: pipeline.BuildRecord, policy: AuditPolicy
+    context: RunContext, path: Path, record: pipeline.BuildRecord, policy: AuditPolicy
 ) -> Rebuild:
     """
-    Build the wheel at *path* again in *session*, which has a separate store, and compare the two.
+    Build the wheel at *path* again in *context*, which has a separate store, and compare the two.
     """
-    again = pipeline.wheel_path(session, pipeline.build(session, record.source.fork))
-    return compare(path, again, policy, session.store.folder("work"))
+    again = pipeline.wheel_path(context, pipeline.build(context, record.source.fork))
+    return compare(path, again, policy, context.store.folder("work"))
 
 
 def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Rebuild:

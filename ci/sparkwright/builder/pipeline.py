@@ -95,16 +95,16 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     transplant: graft.GraftManifest | None = None
 
 
-def inputs(session: RunContext, fork: str) -> dict[str, str]:
+def inputs(context: RunContext, fork: str) -> dict[str, str]:
     """Return everything that determines a build of *fork*: name for people → digest."""
-    project, stack = session.project, session.project.stack
-    concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(session)
-    settings = toolchain.settings(session, fork).deciding()
+    project, stack = context.project, context.project.stack
+    concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(context)
+    settings = toolchain.settings(context, fork).deciding()
     # Targets make the same wheel whether stack.yaml or an option names them.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
-    here = (platform.machine(), platform.python_version(), toolchain.compiler(session))
+    here = (platform.machine(), platform.python_version(), toolchain.compiler(context))
     parts: dict[str, object] = {
-        f"forks/{stack}/lock.yaml ({name})": session.lock.forks[name] for name in concerned
+        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
     for name in concerned:
         files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
@@ -116,9 +116,9 @@ def inputs(session: RunContext, fork: str) -> dict[str, str]:
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": digest.sha256_file(project.build_folder / "pylock.toml"),
-        "--source": session.source,
+        "--source": context.source,
         "this machine": here,
-        "--target": session.machine,
+        "--target": context.machine,
         "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
@@ -132,7 +132,7 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
 
 
 def dist_info(
-    session: RunContext,
+    context: RunContext,
     source: source_tree.SourceTree,
     base: FileLock | None = None,
     **compiled: Any,
@@ -144,19 +144,19 @@ def dist_info(
         base: The official wheel under a graft.
         compiled: Fields of the record that describe the compiling.
     """
-    project = session.project
+    project = context.project
     record = BuildRecord(
         __version__,
         project.stack,
         project.spec.arch,
         source,
-        reviewed(inputs(session, source.fork)),
+        reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
         **compiled,
     )
     manifest = record.transplant
     parts = sbom.gather(
-        session,
+        context,
         source,
         base=base,
         compiled=manifest.libraries if manifest else None,
@@ -169,59 +169,59 @@ def dist_info(
 # Wheels in the store.
 
 
-def stored(session: RunContext, key: str) -> BuiltWheel | None:
+def stored(context: RunContext, key: str) -> BuiltWheel | None:
     """Return the wheel of that *key*, if the store holds it."""
-    built = session.store.get("wheel", key, BuiltWheel)
-    return built if built and _stored_path(session, built).exists() else None
+    built = context.store.get("wheel", key, BuiltWheel)
+    return built if built and _stored_path(context, built).exists() else None
 
 
-def current(session: RunContext, fork: str) -> BuiltWheel | None:
+def current(context: RunContext, fork: str) -> BuiltWheel | None:
     """Return the wheel that a build of *fork* would take from the store; None if it would build."""
-    return stored(session, digest.key("wheel", inputs(session, fork)))
+    return stored(context, digest.key("wheel", inputs(context, fork)))
 
 
-def last_wheel(session: RunContext, fork: str) -> Path | None:
+def last_wheel(context: RunContext, fork: str) -> Path | None:
     """Return the last wheel of *fork* if its inputs are current and the file still exists."""
-    built = current(session, fork)
-    path = wheel_path(session, built) if built else None
+    built = current(context, fork)
+    path = wheel_path(context, built) if built else None
     return path if path and path.exists() else None
 
 
-def wheel_path(session: RunContext, built: BuiltWheel) -> Path:
+def wheel_path(context: RunContext, built: BuiltWheel) -> Path:
     """Return the path of the wheel in the output folder."""
-    return session.output / built.filename
+    return context.output / built.filename
 
 
-def _stored_path(session: RunContext, built: BuiltWheel) -> Path:
-    return session.store.root / "wheels" / built.sha256 / built.filename
+def _stored_path(context: RunContext, built: BuiltWheel) -> Path:
+    return context.store.root / "wheels" / built.sha256 / built.filename
 
 
 def reuse(
-    session: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
+    context: RunContext, fork: str, parts: dict[str, str], make: Callable[[str], BuiltWheel]
 ) -> BuiltWheel:
     """
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
     """
-    key, name = digest.key("wheel", parts), session.named(f"{session.project.stack}-{fork}")
-    built = stored(session, key)
+    key, name = digest.key("wheel", parts), context.named(f"{context.project.stack}-{fork}")
+    built = stored(context, key)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        before = session.store.get("inputs", name, dict[str, str])
+        before = context.store.get("inputs", name, dict[str, str])
         changed = [part for part in parts if (before or {}).get(part) != parts[part]]
         reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
         console.note(f"{fork}: {'not built yet' if before is None else f'rebuilding: {reason}'}")
         built = make(key)
-        session.store.put("wheel", key, built)
-        session.store.put("inputs", name, parts)
+        context.store.put("wheel", key, built)
+        context.store.put("inputs", name, parts)
         console.note(f"{fork}: {built.filename}, {size(built.size)}")
-    _publish_to_output(session, built)
+    _publish_to_output(context, built)
     return built
 
 
 def put(
-    session: RunContext,
+    context: RunContext,
     fork: str,
     key: str,
     path: Path,
@@ -232,27 +232,27 @@ def put(
     """Move the wheel at *path* to the store and return its record."""
     sha256, length = digest.sha256_file(path), path.stat().st_size
     built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
-    with session.store.building(_stored_path(session, built).parent) as folder:
+    with context.store.building(_stored_path(context, built).parent) as folder:
         kept = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
         kept.chmod(kept.stat().st_mode & ~0o222)
     return built
 
 
-def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
+def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     """Link the store's wheel into the output folder, or copy it to another file system."""
-    source, path = _stored_path(session, built), wheel_path(session, built)
-    session.output.mkdir(parents=True, exist_ok=True)
+    source, path = _stored_path(context, built), wheel_path(context, built)
+    context.output.mkdir(parents=True, exist_ok=True)
     # `pip install dist/*.whl` must not meet two builds of one release. A wheel that is not in the
     # store stays.
-    names = [path.name for path in session.output.glob("*.whl")]
+    names = [path.name for path in context.output.glob("*.whl")]
     for name in version.superseded(built.filename, names):
-        sha256 = digest.sha256_file(session.output / name)
-        if (session.store.root / "wheels" / sha256 / name).exists():
-            (session.output / name).unlink()
+        sha256 = digest.sha256_file(context.output / name)
+        if (context.store.root / "wheels" / sha256 / name).exists():
+            (context.output / name).unlink()
     if path.exists() and (path.samefile(source) or digest.sha256_file(path) == built.sha256):
         return
-    with translate_disk_full(session.output), session.store.replacing(path) as temporary:
+    with translate_disk_full(context.output), context.store.replacing(path) as temporary:
         try:
             os.link(source, temporary)
         except OSError:
@@ -262,7 +262,7 @@ def _publish_to_output(session: RunContext, built: BuiltWheel) -> None:
 # Building.
 
 
-def build(session: RunContext, fork: str) -> BuiltWheel:
+def build(context: RunContext, fork: str) -> BuiltWheel:
     """
     Return the wheel of *fork*, built if the store has none of the same inputs, and placed in the
     output folder.
@@ -270,35 +270,35 @@ def build(session: RunContext, fork: str) -> BuiltWheel:
     Raises:
         arch-mismatch, compile-failed, base-mismatch, and the errors of the earlier stages.
     """
-    with session.store.lock(Workspace.name(session, fork)):
-        return reuse(session, fork, inputs(session, fork), lambda key: _build(session, fork, key))
+    with context.store.lock(Workspace.name(context, fork)):
+        return reuse(context, fork, inputs(context, fork), lambda key: _build(context, fork, key))
 
 
-def _build(session: RunContext, fork: str, key: str) -> BuiltWheel:
-    out = session.store.root / "work" / session.project.stack / fork / "out"
-    with session.store.building(out) as folder:
-        source = source_tree.make(session, fork)
-        label = version.label(session, source)
-        settings = toolchain.settings(session, fork)
-        kind = session.project.fork(fork).build
+def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
+    out = context.store.root / "work" / context.project.stack / fork / "out"
+    with context.store.building(out) as folder:
+        source = source_tree.make(context, fork)
+        label = version.label(context, source)
+        settings = toolchain.settings(context, fork)
+        kind = context.project.fork(fork).build
         if kind == "graft":
-            return _graft(session, source, settings, label, folder, key)
-        preflight.check(session, source)
-        files = dist_info(session, source)
+            return _graft(context, source, settings, label, folder, key)
+        preflight.check(context, source)
+        files = dist_info(context, source)
         if kind == "headers":
             path = source_wheel.build_headers(
-                session, source.tree, settings.distribution, label, files, folder
+                context, source.tree, settings.distribution, label, files, folder
             )
         else:
-            tools = toolchain.obtain(session)
+            tools = toolchain.obtain(context)
             path = source_wheel.build_by_backend(
-                session, tools, settings, fork, source.tree, label, files, folder
+                context, tools, settings, fork, source.tree, label, files, folder
             )
-        return put(session, fork, key, path, source.tree)
+        return put(context, fork, key, path, source.tree)
 
 
 def _graft(
-    session: RunContext,
+    context: RunContext,
     source: source_tree.SourceTree,
     settings: toolchain.ForkEnvironment,
     label: str,
@@ -306,37 +306,37 @@ def _graft(
     key: str,
 ) -> BuiltWheel:
     fork = source.fork
-    locked = session.lock.forks[fork].bases.get(session.machine)
+    locked = context.lock.forks[fork].bases.get(context.machine)
     if locked is None:
-        what = f"Stack {session.project.stack} locks no base wheel of {fork} for {session.machine}."
+        what = f"Stack {context.project.stack} locks no base wheel of {fork} for {context.machine}."
         raise SourceError("not-provided", what)
     base = package_index.obtain(
-        session.store, locked.name, locked.filename, locked.sha256, offline=session.offline
+        context.store, locked.name, locked.filename, locked.sha256, offline=context.offline
     )
-    preflight.check(session, source)
-    tools = toolchain.obtain(session)
+    preflight.check(context, source)
+    tools = toolchain.obtain(context)
     with console.step(f"graft {fork} onto {locked.filename}"):
-        plans = plan.obtain(session, tools, source, configured=True)
+        plans = plan.obtain(context, tools, source, configured=True)
         plan.show(plans)
         plan.check(plans)
-        workspace = Workspace(session, tools, fork)
+        workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
         build_folder = ninja.BuildFolder.of(
-            session, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
+            context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
-        build_folder.compile(settings.targets, Costs.of(session, fork))
-        changes, manifest = graft.changes(session, source, base, workspace.build, members, settings)
+        build_folder.compile(settings.targets, Costs.of(context, fork))
+        changes, manifest = graft.changes(context, source, base, workspace.build, members, settings)
         member_of = {path: member for member, path in members.items()}
         by_target = {library.target: member_of.get(library.path, "") for library in libraries}
         files = dist_info(
-            session,
+            context,
             source,
             locked,
             targets=settings.targets,
             plan=plans.key,
             tools=tools.key,
-            compiler=toolchain.compiler(session),
+            compiler=toolchain.compiler(context),
             counts=plans.after.counts,
             transplant=manifest,
             isolation=workspace.sandbox.kind,
@@ -347,4 +347,4 @@ def _graft(
         f"{len(manifest.libraries)} libraries compiled here, {len(manifest.base)} from the base, "
         f"{len(manifest.replaced)} files replaced"
     )
-    return put(session, fork, key, path, source.tree, plans.after.counts, manifest)
+    return put(context, fork, key, path, source.tree, plans.after.counts, manifest)

@@ -34,7 +34,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 
 
-def check(session: RunContext, source: SourceTree, *, building: bool = True) -> None:
+def check(context: RunContext, source: SourceTree, *, building: bool = True) -> None:
     """
     Check that *source* can be built on this machine.
 
@@ -47,12 +47,12 @@ def check(session: RunContext, source: SourceTree, *, building: bool = True) -> 
             of a graft fails, and there is no other finding.
     """
     with console.step(f"check {source.fork} before it is built"):
-        findings = [*python_syntax(session, source), *build_requirements(session, source)]
-        findings += output_folder(session.output) if building else []
-        if building and session.project.fork(source.fork).build == "graft":
+        findings = [*python_syntax(context, source), *build_requirements(context, source)]
+        findings += output_folder(context.output) if building else []
+        if building and context.project.fork(source.fork).build == "graft":
             try:
-                toolchain.require_compiler(session)
-                findings += base_wheel(session, source)
+                toolchain.require_compiler(context)
+                findings += base_wheel(context, source)
             except SparkwrightError as error:
                 if not findings:
                     raise
@@ -66,13 +66,13 @@ def check(session: RunContext, source: SourceTree, *, building: bool = True) -> 
         )
 
 
-def python_syntax(session: RunContext, source: SourceTree) -> Iterator[str]:
+def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the syntax errors of changed Python files."""
-    for path, status in session.objects.changes(source.source.tree, source.tree).items():
+    for path, status in context.objects.changes(source.source.tree, source.tree).items():
         if status == "D" or not path.endswith((".py", ".pyi")):
             continue
         # A link or a submodule has no content.
-        text = session.objects.blob(source.tree, path) or b""
+        text = context.objects.blob(source.tree, path) or b""
         try:
             with warnings.catch_warnings(action="ignore"):
                 compile(text, path, "exec", dont_inherit=True)
@@ -80,17 +80,17 @@ def python_syntax(session: RunContext, source: SourceTree) -> Iterator[str]:
             yield f"{path}:{getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
 
 
-def build_requirements(session: RunContext, source: SourceTree) -> Iterator[str]:
+def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
-    if session.project.fork(source.fork).build == "headers":
+    if context.project.fork(source.fork).build == "headers":
         return
     locked = {
         canonicalize_name(name): WheelName.of(file).version
-        for name, file, _ in pylock.wheels(session.project)
+        for name, file, _ in pylock.wheels(context.project)
     }
     here = platform.python_version()
     try:
-        text = (session.objects.blob(source.tree, "pyproject.toml") or b"").decode()
+        text = (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
         tables = tomllib.loads(text)
         wanted = tables.get("project", {}).get("requires-python", "")
         if here not in SpecifierSet(wanted):
@@ -121,7 +121,7 @@ def output_folder(folder: Path) -> Iterator[str]:
         yield f"output: {folder} cannot be written: {error.strerror}"
 
 
-def base_wheel(session: RunContext, source: SourceTree) -> Iterator[str]:
+def base_wheel(context: RunContext, source: SourceTree) -> Iterator[str]:
     """
     Yield the requirements of the official wheel that the stack does not meet.
 
@@ -129,11 +129,11 @@ def base_wheel(session: RunContext, source: SourceTree) -> Iterator[str]:
         source-mismatch: Its file in the store is not the one that the lock names.
         base-mismatch, requirement-mismatch: As `graft.check_base`.
     """
-    locked = session.lock.forks[source.fork].bases.get(session.machine)
+    locked = context.lock.forks[source.fork].bases.get(context.machine)
     if locked is None:
         return
-    settings = toolchain.spec(session.project).forks[source.fork]
-    path = package_index.path_of(session.store, locked.sha256, locked.filename)
+    settings = toolchain.spec(context.project).forks[source.fork]
+    path = package_index.path_of(context.store, locked.sha256, locked.filename)
     # The store may have held it for weeks since its download was verified.
     if (sha256 := digest.sha256_file(path)) != locked.sha256:
         raise SourceError(
@@ -142,7 +142,7 @@ def base_wheel(session: RunContext, source: SourceTree) -> Iterator[str]:
             details=[f"lock: {locked.sha256}", f"file: {sha256}"],
             todo=f"Remove {path}; the next run fetches it again.",
         )
-    graft.check_base(session, source, path, settings)
+    graft.check_base(context, source, path, settings)
     with zip_file(path) as wheel:
         metadata = wheel.read(f"{WheelName.of(path.name).info}/METADATA")
     # The requirements that the graft keeps, without those of extras.
@@ -151,15 +151,15 @@ def base_wheel(session: RunContext, source: SourceTree) -> Iterator[str]:
     plain = [line for line in map(str, lines) if "extra ==" not in line]
     forks = {
         canonicalize_name(other.distribution): name
-        for name, other in toolchain.spec(session.project).forks.items()
+        for name, other in toolchain.spec(context.project).forks.items()
     }
     for requirement in map(Requirement, [*plain, *filter(None, settings.requires.values())]):
         fork = forks.get(canonicalize_name(requirement.name))
-        lock = session.lock.forks[fork] if fork else None
+        lock = context.lock.forks[fork] if fork else None
         if lock is None:
             continue
         version = lock.sdist.version if lock.sdist else lock.git.ref.lstrip("v") if lock.git else ""
-        local = f"{version}+{session.project.spec.label}"
+        local = f"{version}+{context.project.spec.label}"
         if not requirement.specifier.contains(local, prereleases=True):
             stated = f"the wheel would require {requirement}"
             yield f"{path.name}: {stated}, and the stack's {fork} is {version}"

@@ -36,36 +36,36 @@ class SourceTree(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
 
 
-def rules_of(session: RunContext) -> ArchRules:
+def rules_of(context: RunContext) -> ArchRules:
     """Return the stack's arch rules."""
-    return archs.load(session.project.rules_file)
+    return archs.load(context.project.rules_file)
 
 
-def make(session: RunContext, fork: str) -> SourceTree:
+def make(context: RunContext, fork: str) -> SourceTree:
     """
     Return the source tree of *fork*, made if the store has none.
 
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
-    source = fetch.fetch(session, fork)
-    patched = series.apply_series(session, source)
-    rules = rules_of(session).of(fork)
+    source = fetch.fetch(context, fork)
+    patched = series.apply_series(context, source)
+    rules = rules_of(context).of(fork)
     inputs = {"tree": patched.tree, "rules": rules.rules, "guards": rules.guards}
     key = digest.key("rewrite", inputs)
-    stored = session.store.get("rewrite", key, SourceTree)
+    stored = context.store.get("rewrite", key, SourceTree)
     if (
         stored
         and (stored.source, stored.steps) == (source, patched.steps)
-        and session.objects.has(f"{stored.tree}^{{tree}}")
+        and context.objects.has(f"{stored.tree}^{{tree}}")
     ):
         return stored
     with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
-        files, sites = archs.rewrite(partial(session.objects.blob, patched.tree), rules.rules)
-        tree = session.objects.with_files(patched.tree, files) if files else patched.tree
+        files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
+        tree = context.objects.with_files(patched.tree, files) if files else patched.tree
         for site in sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
-        archs.check_guards(session.objects, source.tree, tree, rules.guards)
+        archs.check_guards(context.objects, source.tree, tree, rules.guards)
     result = SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
-    session.store.put("rewrite", key, result)
+    context.store.put("rewrite", key, result)
     return result

@@ -153,7 +153,7 @@ def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
     return ""
 
 
-def fetch(session: RunContext, fork: str) -> dict[str, str]:
+def fetch(context: RunContext, fork: str) -> dict[str, str]:
     """
     Fetch every source that FetchContent would download for *fork*, and return their trees by name.
 
@@ -161,12 +161,12 @@ def fetch(session: RunContext, fork: str) -> dict[str, str]:
         source-unresolved: Some are unreachable; every one is named with its reason.
         source-mismatch: One is not the source that the lock names.
     """
-    locked, trees, missing = session.lock.forks[fork], dict[str, str](), dict[str, str]()
+    locked, trees, missing = context.lock.forks[fork], dict[str, str](), dict[str, str]()
     title = f"bring {len(locked.fetched)} vendored sources of {fork}"
-    with console.step(title), session.store.lock("objects"):
+    with console.step(title), context.store.lock("objects"):
         for name, entry in locked.fetched.items():
             try:
-                trees[name] = sources.vendored_tree(session, fork, name, locked.vendored)
+                trees[name] = sources.vendored_tree(context, fork, name, locked.vendored)
             except SourceError as error:
                 if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
                     raise

@@ -32,35 +32,35 @@ class Workspace:
 
     def __init__(
         self,
-        session: RunContext,
+        context: RunContext,
         tools: toolchain.Toolchain,
         fork: str,
         variant: str = "build",
     ) -> None:
-        self._session, self._tools, self._fork = session, tools, fork
+        self._context, self._tools, self._fork = context, tools, fork
         #: Those of the fork for this run.
-        self.settings = toolchain.settings(session, fork)
+        self.settings = toolchain.settings(context, fork)
         self.variant = f"vendored-{variant}" if self.settings.needs_vendored else variant
-        self.folder = self._folder(fork, session.named(self.variant))
+        self.folder = self._folder(fork, context.named(self.variant))
         self.source, self.build = self.folder / "src", self.folder / "build"
         #: The tools, with the libraries of the machine that wheels are made for.
-        self.target = toolchain.target(session, tools)
+        self.target = toolchain.target(context, tools)
         #: The folder, its needs and the tools, under the same names on every machine.
         self.sandbox = Sandbox.create(self._mounts(), needed=self.settings.needs_vendored)
 
     @staticmethod
-    def name(session: RunContext, fork: str) -> str:
+    def name(context: RunContext, fork: str) -> str:
         """Return the name of the lock."""
-        return f"work-{session.project.stack}-{fork}"
+        return f"work-{context.project.stack}-{fork}"
 
     def _folder(self, fork: str, variant: str) -> Path:
-        return self._session.store.folder("work", self._session.project.stack, fork, variant)
+        return self._context.store.folder("work", self._context.project.stack, fork, variant)
 
     def _mounts(self) -> dict[Path, str]:
         mounts = {self.folder: self._fork, self._tools.root: "tools"}
         if self.target.libraries:
             mounts[self.target.libraries] = "target"
-        for need in self._session.project.fork(self._fork).needs:
+        for need in self._context.project.fork(self._fork).needs:
             mounts[self._folder(need, "needed")] = f"needed/{need}"
         return mounts
 
@@ -71,9 +71,9 @@ class Workspace:
         Raises:
             source-unresolved, source-mismatch: As `vendored.fetch`.
         """
-        checkout = self._session.objects.checkout
+        checkout = self._context.objects.checkout
         if self.settings.needs_vendored:
-            for name, source in vendored.fetch(self._session, self._fork).items():
+            for name, source in vendored.fetch(self._context, self._fork).items():
                 folder = self.build / (vendored.FOLDER % name.lower())
                 checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
@@ -88,7 +88,7 @@ class Workspace:
             tool-missing: The headers of this Python, which extension modules are compiled against,
                 are not installed.
         """
-        session = self._session
+        context = self._context
         renamed = {} if self.sandbox.mounts else self._mounts()
         prefixes = {folder.absolute(): INSIDE / name for folder, name in renamed.items()}
         defines = version.flags(self.defines(), prefixes)
@@ -96,10 +96,10 @@ class Workspace:
         if "VLLM_PYTHON_EXECUTABLE" in defines and not header.exists():
             todo = "Install the headers of this Python: sudo apt-get install python3-dev"
             raise CommandError("tool-missing", f"{header} is not installed.", todo=todo)
-        log = f"{session.project.stack}-{self._fork}-configure-{self.variant}.log"
+        log = f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
         # CMake cannot go on with a folder of another path or another compiler.
         record = self.folder / "configured-for"
-        identity = f"{self.sandbox.sandbox_path(self.source)}\n{toolchain.compiler(session)}\n"
+        identity = f"{self.sandbox.sandbox_path(self.source)}\n{toolchain.compiler(context)}\n"
         fresh = not record.exists() or record.read_text("utf-8") != identity
         record.unlink(missing_ok=True)
         try:
@@ -109,12 +109,12 @@ class Workspace:
                     self.build,
                     defines=self._translated(defines),
                     env=self.environment(),
-                    log=session.store.folder("logs") / log,
+                    log=context.store.folder("logs") / log,
                     targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
                     traced=[
-                        rule.file for rule in source_tree.rules_of(session).of(self._fork).rules
+                        rule.file for rule in source_tree.rules_of(context).of(self._fork).rules
                     ],
                     sandbox=self.sandbox,
                     fresh=fresh,
@@ -132,8 +132,8 @@ class Workspace:
         return vendored.declarations(configure.calls(self.source, self.build, sandbox=self.sandbox))
 
     def _check_downloads(self, *, complete: bool) -> None:
-        locked = self._session.lock.forks[self._fork]
-        ignored = self._session.project.fork(self._fork).ignored
+        locked = self._context.lock.forks[self._fork]
+        ignored = self._context.project.fork(self._fork).ignored
         vendored.check(self._fork, self.declarations(), locked, ignored, complete=complete)
 
     def environment(self) -> dict[str, str]:
@@ -150,16 +150,16 @@ class Workspace:
         Raises:
             file-invalid: A ``{…}`` is unknown.
         """
-        session, tools = self._session, self._tools
+        context, tools = self._context, self._tools
         folders = {"python": tools.python, "cuda": self.target.cuda, "build": self.build}
-        for need in session.project.fork(self._fork).needs:
+        for need in context.project.fork(self._fork).needs:
             # One folder for all variants, updated like a workspace.
             folder = self._folder(need, "needed")
-            with session.store.lock(f"needed-{session.project.stack}-{need}"):
-                tree = source_tree.make(session, need).tree
-                session.objects.checkout(tree, folder / "src", folder / "index")
+            with context.store.lock(f"needed-{context.project.stack}-{need}"):
+                tree = source_tree.make(context, need).tree
+                context.objects.checkout(tree, folder / "src", folder / "index")
             folders[f"source:{need}"] = folder / "src"
-        locked = session.lock.forks[self._fork]
+        locked = context.lock.forks[self._fork]
         launcher = f"{tools.python};-IS;{ninja.install_launcher(self.folder)}"
         entries = {
             "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,

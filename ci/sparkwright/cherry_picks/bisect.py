@@ -73,7 +73,7 @@ def commit_range(fork: Upstream, start: str, end: str, number: int = 0) -> list[
         not-provided: A name means nothing, or *end* does not follow *start*.
         offline, source-unreachable: The repository may not be asked, or does not answer.
     """
-    book, objects = ledger.require(fork.session.project.root, fork.fork), fork.session.objects
+    book, objects = ledger.require(fork.context.project.root, fork.fork), fork.context.objects
     start = start or (book.record(number).base if number else "")
     if not start:
         raise SourceError(
@@ -141,7 +141,7 @@ def first_change(
             f"{commits[first][:12]}.",
             details=[f"{commits[number][:12]}: {answers[number][1]}" for number in sorted(answers)],
         )
-    commit = history.commit(fork.session.objects, commits[first])
+    commit = history.commit(fork.context.objects, commits[first])
     page = fork.book.page(commit.number) if fork.book and commit.number else ""
     replies = (answers[last][1], answers[first][1])
     return BisectResult(commit.commit, *replies, commit.line(), page)
@@ -162,15 +162,15 @@ def command_answer(fork: Upstream, command: Sequence[str], commit: str) -> Answe
     Raises:
         command-failed: It was killed, or ended with a status of 128 or more.
     """
-    session, patches = fork.session, series.of(fork.session, fork.fork)
-    work = session.store.folder("work", session.project.stack, fork.fork, "bisect")
-    locked, tree = session.lock.forks[fork.fork].git, fork.at_commit("", commit, patches).tree
+    context, patches = fork.context, series.of(fork.context, fork.fork)
+    work = context.store.folder("work", context.project.stack, fork.fork, "bisect")
+    locked, tree = context.lock.forks[fork.fork].git, fork.at_commit("", commit, patches).tree
     if fork.mirror:
         tree = fork.mirror.tree(tree, locked.without if locked else ())
-    outcomes = apply.evaluate(session.objects, tree, patches)
+    outcomes = apply.evaluate(context.objects, tree, patches)
     if any(outcome.status == "conflict" for outcome in outcomes):
         return None, "a patch conflicts"
-    session.objects.checkout(outcomes[-1].tree if outcomes else tree, work / "tree", work / "index")
+    context.objects.checkout(outcomes[-1].tree if outcomes else tree, work / "tree", work / "index")
     status = 0
     try:
         process.run(command, log=work / "log", cwd=work / "tree", env=dict(os.environ))

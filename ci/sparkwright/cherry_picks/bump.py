@@ -52,12 +52,12 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         file-invalid: stack.yaml names the version in a form that is not rewritten.
         source-unreachable, source-unresolved, offline: The release cannot be fetched.
     """
-    session, fork, project = upstream.session, upstream.fork, upstream.session.project
+    context, fork, project = upstream.context, upstream.fork, upstream.context.project
     before = project.fork(fork)
     after = _spec(before, version)
     if after == before:
         raise SourceError("not-provided", f"{fork} is at {version} already.")
-    patches = series.of(session, fork)
+    patches = series.of(context, fork)
     if unknown := sorted(set(drop) - {patch.name for patch in patches}):
         raise SourceError(
             "not-provided",
@@ -65,8 +65,8 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
             details=[patch.name for patch in patches],
         )
     stack_text = _stack_text(project, fork, before, after)
-    resolved = resolve.resolve_fork(session, fork, after)
-    source = fetch.fetch(session, fork, resolved)
+    resolved = resolve.resolve_fork(context, fork, after)
+    source = fetch.fetch(context, fork, resolved)
     base = Base(version, source.tree, source.pin if source.kind == "git" else "")
     tried = drift.trials(upstream, [patch for patch in patches if patch.name not in drop], base)
     gone = dict.fromkeys(drop, "dropped with --drop")
@@ -74,7 +74,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
     }
     lock_text = lock.render(
-        msgspec.structs.replace(session.lock, forks={**session.lock.forks, fork: resolved})
+        msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     )
     files = {
         f"forks/{project.stack}/stack.yaml": stack_text,

@@ -129,7 +129,7 @@ def error_with_report(
     base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     if outcome.status != "conflict":
         return apply.error_of(upstream.fork, patches, outcomes)
-    verb = f"--stack {upstream.session.project.stack} --fork {upstream.fork}"
+    verb = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
     rebase, export = (f"sparkwright patch {name} {verb}" for name in ("rebase", "export"))
     exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
     commands = (exclude, rebase) if patch.pick else (rebase, export)
@@ -158,7 +158,7 @@ def explain(
         says: git's messages.
         commands: Command lines to go on with.
     """
-    objects, fork = upstream.session.objects, upstream.fork
+    objects, fork = upstream.context.objects, upstream.fork
     present, original = (
         {path: blob for path, (mode, blob) in objects.paths(name).items() if mode[:3] == "100"}
         for name in (tree, base.tree)
@@ -214,7 +214,7 @@ def _file(
     if part.binary:
         same = part.blob and present[path].startswith(part.blob)
         return FileConflict(path, "" if same else "has another content than the patch is for")
-    text = upstream.session.objects.blob(tree, path) or b""
+    text = upstream.context.objects.blob(tree, path) or b""
     states = tuple(hunk_state(text, hunk) for hunk in part.hunks)
     conflict = FileConflict(path, "", states)
     if conflict.fits:
@@ -235,7 +235,7 @@ def _with_upstream(
     Find the file of the base and the file of the patch in upstream's history, and list the commits
     between them.
     """
-    objects, replace = upstream.session.objects, msgspec.structs.replace
+    objects, replace = upstream.context.objects, msgspec.structs.replace
     if upstream.mirror is None or not upstream.tip:
         note = "upstream's history is not in the store; `sparkwright patch drift` brings it"
         return replace(conflict, note=note)

@@ -144,7 +144,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
     apply.
     """
-    objects = upstream.session.objects
+    objects = upstream.context.objects
     reverting = apply.taken_away(objects, base.tree, patches)
     outcomes = apply.evaluate(objects, base.tree, patches)
     return [
@@ -156,7 +156,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
 def _trial(
     upstream: Upstream, base: Base, tried: Patch, outcome: Outcome, *, reverts: bool
 ) -> Trial:
-    standing = patch.standing(upstream.session.objects, base.tree, tried.sections())
+    standing = patch.standing(upstream.context.objects, base.tree, tried.sections())
     if outcome.status == "applied":
         moves: TrialState = "moves" if outcome.moved and not tried.pick else "applies"
         return Trial(tried.name, tried.sha256, base.name, moves, outcome.moved, standing, ())
@@ -174,25 +174,25 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
     """
     Return the drift of *patches* over *bases*, and keep it as the last one of its stack and fork.
     """
-    session, names, tried = upstream.session, list[str](), list[Trial]()
+    context, names, tried = upstream.context, list[str](), list[Trial]()
     for base in bases:
         console.note(base.name)
         tried += trials(upstream, patches, base)
         names.append(base.name)
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    drift = Drift(upstream.fork, session.project.stack, day, tuple(names), tuple(tried))
+    drift = Drift(upstream.fork, context.project.stack, day, tuple(names), tuple(tried))
     if tried:
-        session.store.put("drift", _key(session, upstream.fork), drift)
+        context.store.put("drift", _key(context, upstream.fork), drift)
     return drift
 
 
-def _key(session: RunContext, fork: str) -> str:
-    return digest.key("drift", {"stack": session.project.stack, "fork": fork})
+def _key(context: RunContext, fork: str) -> str:
+    return digest.key("drift", {"stack": context.project.stack, "fork": fork})
 
 
-def last(session: RunContext, fork: str) -> Drift | None:
+def last(context: RunContext, fork: str) -> Drift | None:
     """Return the last drift of *fork* in the store; None if there is none."""
-    return session.store.get("drift", _key(session, fork), Drift)
+    return context.store.get("drift", _key(context, fork), Drift)
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -219,15 +219,15 @@ class Line(msgspec.Struct, frozen=True):
     page: str = ""
 
 
-def status(session: RunContext, fork: str, today: datetime.date) -> list[Line]:
+def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
-    book, stack = ledger.load(session.project.root, fork), session.project.stack
-    drift, carried = last(session, fork), list[Patch]()
+    book, stack = ledger.load(context.project.root, fork), context.project.stack
+    drift, carried = last(context, fork), list[Patch]()
     for record in book.carried(stack) if book else ():
-        data = patch.without(series.stored_diff(session, record), record.stacks[stack])
+        data = patch.without(series.stored_diff(context, record), record.stacks[stack])
         picked = series.as_patch(record, data)
         carried.append(msgspec.structs.replace(picked, date=record.date))
-    carried += series.load(session.project.series_folder(fork))
+    carried += series.load(context.project.series_folder(fork))
     return [
         Line(
             fork,

@@ -174,11 +174,11 @@ def absorption(name: str, package: str, findings: Sequence[Finding]) -> Absorpti
     return Absorption(name, package, verdict, undecided, because)
 
 
-def _releases(name: str, package: Package, session: RunContext) -> list[upstream.Release]:
+def _releases(name: str, package: Package, context: RunContext) -> list[upstream.Release]:
     from packaging.version import Version
 
     if not package.wheels:
-        listed = upstream.releases(session, name, optional=True)
+        listed = upstream.releases(context, name, optional=True)
         return [entry for entry in listed if Version(entry.version) >= Version(package.since)]
     wheels = []
     for version, filename in package.wheels.items():
@@ -188,7 +188,7 @@ def _releases(name: str, package: Package, session: RunContext) -> list[upstream
     return wheels
 
 
-def derive(session: RunContext) -> list[Absorption]:
+def derive(context: RunContext) -> list[Absorption]:
     """
     Return the absorption of every idea, in the order of the file.
 
@@ -197,8 +197,8 @@ def derive(session: RunContext) -> list[Absorption]:
         offline, source-unreachable, source-mismatch: A release cannot be fetched.
     """
     absorptions = list[Absorption]()
-    for name, package in load(session.project.root).items():
-        listed = _releases(name, package, session)
+    for name, package in load(context.project.root).items():
+        listed = _releases(name, package, context)
         if not listed:
             raise SourceError(
                 "not-provided",
@@ -206,12 +206,12 @@ def derive(session: RunContext) -> list[Absorption]:
                 todo="Run this with a connection once; the releases stay in the store.",
             )
         with console.step(f"{len(listed)} releases of {name}"):
-            bases = [upstream.of_release(session, release) for release in listed]
+            bases = [upstream.of_release(context, release) for release in listed]
         absorptions += [
             absorption(
                 key,
                 name,
-                [examine(session.objects, base.tree, idea, base.name) for base in bases],
+                [examine(context.objects, base.tree, idea, base.name) for base in bases],
             )
             for key, idea in package.ideas.items()
         ]

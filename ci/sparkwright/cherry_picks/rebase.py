@@ -96,9 +96,9 @@ class Rebased(msgspec.Struct, frozen=True):
     stopped: str
 
 
-def folder_of(session: RunContext, fork: str) -> Path:
+def folder_of(context: RunContext, fork: str) -> Path:
     """Return the worktree of *fork*, which is in the checkout because a cache may be removed."""
-    return session.project.root / ".rebase" / session.project.stack / fork
+    return context.project.root / ".rebase" / context.project.stack / fork
 
 
 def start(
@@ -115,18 +115,18 @@ def start(
         rebase-unfinished: There is a worktree already.
         patch-conflict: A pick does not apply; nothing is made.
     """
-    session, fork = upstream.session, upstream.fork
-    folder = folder_of(session, fork)
-    with session.store.lock(f"rebase-{session.project.stack}-{fork}"):
+    context, fork = upstream.context, upstream.fork
+    folder = folder_of(context, fork)
+    with context.store.lock(f"rebase-{context.project.stack}-{fork}"):
         if folder.exists():
             raise PatchError(
                 "rebase-unfinished",
                 f"There is a worktree of {fork} already.",
                 details=[str(folder)],
             )
-        patches = [patch for patch in series.of(session, fork) if patch.name not in gone]
+        patches = [patch for patch in series.of(context, fork) if patch.name not in gone]
         picks = [patch for patch in patches if patch.pick]
-        replies = apply.evaluate(session.objects, base.tree, picks)
+        replies = apply.evaluate(context.objects, base.tree, picks)
         tried = list(zip(picks, replies, strict=True))
         if stuck := [
             (pick.name, reply.says) for pick, reply in tried if reply.status == "conflict"
@@ -135,26 +135,26 @@ def start(
                 "patch-conflict",
                 f"{', '.join(name for name, _ in stuck)} of {fork} do not apply to {base.name}.",
                 details=[f"{name}: {line}" for name, says in stuck for line in says],
-                todo=f"Leave out files: `sparkwright patch pick --stack {session.project.stack} "
+                todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
                 f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
                 f"instead, or with `patch bump --drop '#NUMBER'`.",
             )
         steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-        source = session.project.series_folder(fork)
+        source = context.project.series_folder(fork)
         ours = {
             patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick
         }
         diffs = _wide_diffs(upstream)
-        with session.store.building(folder) as scratch:
+        with context.store.building(folder) as scratch:
             work = Objects(scratch / ".git")
-            work.borrow(session.objects.path.parent)
+            work.borrow(context.objects.path.parent)
             config = work.path / "config"
             config.write_text(config.read_text() + _CONFIG)
             root, tip = commit_series(work, f"{fork} {base.name}", base.tree, steps)
             for ref, commit in ((BASE, root), (PICKS, tip)):
                 work.run(["update-ref", ref, commit])
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
-            state = WorktreeState(dict(gone), dict(files), _inputs(session, fork, files))
+            state = WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
             stopped = _am(scratch, ours, diffs)
             # The store may be removed; beyond this copy of it, it serves merges only.
@@ -169,9 +169,9 @@ def _wide_diffs(upstream: Upstream) -> dict[str, bytes]:
     Return the diffs of the series with more context, if it applies to the locked source; git am
     then has the files that it merges.
     """
-    objects, diffs = upstream.session.objects, dict[str, bytes]()
+    objects, diffs = upstream.context.objects, dict[str, bytes]()
     with contextlib.suppress(SparkwrightError):
-        before, patches = upstream.locked().tree, series.of(upstream.session, upstream.fork)
+        before, patches = upstream.locked().tree, series.of(upstream.context, upstream.fork)
         for step in apply.apply_patches(objects, upstream.fork, before, patches).steps:
             diffs[step.name] = render(objects, before, step.tree, context=MAIL_CONTEXT)
             before = step.tree
@@ -233,9 +233,9 @@ def commit_series(
 
 def compare(upstream: Upstream) -> list[str]:
     """Return git's range-diff of the series on the locked source and in the worktree."""
-    session, fork, base = upstream.session, upstream.fork, upstream.locked().tree
-    work, patches = Objects(folder_of(session, fork) / ".git"), series.of(session, fork)
-    steps = apply.apply_patches(session.objects, fork, base, patches).steps
+    context, fork, base = upstream.context, upstream.fork, upstream.locked().tree
+    work, patches = Objects(folder_of(context, fork) / ".git"), series.of(context, fork)
+    steps = apply.apply_patches(context.objects, fork, base, patches).steps
     pairs = zip(patches, (step.tree for step in steps), strict=True)
     old = "..".join(commit_series(work, "locked", base, pairs))
     words = ["range-diff", "--no-color", "--creation-factor=80", old, f"{BASE}..HEAD"]
@@ -275,20 +275,20 @@ def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
     return files
 
 
-def _inputs(session: RunContext, fork: str, files: Iterable[str]) -> str:
+def _inputs(context: RunContext, fork: str, files: Iterable[str]) -> str:
     """Return the digest of what a worktree is made from, and of the *files* to be replaced."""
-    paths = [session.project.root / name for name in files]
-    return digest.key("rebase", [series.pins(session, fork), *map(digest.sha256_file, paths)])
+    paths = [context.project.root / name for name in files]
+    return digest.key("rebase", [series.pins(context, fork), *map(digest.sha256_file, paths)])
 
 
-def _require(session: RunContext, fork: str) -> Path:
+def _require(context: RunContext, fork: str) -> Path:
     """
     Return the worktree of *fork*.
 
     Raises:
         not-provided: There is none.
     """
-    folder = folder_of(session, fork)
+    folder = folder_of(context, fork)
     if not folder.exists():
         raise SourceError(
             "not-provided",
@@ -298,19 +298,19 @@ def _require(session: RunContext, fork: str) -> Path:
     return folder
 
 
-def abort(session: RunContext, fork: str) -> None:
+def abort(context: RunContext, fork: str) -> None:
     """
     Remove the worktree of *fork*.
 
     Raises:
         not-provided: There is none.
     """
-    folder = _require(session, fork)
+    folder = _require(context, fork)
     # Renamed first, because a killed removal would leave half a worktree; `start` clears it up.
     shutil.rmtree(folder.replace(folder.with_name(f".{fork}.removed")))
 
 
-def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[str]:
+def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[str]:
     """
     Write the series from the worktree of *fork*, remove the worktree, and return a line per change.
 
@@ -325,9 +325,9 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             what they replace changed meanwhile.
         not-provided: There is no worktree, or *drop* names no patch of the series.
     """
-    folder = _require(session, fork)
+    folder = _require(context, fork)
     work = Objects(folder / ".git")
-    begun, source = work.path / "sparkwright-export", session.project.series_folder(fork)
+    begun, source = work.path / "sparkwright-export", context.project.series_folder(fork)
     # A killed export may have removed the file of a dropped patch.
     unknown = set(drop) - {path.name for path in source.glob("*.patch")}
     if unknown and not begun.exists():
@@ -338,7 +338,7 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
         )
     state = msgspec.json.decode((work.path / "sparkwright.json").read_bytes(), type=WorktreeState)
     # The store is made anew if it was removed meanwhile.
-    work.borrow(session.objects.path.parent)
+    work.borrow(context.objects.path.parent)
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]
     details = [f"not committed: {line}" for line in changed.decode("utf-8", "replace").splitlines()]
     unfinished = {"rebase-apply": "git am --continue", "rebase-merge": "git rebase --continue"}
@@ -375,7 +375,7 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
             f"The worktree of {fork} lost {len(lost)} patches.",
             details=lost,
         )
-    if not begun.exists() and _inputs(session, fork, state.files) != state.inputs:
+    if not begun.exists() and _inputs(context, fork, state.files) != state.inputs:
         raise PatchError(
             "export-mismatch",
             f"The picks or patches of {fork} changed since the worktree was made.",
@@ -385,13 +385,13 @@ def export(session: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     begun.touch()
     for name, reason in gone.items():
         console.note(f"dropped: {name}, {reason}")
-    lines = _write(session, fork, files, state.files)
-    abort(session, fork)
+    lines = _write(context, fork, files, state.files)
+    abort(context, fork)
     return lines
 
 
 def _write(
-    session: RunContext, fork: str, files: Mapping[str, bytes], others: Mapping[str, str]
+    context: RunContext, fork: str, files: Mapping[str, bytes], others: Mapping[str, str]
 ) -> list[str]:
     """
     Write our patches *files* and their order, and the reviewed files *others*; return a line per
@@ -400,7 +400,7 @@ def _write(
     A killed run leaves a series that every reader refuses; the next export from the same worktree
     finishes it.
     """
-    root, folder = session.project.root, session.project.series_folder(fork)
+    root, folder = context.project.root, context.project.series_folder(fork)
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / "series"
     old = listing.read_text("utf-8", "replace") if listing.exists() else ""

@@ -49,7 +49,7 @@ class PullRequestSnapshot(msgspec.Struct, frozen=True):
     branch: str
 
 
-def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
     """
     Return the current state of pull request *number*.
 
@@ -57,15 +57,15 @@ def snapshot(session: RunContext, ledger: Ledger, number: int) -> PullRequestSna
         pull-request-gone: It does not exist.
         offline, source-unreachable: Neither the API nor the repository answers.
     """
-    return snapshot_by_api(session, ledger, number) or snapshot_by_git(session, ledger, number)
+    return snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
 
 
-def snapshot_by_api(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot | None:
+def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot | None:
     """Return what `snapshot` does; None, with a note, if GitHub's API is out of reach."""
     owner = github.repository_of(ledger.url)
-    if owner and not session.offline:
+    if owner and not context.offline:
         try:
-            pull = GitHub.from_environment(session.mirrored(github.ADDRESS)).pull(*owner, number)
+            pull = GitHub.from_environment(context.mirrored(github.ADDRESS)).pull(*owner, number)
             return PullRequestSnapshot(
                 pull.title, pull.author, pull.state, pull.head, pull.merge, pull.base_ref
             )
@@ -76,16 +76,16 @@ def snapshot_by_api(session: RunContext, ledger: Ledger, number: int) -> PullReq
     return None
 
 
-def snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
     """Return what `snapshot` does, by git alone."""
-    mirror, previous = session.mirror(ledger.url), ledger.find(number)
+    mirror, previous = context.mirror(ledger.url), ledger.find(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
         raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
     head = mirror.ref(f"refs/pull/{number}/head")
     # GitHub's subjects of a squash and of a merge.
     patterns = [f"--grep=\\(#{number}\\)[[:space:]]*$", f"--grep=^Merge pull request #{number} "]
-    log = history.log(session.objects, "--first-parent", "--extended-regexp", *patterns, tip)
+    log = history.log(context.objects, "--first-parent", "--extended-regexp", *patterns, tip)
     merge = next((commit for commit in reversed(log) if commit.number == number), None)
     if merge is None and head is None:
         raise GitHubError(
@@ -105,7 +105,7 @@ def snapshot_by_git(session: RunContext, ledger: Ledger, number: int) -> PullReq
 
 
 def record(
-    session: RunContext,
+    context: RunContext,
     ledger: Ledger,
     pull: PullRequestSnapshot,
     number: int,
@@ -120,8 +120,8 @@ def record(
             determined.
         source-unreachable: The repository does not offer its commits.
     """
-    base, tip = _base(session, ledger, pull, number), pull.merge or pull.head
-    data, previous = _rendered(session, ledger, base, tip), ledger.find(number)
+    base, tip = _base(context, ledger, pull, number), pull.merge or pull.head
+    data, previous = _rendered(context, ledger, base, tip), ledger.find(number)
     # git alone may not know what an earlier record does.
     old = {
         field: getattr(previous, field)
@@ -138,9 +138,9 @@ def record(
         base=base,
         merge=pull.merge,
         seen=previous.seen if previous and "state" in old else today,
-        date=history.commit(session.objects, tip).date,
+        date=history.commit(context.objects, tip).date,
         sha256=digest.sha256_bytes(data),
-        patch_id=patch.patch_id(session.objects, data),
+        patch_id=patch.patch_id(context.objects, data),
         files=tuple(part.path for part in patch.sections(data)),
         stacks=previous.stacks if previous else {},
         reason=reason,
@@ -149,12 +149,12 @@ def record(
     return msgspec.structs.replace(fresh, **old)
 
 
-def _base(session: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
+def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
     """
     Return the commit that the diff is taken against, with the histories that this needs in the
     store.
     """
-    objects, mirror = session.objects, session.mirror(ledger.url)
+    objects, mirror = context.objects, context.mirror(ledger.url)
     tip = mirror.history(pull.branch, newest=True)
     if pull.merge:
         if tip is None or not history.is_ancestor(objects, pull.merge, tip):
@@ -209,30 +209,30 @@ def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
             )
 
 
-def _rendered(session: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
-    mirror = session.mirror(ledger.url)
+def _rendered(context: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
+    mirror = context.mirror(ledger.url)
     for commit in (base, tip):
         mirror.commit(commit)
-    mirror.files(patch.blobs(session.objects, base, tip))
-    return patch.render(session.objects, base, tip)
+    mirror.files(patch.blobs(context.objects, base, tip))
+    return patch.render(context.objects, base, tip)
 
 
-def _path(session: RunContext, record: Record) -> Path:
+def _path(context: RunContext, record: Record) -> Path:
     pins = [record.base, record.tip, record.sha256, record.patch_id, record.files]
-    return session.store.root / "diffs" / digest.key("diff", pins)
+    return context.store.root / "diffs" / digest.key("diff", pins)
 
 
-def stored_diff(session: RunContext, record: Record) -> bytes:
+def stored_diff(context: RunContext, record: Record) -> bytes:
     """
     Return the diff of *record* if it is in the store, where only diffs are that were verified with
     the same pins; else nothing.
     """
-    path = _path(session, record)
+    path = _path(context, record)
     data = path.read_bytes() if path.exists() else b""
     return data if digest.sha256_bytes(data) == record.sha256 else b""
 
 
-def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
+def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
     """
     Return the diff that *record* pins, from the store, or rendered from the pinned commits.
 
@@ -247,13 +247,13 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
             f"The ledger does not pin {record.name} of {ledger.url}.",
             todo=f"Run `sparkwright patch pick {record.number}`.",
         )
-    if data := stored_diff(session, record):
+    if data := stored_diff(context, record):
         return data
-    data = _rendered(session, ledger, record.base, record.tip)
+    data = _rendered(context, ledger, record.base, record.tip)
     pinned = {"sha256": record.sha256, "patch-id": record.patch_id, "files": sorted(record.files)}
     actual = {
         "sha256": digest.sha256_bytes(data),
-        "patch-id": patch.patch_id(session.objects, data),
+        "patch-id": patch.patch_id(context.objects, data),
         "files": sorted(part.path for part in patch.sections(data)),
     }
     if wrong := [name for name, pin in pinned.items() if actual[name] != pin]:
@@ -262,12 +262,12 @@ def diff_of(session: RunContext, ledger: Ledger, record: Record) -> bytes:
             f"The diff of {record.name} is not the one that the ledger pins.",
             details=[f"{name}: {pinned[name]} in the ledger, {actual[name]} now" for name in wrong],
         )
-    path = _path(session, record)
-    session.store.write(f"diffs/{path.name}", data)
+    path = _path(context, record)
+    context.store.write(f"diffs/{path.name}", data)
     return data
 
 
-def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
+def patch_of(context: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
     """
     Return the patch that *stack* applies for *record*: its diff without the files and hunks that
     the stack leaves out.
@@ -275,7 +275,7 @@ def patch_of(session: RunContext, ledger: Ledger, record: Record, stack: str) ->
     Raises:
         pick-mismatch: See `diff_of`; or a file or hunk to leave out is not part of the diff.
     """
-    left_out, whole = record.stacks.get(stack, {}), diff_of(session, ledger, record)
+    left_out, whole = record.stacks.get(stack, {}), diff_of(context, ledger, record)
     hunks = {
         f"{part.path}#{number}"
         for part in patch.sections(whole)
@@ -308,7 +308,7 @@ def as_patch(record: Record, data: bytes) -> Patch:
 
 
 def pin(
-    session: RunContext,
+    context: RunContext,
     fork: str,
     number: int,
     *,
@@ -335,8 +335,8 @@ def pin(
         pick-moved, pick-mismatch, pull-request-gone: See `snapshot`, `record` and `check_head`.
     """
     # Without the lock, two runs could overwrite each other's record.
-    with console.step(f"pick {fork}#{number}"), session.store.lock(f"ledger-{fork}"):
-        book, stack = ledgers.require(session.project.root, fork), session.project.stack
+    with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
+        book, stack = ledgers.require(context.project.root, fork), context.project.stack
         earlier = book.find(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
@@ -346,20 +346,20 @@ def pin(
                 f"{fork}#{number} needs a reason and a condition for dropping it.",
                 todo="Give both: --reason TEXT --drop-when TEXT.",
             )
-        seen = snapshot(session, book, number)
+        seen = snapshot(context, book, number)
         if earlier and not accept:
             check_head(book, earlier, seen)
-        fresh = record(session, book, seen, number, reason, drop_when)
+        fresh = record(context, book, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
         if carry or excluded:
             stacks[stack] = {**stacks.get(stack, {}), **excluded}
         book = book.with_record(msgspec.structs.replace(fresh, stacks=stacks))
         if stack in stacks:
-            picks = [patch_of(session, book, pick, stack) for pick in book.carried(stack)]
+            picks = [patch_of(context, book, pick, stack) for pick in book.carried(stack)]
             end = [pick.pick for pick in picks].index(number) + 1
             applied = [pick for pick in picks[:end] if pick.data]
-            _apply(Upstream(session, fork, book), fetch.fetch(session, fork), applied)
-        ledgers.write(session.project.root, fork, book)
+            _apply(Upstream(context, fork, book), fetch.fetch(context, fork), applied)
+        ledgers.write(context.project.root, fork, book)
     return book.record(number)
 
 
@@ -399,7 +399,7 @@ def load(folder: Path) -> tuple[Patch, ...]:
     return tuple(patch.parse(name, (folder / name).read_bytes()) for name in names(folder))
 
 
-def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
+def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
     """
     Return the whole series of *fork*: the picks in the ledger's order, then our patches. A pick of
     which everything is left out is not part of it.
@@ -408,32 +408,32 @@ def of(session: RunContext, fork: str) -> tuple[Patch, ...]:
         patch-invalid: See `load`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    book, stack = ledgers.load(session.project.root, fork), session.project.stack
+    book, stack = ledgers.load(context.project.root, fork), context.project.stack
     picks = (
-        [patch_of(session, book, record, stack) for record in book.carried(stack)] if book else []
+        [patch_of(context, book, record, stack) for record in book.carried(stack)] if book else []
     )
-    ours = load(session.project.series_folder(fork))
+    ours = load(context.project.series_folder(fork))
     return (*(pick for pick in picks if pick.data), *ours)
 
 
-def backports(session: RunContext, fork: str) -> list[Backport]:
+def backports(context: RunContext, fork: str) -> list[Backport]:
     """Return the picks that the stack carries in part, as far as their diffs are in the store."""
-    book, stack = ledgers.load(session.project.root, fork), session.project.stack
-    ours = load(session.project.series_folder(fork))
+    book, stack = ledgers.load(context.project.root, fork), context.project.stack
+    ours = load(context.project.series_folder(fork))
     return [
-        backport.compare(record, stack, diff, patch_of(session, book, record, stack), ours)
+        backport.compare(record, stack, diff, patch_of(context, book, record, stack), ours)
         for record in (book.carried(stack) if book else ())
-        if book and record.stacks[stack] and (diff := stored_diff(session, record))
+        if book and record.stacks[stack] and (diff := stored_diff(context, record))
     ]
 
 
-def pins(session: RunContext, fork: str) -> list[tuple[object, ...]]:
+def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
     """
     Return what determines each element of the series of *fork*, without reading a diff: its name,
     its pins, and what is left out of it.
     """
-    book, stack = ledgers.load(session.project.root, fork), session.project.stack
-    folder = session.project.series_folder(fork)
+    book, stack = ledgers.load(context.project.root, fork), context.project.stack
+    folder = context.project.series_folder(fork)
     picks = [
         (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
         for record in (book.carried(stack) if book else ())
@@ -441,7 +441,7 @@ def pins(session: RunContext, fork: str) -> list[tuple[object, ...]]:
     return [*picks, *((name, digest.sha256_file(folder / name)) for name in names(folder))]
 
 
-def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
+def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
     """
     Apply the series of the fork of *source*; the result is kept in the store.
 
@@ -450,18 +450,18 @@ def apply_series(session: RunContext, source: FetchedSource) -> PatchedTree:
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
         backport-stale: See `backport.check`.
     """
-    pinned = {"base": source.tree, "series": pins(session, source.fork)}
+    pinned = {"base": source.tree, "series": pins(context, source.fork)}
     key = digest.key("apply", pinned)
-    stored = session.store.get("apply", key, PatchedTree)
-    if stored and session.objects.whole(stored.tree):
+    stored = context.store.get("apply", key, PatchedTree)
+    if stored and context.objects.whole(stored.tree):
         return stored
-    patches, book = of(session, source.fork), ledgers.load(session.project.root, source.fork)
-    backport.check(book, session.project.stack, patches)
-    patched = _apply(Upstream(session, source.fork), source, patches)
-    session.store.put("apply", key, patched)
+    patches, book = of(context, source.fork), ledgers.load(context.project.root, source.fork)
+    backport.check(book, context.project.stack, patches)
+    patched = _apply(Upstream(context, source.fork), source, patches)
+    context.store.put("apply", key, patched)
     return patched
 
 
 def _apply(upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]) -> PatchedTree:
     failure = partial(conflict.error_with_report, upstream, source)
-    return apply.apply_patches(upstream.session.objects, source.fork, source.tree, patches, failure)
+    return apply.apply_patches(upstream.context.objects, source.fork, source.tree, patches, failure)

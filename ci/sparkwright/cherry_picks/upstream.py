@@ -160,19 +160,19 @@ class Upstream:
         draft: A ledger that is not written yet, in place of the checkout's.
     """
 
-    session: RunContext
+    context: RunContext
     fork: str
     draft: Ledger | None = None
 
     @cached_property
     def book(self) -> Ledger | None:
         """The ledger of the fork, if there is one."""
-        return self.draft or ledger.load(self.session.project.root, self.fork)
+        return self.draft or ledger.load(self.context.project.root, self.fork)
 
     @cached_property
     def mirror(self) -> Mirror | None:
         """The mirror of the repository, if there is a ledger."""
-        return self.session.mirror(self.book.url) if self.book else None
+        return self.context.mirror(self.book.url) if self.book else None
 
     @property
     def tip(self) -> str:
@@ -183,7 +183,7 @@ class Upstream:
 
     def locked(self) -> Base:
         """Return the locked source of the fork."""
-        source, locked = fetch.fetch(self.session, self.fork), self.session.lock.forks[self.fork]
+        source, locked = fetch.fetch(self.context, self.fork), self.context.lock.forks[self.fork]
         version = locked.sdist.version if locked.sdist else locked.git.ref if locked.git else ""
         return Base(version or self.fork, source.tree, source.pin if source.kind == "git" else "")
 
@@ -197,9 +197,9 @@ class Upstream:
         """
         assert self.mirror
         self.mirror.commit(commit)
-        tree = self.session.objects.resolve(f"{commit}^{{tree}}")
+        tree = self.context.objects.resolve(f"{commit}^{{tree}}")
         wanted = {path for patch in patches for path in patch.files}
-        paths = self.session.objects.paths(tree)
+        paths = self.context.objects.paths(tree)
         self.mirror.files({paths[path][1] for path in wanted & paths.keys()})
         return Base(name, tree, commit)
 
@@ -214,9 +214,9 @@ class Upstream:
         commit = name if self.mirror and re.fullmatch(r"[0-9a-f]{40}", name) else ""
         if self.mirror and re.fullmatch(r"[0-9a-f]{7,39}", name):
             words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
-            commit = self.session.objects.run(words, check=False)[1].decode().strip()
+            commit = self.context.objects.run(words, check=False)[1].decode().strip()
         if self.mirror and not commit:
-            commit = self.mirror.history(name, newest=not self.session.offline) or ""
+            commit = self.mirror.history(name, newest=not self.context.offline) or ""
         if not commit:
             raise SourceError(
                 "not-provided",
@@ -233,18 +233,18 @@ class Upstream:
             offline, source-unreachable: The index or the repository may not be asked, or does not
                 answer.
         """
-        spec = self.session.project.fork(self.fork).sources.sdist
-        for release in releases(self.session, spec.name, optional=True) if spec else ():
+        spec = self.context.project.fork(self.fork).sources.sdist
+        for release in releases(self.context, spec.name, optional=True) if spec else ():
             if release.version == name:
-                return of_release(self.session, release)
+                return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
     def later_releases(self, *, optional: bool = False) -> list[Release]:
         """Return the releases after the locked one, oldest first; see `releases`."""
         from packaging.version import Version
 
-        sdist = self.session.lock.forks[self.fork].sdist
-        listed = releases(self.session, sdist.name, optional=optional) if sdist else []
+        sdist = self.context.lock.forks[self.fork].sdist
+        listed = releases(self.context, sdist.name, optional=optional) if sdist else []
         oldest = Version(sdist.version if sdist else "0")
         return [release for release in listed if Version(release.version) > oldest]
 
@@ -258,15 +258,15 @@ class Upstream:
         # The tip of a mirror can be older than the newest releases.
         day = tip.name.rpartition(" ")[2] if tip else ""
         newer = [release for release in listed if tip and release.day > day]
-        yield from (of_release(self.session, release) for release in listed if release not in newer)
+        yield from (of_release(self.context, release) for release in listed if release not in newer)
         yield from [tip] if tip else []
-        yield from (of_release(self.session, release) for release in newer)
+        yield from (of_release(self.context, release) for release in newer)
 
     def _newest(self, patches: Collection[Patch]) -> Base | None:
         branch = self.book.branch if self.book else ""
         try:
             tip = self.commit(branch) if branch else ""
-            day = commit(self.session.objects, tip).date if tip else ""
+            day = commit(self.context.objects, tip).date if tip else ""
             return self.at_commit(f"{branch} {day}", tip, patches) if tip else None
         except SourceError as error:
             if error.reference not in {"offline", "source-unreachable"}:
@@ -275,32 +275,32 @@ class Upstream:
             return None
 
 
-def of_release(session: RunContext, release: Release) -> Base:
+def of_release(context: RunContext, release: Release) -> Base:
     """
     Return the base of *release*, in the object database.
 
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
     """
-    tree = _stored(session, release)
+    tree = _stored(context, release)
     if not tree:
         names = (release.project, release.version, release.filename, release.sha256)
-        with session.store.lock("objects"):
-            tree = fetch.import_file(session, FileLock(*names, 0, release.folder))
-        session.store.put("release", _key(release), tree)
+        with context.store.lock("objects"):
+            tree = fetch.import_file(context, FileLock(*names, 0, release.folder))
+        context.store.put("release", _key(release), tree)
     return Base(release.version, tree)
 
 
-def _stored(session: RunContext, release: Release) -> str:
-    tree = session.store.get("release", _key(release), str)
-    return tree if tree and session.objects.has(f"{tree}^{{tree}}") else ""
+def _stored(context: RunContext, release: Release) -> str:
+    tree = context.store.get("release", _key(release), str)
+    return tree if tree and context.objects.has(f"{tree}^{{tree}}") else ""
 
 
 def _key(release: Release) -> str:
     return digest.key("release", {"sha256": release.sha256, "folder": release.folder})
 
 
-def releases(session: RunContext, project: str, *, optional: bool = False) -> list[Release]:
+def releases(context: RunContext, project: str, *, optional: bool = False) -> list[Release]:
     """
     Return the final releases of *project* that have an sdist, oldest first; with --offline, those
     that are in the store.
@@ -314,9 +314,9 @@ def releases(session: RunContext, project: str, *, optional: bool = False) -> li
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
     key, by_version = digest.key("releases", project), {}
-    if session.offline:
-        stored = session.store.get("releases", key, list[Release]) or []
-        return [release for release in stored if _stored(session, release)]
+    if context.offline:
+        stored = context.store.get("releases", key, list[Release]) or []
+        return [release for release in stored if _stored(context, release)]
     try:
         files = package_index.files(project)
     except SourceError as error:
@@ -331,7 +331,7 @@ def releases(session: RunContext, project: str, *, optional: bool = False) -> li
                 pins = (str(version), file.name, file.sha256, file.day)
                 by_version[version] = Release(project, *pins)
     listed = [by_version[version] for version in sorted(by_version)]
-    session.store.put("releases", key, listed)
+    context.store.put("releases", key, listed)
     return listed
 
 
@@ -375,7 +375,7 @@ def evidence(
 def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
-    objects, holds = upstream.session.objects, None
+    objects, holds = upstream.context.objects, None
     if base.commit and objects.has(f"{record.merge}^{{commit}}"):
         holds = is_ancestor(objects, record.merge, base.commit)
     if holds is None:
@@ -389,7 +389,7 @@ def _patch_id(
     """
     Compare with every commit that changed exactly the same files; of a pick, the whole diff counts.
     """
-    objects, context = upstream.session.objects, 3 if record else CONTEXT
+    objects, context = upstream.context.objects, 3 if record else CONTEXT
     wanted = record.patch_id if record else patch.patch_id(objects, ours.data)
     if not wanted:
         return None, "the diff is empty"

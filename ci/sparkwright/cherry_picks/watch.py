@@ -39,7 +39,7 @@ class WatchedPull(msgspec.Struct, frozen=True):
     stacks: tuple[str, ...]
 
 
-def refresh(session: RunContext, fork: str) -> list[WatchedPull]:
+def refresh(context: RunContext, fork: str) -> list[WatchedPull]:
     """
     Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
     write what the pins do not depend on: the day, the state of one that is not merged, and a title
@@ -48,15 +48,15 @@ def refresh(session: RunContext, fork: str) -> list[WatchedPull]:
     Raises:
         offline, source-unreachable: Neither the API nor the repository answers.
     """
-    with session.store.lock(f"ledger-{fork}"):
-        book, watched, by_api = ledger.require(session.project.root, fork), [], True
+    with context.store.lock(f"ledger-{fork}"):
+        book, watched, by_api = ledger.require(context.project.root, fork), [], True
         today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
         with console.progress("pull requests", len(book.records)) as progress:
             for count, old in enumerate(book.records, start=1):
                 try:
-                    pull = series.snapshot_by_api(session, book, old.number) if by_api else None
+                    pull = series.snapshot_by_api(context, book, old.number) if by_api else None
                     by_api = pull is not None
-                    pull = pull or series.snapshot_by_git(session, book, old.number)
+                    pull = pull or series.snapshot_by_git(context, book, old.number)
                 except GitHubError as error:
                     if error.reference != "pull-request-gone":
                         raise
@@ -69,7 +69,7 @@ def refresh(session: RunContext, fork: str) -> list[WatchedPull]:
                 state = (fresh.title, fresh.state, fresh.seen, old.seen, visible)
                 watched.append(WatchedPull(fork, old.name, *state, tuple(changes), stacks))
                 progress.update(count, old.name)
-        ledger.write(session.project.root, fork, book)
+        ledger.write(context.project.root, fork, book)
     return watched
 
 

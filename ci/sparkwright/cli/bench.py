@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cli import argtypes, context
+from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
@@ -37,7 +37,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     _add_bench(parsers["bench"])
     parser = parsers["lab report"]
     parser.set_defaults(run=report)
-    argtypes.add_pages(parser)
+    options.add_pages(parser)
     parser.add_argument(
         "files",
         nargs="+",
@@ -65,7 +65,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--wheel", type=Path, metavar="WHEEL", help="the wheel that is installed there")
     add(
         "--launches",
-        type=argtypes.whole(1, 1000),
+        type=options.whole(1, 1000),
         default=0,
         metavar="N",
         help="launches of the server; each is one sample (default: 5)",
@@ -78,7 +78,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--calibrate",
-        type=argtypes.whole(1, 1000),
+        type=options.whole(1, 1000),
         default=0,
         metavar="N",
         help="measure N pairs of the same wheel, to calibrate the gate of this machine",
@@ -87,7 +87,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench` and `gate`: the server, the workloads and the output folder."""
-    argtypes.add_server_arguments(parser)
+    options.add_server_arguments(parser)
     add = parser.add_argument
     add(
         "--serve",
@@ -179,18 +179,18 @@ def question(arguments: argparse.Namespace, recipe: recipes.Recipe | None) -> Qu
     )
 
 
-def keep(session: RunContext, result: Result) -> Path:
+def keep(context: RunContext, result: Result) -> Path:
     """Write *result* to the output folder, and return the file."""
     name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
     kind = "throughput" if result.kind == "gate" else result.kind
-    path = session.output / f"{_UNSAFE.sub('-', name).strip('-.') or 'result'}.{kind}.json"
+    path = context.output / f"{_UNSAFE.sub('-', name).strip('-.') or 'result'}.{kind}.json"
     data = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    return session.store.write(path, data + b"\n")
+    return context.store.write(path, data + b"\n")
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     if arguments.calibrate and arguments.server:
         raise UsageError(
             "usage",
@@ -199,15 +199,15 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any] | None:
         )
     if arguments.published and (arguments.calibrate or arguments.server or not arguments.recipe):
         raise UsageError("usage", "--published needs --recipe, and an environment to serve it.")
-    recipe = recipes.load(session.project.root, arguments.recipe) if arguments.recipe else None
+    recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
     query = question(arguments, recipe)
     published = recipe if arguments.published else None
     if published:
         query = claims.only(query, published)
-    answer = Answer(session, query, GENERATORS[arguments.generator](session))
+    answer = Answer(context, query, GENERATORS[arguments.generator](context))
     result = answer.result()
     terminal.show(result)
-    path = keep(session, result)
+    path = keep(context, result)
     console.note(f"result: {path}")
     document = {"result": result, "file": str(path)}
     console.document(document)
@@ -250,7 +250,7 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write results to the named files, or print them if there are none."""
-    session, files = context.checkout(arguments), argtypes.page_files(arguments)
+    context, files = options.checkout(arguments), options.page_files(arguments)
     results = [read.read(path) for path in arguments.files]
     if same := {path.resolve() for path in arguments.files} & {*map(Path.resolve, files.values())}:
         raise UsageError("usage", f"{same.pop()} is one of the results and would be overwritten.")
@@ -261,7 +261,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
                 if kind == "html"
                 else markdown.render(results)
             )
-        console.result(str(session.store.write(path.absolute(), text.encode())))
+        console.result(str(context.store.write(path.absolute(), text.encode())))
     for path, result in zip(arguments.files, results, strict=True):
         if files:
             console.note(f"{path}: {words.verdict(result)[1]}: {words.clean(result.says)}")

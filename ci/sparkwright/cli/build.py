@@ -12,7 +12,7 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.compile import costs
 from sparkwright.builder.environment.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
-from sparkwright.cli import argtypes, context, stages
+from sparkwright.cli import options, stages
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
@@ -24,7 +24,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parser = parsers["build"]
     parser.set_defaults(run=build)
     stages.add_planning(parser)
-    argtypes.add_compiling(parser)
+    options.add_compiling(parser)
     add = parser.add_argument
     add(
         "--aot",
@@ -66,48 +66,48 @@ def build(arguments: argparse.Namespace) -> int:
     if arguments.container and arguments.target:
         what = "The builder image has no cross compiler, so --target does not go with --container."
         raise UsageError("usage", what)
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:
         from sparkwright.builder import container
 
-        status, document = container.build(session, arguments.words, base=arguments.base)
+        status, document = container.build(context, arguments.words, base=arguments.base)
         console.document(document)
         return status
     if arguments.again:
-        return _again(session, arguments.wheels)
+        return _again(context, arguments.wheels)
     console.note(
-        f"stack {session.project.stack} for {session.project.spec.arch} on {session.machine}; "
-        f"cache: {session.store.root}"
+        f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
+        f"cache: {context.store.root}"
     )
-    for fork in session.forks:
-        if pipeline.current(session, fork) is None:
-            jobs = session.jobs or os.cpu_count() or 1
-            seconds = costs.build_seconds(session.project, fork, jobs)
+    for fork in context.forks:
+        if pipeline.current(context, fork) is None:
+            jobs = context.jobs or os.cpu_count() or 1
+            seconds = costs.build_seconds(context.project, fork, jobs)
             console.note(f"  {fork}: about {duration(seconds)} for its default targets")
     audits = []
-    for fork in session.forks:
-        for built in _wheels(session, fork, ahead=arguments.aot):
-            audit_report = stages.audited(session, pipeline.wheel_path(session, built))
+    for fork in context.forks:
+        for built in _wheels(context, fork, ahead=arguments.aot):
+            audit_report = stages.audited(context, pipeline.wheel_path(context, built))
             audits.append((built, audit_report))
             if not audit_report.passed:
                 report.show(audit_report, result=True)
-    _show(session, audits)
+    _show(context, audits)
     for _, audit_report in audits:
         report.raise_for_findings(audit_report)
     return 0
 
 
-def _wheels(session: RunContext, fork: str, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
+def _wheels(context: RunContext, fork: str, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
     """Yield the wheel of *fork*, and that of its modules that are compiled ahead of time."""
-    built = pipeline.build(session, fork)
+    built = pipeline.build(context, fork)
     yield built
-    if ahead and (spec := flashinfer_aot.load(session.project, fork)):
-        yield flashinfer_aot.build(session, spec, built)
+    if ahead and (spec := flashinfer_aot.load(context.project, fork)):
+        yield flashinfer_aot.build(context, spec, built)
 
 
 def _show(
-    session: RunContext, audits: list[tuple[pipeline.BuiltWheel, report.AuditReport]]
+    context: RunContext, audits: list[tuple[pipeline.BuiltWheel, report.AuditReport]]
 ) -> None:
     rows, wheels = [], []
     for built, audit_report in audits:
@@ -115,7 +115,7 @@ def _show(
         verdict = "pass" if audit_report.passed else f"{len(audit_report.findings)} findings"
         hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
-        path = str(pipeline.wheel_path(session, built))
+        path = str(pipeline.wheel_path(context, built))
         wheels.append({"wheel": built, "path": path, "audit": audit_report})
     columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
     console.table("wheels", columns, rows, result=True)
@@ -123,11 +123,11 @@ def _show(
     console.document({"wheels": wheels})
 
 
-def _again(session: RunContext, wheels: list[Path]) -> int:
+def _again(context: RunContext, wheels: list[Path]) -> int:
     """Build each wheel again from its record, compare the two, and fail if one differs."""
     from sparkwright.audit import reproduce
 
-    built = (pipeline.last_wheel(session, fork) for fork in session.forks)
+    built = (pipeline.last_wheel(context, fork) for fork in context.forks)
     wheels = wheels or [path for path in built if path]
     missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
     if missing or not wheels:
@@ -136,7 +136,7 @@ def _again(session: RunContext, wheels: list[Path]) -> int:
         raise SourceError("not-provided", what, details=missing, todo=todo)
     # Refuse unusable wheels before hours are spent on the others.
     records = [(path, reproduce.read_record(path)) for path in wheels]
-    contexts = [reproduce.rebuild_session(session, path, record) for path, record in records]
+    contexts = [reproduce.rebuild_context(context, path, record) for path, record in records]
     rebuilds = []
     for own, (path, record) in zip(contexts, records, strict=True):
         rules = policy.load(own.project.audit_file, own.project.spec.arch)

@@ -22,7 +22,7 @@ from sparkwright.audit import report
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.cli import argtypes, context, stages
+from sparkwright.cli import options, stages
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
@@ -40,44 +40,44 @@ SHARED = ("downloads", "environments", "cache")
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``demo``."""
     parsers["demo"].set_defaults(run=demo)
-    argtypes.add_compiling(parsers["demo"])
+    options.add_compiling(parsers["demo"])
 
 
 def demo(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every stage and print a line for each."""
-    session = context.checkout(arguments)
-    with session.store.lock("demo"):
-        done = list(_run(prepare(session, arguments.output)))
+    context = options.checkout(arguments)
+    with context.store.lock("demo"):
+        done = list(_run(prepare(context, arguments.output)))
     rows = [[name, says, f"{seconds:.1f}"] for name, says, seconds in done]
     console.table("demo", ["stage", "result", ">seconds"], rows, result=True)
     fields = ("name", "says", "seconds")
     return {"stages": [dict(zip(fields, stage, strict=True)) for stage in done]}
 
 
-def prepare(session: RunContext, output: Path | None) -> RunContext:
+def prepare(context: RunContext, output: Path | None) -> RunContext:
     """
     Return a context with a fresh demo project, and a store that shares the downloaded tools.
 
     Raises:
         not-provided: There is no checkout with gate policies, of which the demo has none.
     """
-    folder = session.store.root / "demo"
+    folder = context.store.root / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
-    gates = session.project.root / "ci" / "gates"
+    gates = context.project.root / "ci" / "gates"
     if not gates.is_dir():
-        gates = context.find_root() / "ci" / "gates"
+        gates = options.find_root() / "ci" / "gates"
     if not gates.is_dir():
         raise SourceError("not-provided", f"There are no gate policies in {gates}.")
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:
-        (store / name).symlink_to(session.store.folder(name), target_is_directory=True)
+        (store / name).symlink_to(context.store.folder(name), target_is_directory=True)
     project = Project(folder / "project", "demo")
     release.write_policy(project)
     return dataclasses.replace(
-        session,
+        context,
         project=project,
         store=Store(store),
         forks=tuple(project.spec.forks),
@@ -87,65 +87,65 @@ def prepare(session: RunContext, output: Path | None) -> RunContext:
     )
 
 
-def _run(session: RunContext) -> Iterator[tuple[str, str, float]]:
+def _run(context: RunContext) -> Iterator[tuple[str, str, float]]:
     """Run every stage, and yield its name, its result in one line, and its seconds."""
     began = time.monotonic()
-    tools = toolchain.obtain(session)
-    says = f"{len(pylock.wheels(session.project))} wheels by hash, nvcc among them"
+    tools = toolchain.obtain(context)
+    says = f"{len(pylock.wheels(context.project))} wheels by hash, nvcc among them"
     yield "tools", says, time.monotonic() - began
-    with official(session, tools) as wheel_path:
-        for name, work in _stages(session, tools, wheel_path).items():
+    with official(context, tools) as wheel_path:
+        for name, work in _stages(context, tools, wheel_path).items():
             began = time.monotonic()
             says = work()
             yield name, says, time.monotonic() - began
 
 
 def _stages(
-    session: RunContext, tools: toolchain.Toolchain, wheel: Path
+    context: RunContext, tools: toolchain.Toolchain, wheel: Path
 ) -> dict[str, Callable[[], str]]:
     """Return the stages after the tools, *wheel* being the official one."""
     return {
-        "lock": lambda: f"{len(lock_all(session).forks)} commits and a base wheel, by hash",
-        "fetch": lambda: _fetch(session),
-        "apply": lambda: _apply(session),
+        "lock": lambda: f"{len(lock_all(context).forks)} commits and a base wheel, by hash",
+        "fetch": lambda: _fetch(context),
+        "apply": lambda: _apply(context),
         "plan without the rules": lambda: _must_fail(
-            "arch-mismatch", lambda: plan.check(_bare(_planned(session)))
+            "arch-mismatch", lambda: plan.check(_bare(_planned(context)))
         ),
-        "plan": lambda: _plan(session),
-        "build": lambda: _build(session),
+        "plan": lambda: _plan(context),
+        "build": lambda: _build(context),
         "audit of the official wheel": lambda: _must_fail(
-            "audit-failed", lambda: report.raise_for_findings(stages.audited(session, wheel))
+            "audit-failed", lambda: report.raise_for_findings(stages.audited(context, wheel))
         ),
-        "audit": lambda: _audit(session),
-        "build again": lambda: _build(session),
-        "libraries load": lambda: _load(session, tools),
-        "gate": lambda: release.run_gates(session),
+        "audit": lambda: _audit(context),
+        "build again": lambda: _build(context),
+        "libraries load": lambda: _load(context, tools),
+        "gate": lambda: release.run_gates(context),
         "publish as verified": lambda: _must_fail(
-            "verified-refused", lambda: release.publish(session, None)
+            "verified-refused", lambda: release.publish(context, None)
         ),
-        "publish": lambda: release.publish_candidate(session),
-        "install": lambda: release.install_release(session, tools),
-        "serve": lambda: release.serve_model(session),
-        "uninstall": lambda: release.uninstall_release(session),
+        "publish": lambda: release.publish_candidate(context),
+        "install": lambda: release.install_release(context, tools),
+        "serve": lambda: release.serve_model(context),
+        "uninstall": lambda: release.uninstall_release(context),
     }
 
 
 @contextlib.contextmanager
-def official(session: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
+def official(context: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
     """
     Make the official wheel of the mini vLLM, and serve it in the block on a loopback index, which
     is then the package index of this process.
     """
-    folder = session.project.root.parent
+    folder = context.project.root.parent
     with console.step("the mini upstream releases its official wheel"):
-        target = toolchain.target(session, tools)
+        target = toolchain.target(context, tools)
         wheel_path = base.write_base_wheel(
             folder / "index" / "files",
             nvcc=target.cuda / "bin" / "nvcc",
             env=target.environment(),
             scratch=folder / "scratch",
-            machine=session.machine,
-            compiler=toolchain.compilers(session)[0][0] if session.cross else "",
+            machine=context.machine,
+            compiler=toolchain.compilers(context)[0][0] if context.cross else "",
         )
         base.write_index(folder / "index", wheel_path)
     with base.serve(folder / "index") as address:
@@ -153,50 +153,50 @@ def official(session: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
         yield wheel_path
 
 
-def lock_all(session: RunContext) -> lock.Lock:
+def lock_all(context: RunContext) -> lock.Lock:
     """Lock the demo's stack against its repositories and its index."""
-    locked = resolve.resolve(session)
-    session.project.lock_file.write_text(lock.render(locked), "utf-8")
+    locked = resolve.resolve(context)
+    context.project.lock_file.write_text(lock.render(locked), "utf-8")
     return locked
 
 
-def _fetch(session: RunContext) -> str:
-    return ", ".join(f"{fork} {fetch.fetch(session, fork).tree[:10]}" for fork in session.forks)
+def _fetch(context: RunContext) -> str:
+    return ", ".join(f"{fork} {fetch.fetch(context, fork).tree[:10]}" for fork in context.forks)
 
 
-def _apply(session: RunContext) -> str:
-    trees = [source_tree.make(session, fork) for fork in session.forks]
+def _apply(context: RunContext) -> str:
+    trees = [source_tree.make(context, fork) for fork in context.forks]
     patches, sites = sum(len(tree.steps) for tree in trees), sum(len(tree.sites) for tree in trees)
     return f"{patches} patches, {sites} rule sites"
 
 
-def _planned(session: RunContext) -> plan.PlanComparison:
-    tree = source_tree.make(session, "vllm")
-    return plan.obtain(session, toolchain.obtain(session), tree)
+def _planned(context: RunContext) -> plan.PlanComparison:
+    tree = source_tree.make(context, "vllm")
+    return plan.obtain(context, toolchain.obtain(context), tree)
 
 
 def _bare(plans: plan.PlanComparison) -> plan.PlanComparison:
     return plan.PlanComparison(plans.key, plans.before, plans.before)
 
 
-def _plan(session: RunContext) -> str:
-    planned = _planned(session)
+def _plan(context: RunContext) -> str:
+    planned = _planned(context)
     plan.show(planned)
     plan.check(planned)
     counts = planned.after.counts.items()
     return ", ".join(f"{count} {state}" for state, count in counts if count)
 
 
-def _build(session: RunContext) -> str:
-    return ", ".join(pipeline.build(session, fork).filename.split("-")[0] for fork in session.forks)
+def _build(context: RunContext) -> str:
+    return ", ".join(pipeline.build(context, fork).filename.split("-")[0] for fork in context.forks)
 
 
-def _audit(session: RunContext) -> str:
-    for path in release.wheels(session):
-        audited = stages.audited(session, path)
+def _audit(context: RunContext) -> str:
+    for path in release.wheels(context):
+        audited = stages.audited(context, path)
         report.show(audited)
         report.raise_for_findings(audited)
-    return f"{len(session.forks)} wheels pass the audit"
+    return f"{len(context.forks)} wheels pass the audit"
 
 
 def _must_fail(reference: str, work: Callable[[], object]) -> str:
@@ -225,12 +225,12 @@ assert importlib.metadata.version("mini-vllm") == package.__version__
 """
 
 
-def _load(session: RunContext, tools: toolchain.Toolchain) -> str:
+def _load(context: RunContext, tools: toolchain.Toolchain) -> str:
     """Install the wheels into an empty environment and load their libraries."""
-    folder = session.project.root.parent / "environment"
-    release.make_environment(session, tools, folder)
+    folder = context.project.root.parent / "environment"
+    release.make_environment(context, tools, folder)
     release.uv(
-        session,
+        context,
         "pip",
         "install",
         "--quiet",
@@ -238,7 +238,7 @@ def _load(session: RunContext, tools: toolchain.Toolchain) -> str:
         "--no-deps",
         "--python",
         folder / "bin" / "python",
-        *release.wheels(session),
+        *release.wheels(context),
     )
     loaded = process.output([folder / "bin" / "python", "-c", _LOAD]).splitlines()
     count = sum(line.startswith("loaded") for line in loaded)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.builder import host_info
-from sparkwright.cli import context, install
+from sparkwright.cli import install, options
 from sparkwright.core import project_data
 from sparkwright.core.console import console, size
 from sparkwright.forks import lock, package_index, resolve
@@ -69,14 +69,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.into is not None:
         console.document(install.check(arguments.into, deep=arguments.deep))
         return 0
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     urls = [
-        fork.sources.git.url for fork in session.project.spec.forks.values() if fork.sources.git
+        fork.sources.git.url for fork in context.project.spec.forks.values() if fork.sources.git
     ]
     # One repository stands for all upstream hosts.
-    hosts = (_index_url(), session.mirrored(urls[-1]) if urls else "")
-    facts = host_info.facts(session.store.root, *(("", "") if session.offline else hosts))
-    results = [*checks(facts, session.project)]
+    hosts = (_index_url(), context.mirrored(urls[-1]) if urls else "")
+    facts = host_info.facts(context.store.root, *(("", "") if context.offline else hosts))
+    results = [*checks(facts, context.project)]
     rows = [
         (
             check.subject,
@@ -85,9 +85,9 @@ def doctor(arguments: argparse.Namespace) -> int:
         )
         for check in results
     ]
-    title = f"This machine and stack {session.project.stack}"
+    title = f"This machine and stack {context.project.stack}"
     console.table(title, ("check", "state", ""), rows, result=True)
-    console.document({"machine": facts, "stack": session.project.stack, "checks": results})
+    console.document({"machine": facts, "stack": context.project.stack, "checks": results})
     return 0
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from sparkwright.audit import wheel_reader
 from sparkwright.builder import pipeline
-from sparkwright.cli import bench, context, stages
+from sparkwright.cli import bench, options, stages
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
@@ -91,45 +91,45 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the gates, show their verdicts, add them to the wheel's file; raise unless all pass."""
-    session, facts = context.checkout(arguments), host.facts()
-    inputs = _inputs(session, arguments)
+    context, facts = options.checkout(arguments), host.facts()
+    inputs = _inputs(context, arguments)
     if inputs.wheel and not arguments.record:
         # Refuse a damaged file before hours are spent on measuring.
-        _stored(verdicts_path(session, inputs.wheel.name))
+        _stored(verdicts_path(context, inputs.wheel.name))
     with Ready(
-        session,
+        context,
         inputs,
-        lambda path: stages.audited(session, path, stages.policy_kind(path)),
+        lambda path: stages.audited(context, path, stages.policy_kind(path)),
         facts,
     ) as ready:
         if arguments.record:
-            recorded = recording.record(session, ready, inputs, arguments.record)
+            recorded = recording.record(context, ready, inputs, arguments.record)
             return {"recorded": [str(path) for path in recorded]}
         names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
         # The verdicts are about the wheel together with the packages that it is served with.
         companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
         result = ladder.climb(
             [ready.rung(name) for name in names],
-            stack=session.project.stack,
+            stack=context.project.stack,
             wheel=wheel_reader.subject(inputs.wheel) if inputs.wheel else None,
             device_code=ready.device_code if "G0" in names else str,
             host={**facts, **companions},
             keep_going=arguments.keep_going,
-            keep=lambda so_far: keep(session, so_far),
+            keep=lambda so_far: keep(context, so_far),
         )
     show.show(result)
     if ready.throughput:
-        console.note(f"throughput: {bench.keep(session, ready.throughput)}")
-    if path := keep(session, result):
+        console.note(f"throughput: {bench.keep(context, ready.throughput)}")
+    if path := keep(context, result):
         console.note(f"verdicts: {path}")
     console.document({"ladder": ladder.document(result)})
     show.raise_for_state(result)
     return None
 
 
-def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
+def _inputs(context: RunContext, arguments: argparse.Namespace) -> Inputs:
     return Inputs(
-        wheel=arguments.wheel or _last_wheel(session),
+        wheel=arguments.wheel or _last_wheel(context),
         python=arguments.python,
         serve=arguments.serve,
         flags=tuple(arguments.flag),
@@ -154,18 +154,18 @@ def _inputs(session: RunContext, arguments: argparse.Namespace) -> Inputs:
     )
 
 
-def _last_wheel(session: RunContext) -> Path | None:
+def _last_wheel(context: RunContext) -> Path | None:
     """Return the last build's wheel of the first fork that is grafted, if it still exists."""
-    grafts = (name for name in session.forks if session.project.fork(name).build == "graft")
-    return next(filter(None, (pipeline.last_wheel(session, name) for name in grafts)), None)
+    grafts = (name for name in context.forks if context.project.fork(name).build == "graft")
+    return next(filter(None, (pipeline.last_wheel(context, name) for name in grafts)), None)
 
 
-def verdicts_path(session: RunContext, wheel: str) -> Path:
+def verdicts_path(context: RunContext, wheel: str) -> Path:
     """Return the file of the verdicts about *wheel*."""
-    return session.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
+    return context.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
 
 
-def keep(session: RunContext, result: ladder.Ladder) -> Path | None:
+def keep(context: RunContext, result: ladder.Ladder) -> Path | None:
     """
     Add the verdicts to the file of the wheel, and return the file; None if no wheel was judged.
 
@@ -177,8 +177,8 @@ def keep(session: RunContext, result: ladder.Ladder) -> Path | None:
     """
     if result.wheel is None:
         return None
-    path = verdicts_path(session, result.wheel.file)
-    with session.store.lock("verdicts"):
+    path = verdicts_path(context, result.wheel.file)
+    with context.store.lock("verdicts"):
         stored = _stored(path)
         if stored and stored.wheel and stored.wheel.sha256 == result.wheel.sha256:
             if stored.stack != result.stack:
@@ -192,7 +192,7 @@ def keep(session: RunContext, result: ladder.Ladder) -> Path | None:
         elif stored:
             console.warn(f"{path.name} held verdicts of another wheel; they are replaced.")
         data = msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1)
-        return session.store.write(path, data + b"\n")
+        return context.store.write(path, data + b"\n")
 
 
 def _stored(path: Path) -> ladder.Ladder | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cli import argtypes, context
+from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
 from sparkwright.release import environment
@@ -29,11 +29,11 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands on an environment."""
     functions = {"install": install, "list": show_releases, "rollback": rollback}
     for name, run in {**functions, "uninstall": uninstall}.items():
-        argtypes.add_environment(parsers[name])
+        options.add_environment(parsers[name])
         parsers[name].set_defaults(run=run)
     for name in ("install", "list"):
-        argtypes.add_index(parsers[name])
-        argtypes.add_channel(parsers[name])
+        options.add_index(parsers[name])
+        options.add_channel(parsers[name])
     add = parsers["install"].add_argument
     add(
         "--version",
@@ -120,7 +120,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.repair,
         arguments.dry_run,
     )
-    return _show(installation.install(context.standalone(arguments), chosen(arguments.into), wish))
+    return _show(installation.install(options.standalone(arguments), chosen(arguments.into), wish))
 
 
 def _show(done: installation.Done) -> dict[str, Any]:
@@ -154,10 +154,10 @@ def _unpublished(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.into is None or (arguments.stock and arguments.built):
         raise UsageError("usage", "Either --built or --stock makes an environment at --into.")
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     if arguments.built:
-        return _show(trial.built(session, arguments.built, arguments.into))
-    prefix = str(trial.stock(session, arguments.into.absolute()))
+        return _show(trial.built(context, arguments.built, arguments.into))
+    prefix = str(trial.stock(context, arguments.into.absolute()))
     console.result(prefix)
     return {"stock": prefix}
 
@@ -168,14 +168,14 @@ def _onsite(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.into is None:
         raise UsageError("usage", "--onsite needs --into.")
-    session = context.checkout(arguments)
-    wanted = spec.load(session.project)
+    context = options.checkout(arguments)
+    wanted = spec.load(context.project)
     if wanted is None:
-        console.result(f"Stack {session.project.stack} has nothing to do on site.")
+        console.result(f"Stack {context.project.stack} has nothing to do on site.")
         return {"installed": None}
     console.note(f"why on site: {wanted.reason}; the wheels themselves are not installed")
     done = onsite.install(
-        session.store, wanted, arguments.into, offline=session.offline, restore=arguments.restore
+        context.store, wanted, arguments.into, offline=context.offline, restore=arguments.restore
     )
     rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
     for item in done.shared:
@@ -197,7 +197,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.channel,
         arguments.stack or "",
     )
-    index = installation.opened(context.standalone(arguments), wish)
+    index = installation.opened(options.standalone(arguments), wish)
     rows = listing.rows(index, wish, listing.present(arguments.into))
     manifest = index.manifest
     title = (
@@ -238,12 +238,12 @@ def _cells(row: listing.Row) -> list[str]:
 
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Bring back the set that was installed before."""
-    return _show(back.rollback(context.standalone(arguments), chosen(arguments.into)))
+    return _show(back.rollback(options.standalone(arguments), chosen(arguments.into)))
 
 
 def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove the set of the environment, its caches and its records."""
-    gone = back.uninstall(context.standalone(arguments), chosen(arguments.into))
+    gone = back.uninstall(options.standalone(arguments), chosen(arguments.into))
     changes = (("removed", gone.removed), ("kept", gone.kept))
     rows = [[what, _shortened(names)] for what, names in changes if names]
     console.table(f"{gone.name} is uninstalled", ["", "packages"], rows, result=True)

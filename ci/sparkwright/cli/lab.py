@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cli import argtypes, context
+from sparkwright.cli import options
 from sparkwright.cli import release as releases
 from sparkwright.core import github_summary
 from sparkwright.core.console import console, size
@@ -34,8 +34,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=image)
-    argtypes.add_index(parser)
-    argtypes.add_channel(parser)
+    options.add_index(parser)
+    options.add_channel(parser)
     add = parser.add_argument
     add(
         "release",
@@ -74,7 +74,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="with --push: also sign the record, and add it to this index",
     )
-    argtypes.add_signer(parser, "--signing-key")
+    options.add_signer(parser, "--signing-key")
     add(
         "--dry-run",
         action="store_true",
@@ -134,7 +134,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=status)
-    argtypes.add_index(parser)
+    options.add_index(parser)
     add = parser.add_argument
     add("--nights", type=Path, metavar="FOLDER", help="folder of the records of `lab record`")
     add(
@@ -171,18 +171,18 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.builder import container
     from sparkwright.operate.image import made, recorded, registry
 
-    session, publisher = context.checkout(arguments), None
+    context, publisher = options.checkout(arguments), None
     if arguments.at:
         if not arguments.push:
             raise UsageError("usage", "--at needs --push.")
         key, identity = arguments.signing_key, arguments.identity
-        publisher = releases.publisher(session, arguments.at, key, identity=identity)
+        publisher = releases.publisher(context, arguments.at, key, identity=identity)
     elif arguments.signing_key or arguments.identity:
         raise UsageError("usage", "--signing-key and --identity belong to --at.")
     request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
     repository = registry.checked(arguments.push) if arguments.push else ""
-    base = container.pinned_base(session, request.base)
-    candidate = picked.pick(session, request.wish, picked.PLATFORMS[request.platform])
+    base = container.pinned_base(context, request.base)
+    candidate = picked.pick(context, request.wish, picked.PLATFORMS[request.platform])
     entry = candidate.entry
     if publisher:
         recorded.check(publisher, entry.release)
@@ -203,14 +203,14 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     target = registry.tag_of(entry.name, request.platform)
     if not arguments.dry_run:
         if repository:
-            recorded.ready(session.output)
-        done = made.make(session, request, candidate, base)
+            recorded.ready(context.output)
+        done = made.make(context, request, candidate, base)
         state = "was there already" if done.already else "built"
         rows.append(["image", f"{done.name}, {done.id}"])
     if done and repository:
         digest = registry.push(done, repository, target)
         pushed = recorded.record(done, candidate, repository, target, digest)
-        console.note(f"recorded as {recorded.written(session.output, pushed)}")
+        console.note(f"recorded as {recorded.written(context.output, pushed)}")
         if publisher:
             console.note(f"signed as {publisher.root / recorded.published(publisher, pushed)}")
         rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
@@ -292,7 +292,7 @@ def _record(arguments: argparse.Namespace) -> Night:
 
 def status(arguments: argparse.Namespace) -> dict[str, Any]:
     """Make static pages from all records, and show the unreadable ones."""
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     request = making.Asked(
         Wish(arguments.index, tuple(arguments.key), arguments.signed_for),
         bool(arguments.index),
@@ -301,8 +301,8 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
         tuple(arguments.drift),
         arguments.patches,
     )
-    site = making.read(session, request)
-    written = making.make(session, site, arguments.output)
+    site = making.read(context, request)
+    written = making.make(context, site, arguments.output)
     for problem in site.problems:
         console.warn(f"{problem.name}: {problem.reference}: {problem.says}")
     if site.books is None:

@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.builder import source_tree, vendored
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.workspace import Workspace
-from sparkwright.cli import context
+from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import lock as locks
@@ -34,44 +34,44 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     Write ``lock.yaml``, ``pylock.toml`` and the locks of the gates' programs; report unresolved
     sources.
     """
-    session = context.checkout(arguments)
-    if session.offline:
+    context = options.checkout(arguments)
+    if context.offline:
         raise SourceError(
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
-    project = session.project
+    project = context.project
     earlier = locks.read(project) if project.lock_file.exists() else None
-    resolved = resolve.resolve(session, earlier)
+    resolved = resolve.resolve(context, earlier)
     with console.step("lock the tools"):
-        tools = pylock.resolve(session.store, project.build_folder / "requirements.in")
+        tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
     for program in (harness, benchy):
-        folder = program.folder(session)
+        folder = program.folder(context)
         # A checkout with stacks alone has no gates.
         if (folder / "requirements.in").exists():
             with console.step(f"lock {folder.name}"):
-                session.store.write(folder / "pylock.toml", program.lock(session).encode())
-    session.store.write(project.lock_file, locks.render(resolved).encode())
-    session.store.write(project.build_folder / "pylock.toml", tools.encode())
+                context.store.write(folder / "pylock.toml", program.lock(context).encode())
+    context.store.write(project.lock_file, locks.render(resolved).encode())
+    context.store.write(project.build_folder / "pylock.toml", tools.encode())
     # The context caches the lock that it has read.
-    session = dataclasses.replace(session)
+    context = dataclasses.replace(context)
     for fork, spec in project.spec.forks.items():
-        if spec.build == "graft" and not toolchain.installed(session):
+        if spec.build == "graft" and not toolchain.installed(context):
             todo = "to read them from CMake, run fetch and lock again"
             console.note(f"{fork}: the sources of FetchContent are unchanged; {todo}")
         elif spec.build == "graft":
             try:
-                lock_vendored(session, fork)
+                lock_vendored(context, fork)
             except SparkwrightError as error:
                 what = f"{error.what} ({error.reference})"
                 console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
     written = locks.read(project)
-    unresolved = resolve.unresolved(session.project, written)
+    unresolved = resolve.unresolved(context.project, written)
     for line in unresolved:
         console.warn(f"unresolved: {line}")
     return {"lock": written, "unresolved": unresolved}
 
 
-def lock_vendored(session: RunContext, fork: str) -> None:
+def lock_vendored(context: RunContext, fork: str) -> None:
     """
     Write the sources that CMake downloads for *fork* to the lock file.
 
@@ -83,34 +83,34 @@ def lock_vendored(session: RunContext, fork: str) -> None:
         source-unresolved: A host does not answer; the lock marks the source as unresolved.
         And the errors of applying and configuring.
     """
-    tools, name = toolchain.obtain(session), Workspace.name(session, fork)
+    tools, name = toolchain.obtain(context), Workspace.name(context, fork)
     while True:
         # A copy reads the lock file again.
-        session = dataclasses.replace(session, targets=("all",))
-        with session.store.lock(name):
-            workspace = Workspace(session, tools, fork, "lock")
-            workspace.fill(source_tree.make(session, fork).tree)
+        context = dataclasses.replace(context, targets=("all",))
+        with context.store.lock(name):
+            workspace = Workspace(context, tools, fork, "lock")
+            workspace.fill(source_tree.make(context, fork).tree)
             try:
                 workspace.configure()
                 return
             except SourceError as error:
                 if error.reference != "source-unlocked":
                     raise
-                with session.store.lock("objects"):
-                    locked = _pinned(session, fork, workspace.declarations())
-                if locked == session.lock.forks[fork]:
+                with context.store.lock("objects"):
+                    locked = _pinned(context, fork, workspace.declarations())
+                if locked == context.lock.forks[fork]:
                     raise
-        forks = {**session.lock.forks, fork: locked}
-        text = locks.render(msgspec.structs.replace(session.lock, forks=forks))
-        session.store.write(session.project.lock_file, text.encode())
+        forks = {**context.lock.forks, fork: locked}
+        text = locks.render(msgspec.structs.replace(context.lock, forks=forks))
+        context.store.write(context.project.lock_file, text.encode())
 
 
-def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
+def _pinned(context: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
     """
     Return the lock of *fork* with exactly the sources *declared* in place of those that
     FetchContent would download.
     """
-    spec, locked = session.project.fork(fork), session.lock.forks[fork]
+    spec, locked = context.project.fork(fork), context.lock.forks[fork]
 
     def below(sources: Container[str]) -> dict[str, VendoredLock]:
         """Return the entries of *sources*, and of their submodules (``name/path``)."""
@@ -126,7 +126,7 @@ def _pinned(session: RunContext, fork: str, declared: Iterable[vendored.Declarat
             source = VendoredLock(
                 declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
             )
-            entries |= resolve.pin(session, spec, name, source, declaration.modules)
+            entries |= resolve.pin(context, spec, name, source, declaration.modules)
         else:
             entries |= below([name])
     return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))

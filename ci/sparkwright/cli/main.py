@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkwright import __version__
-from sparkwright.cli import argtypes
+from sparkwright.cli import options
 from sparkwright.core import project_data
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
@@ -108,7 +108,7 @@ def _overview() -> argparse.ArgumentParser:
 
 def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of the commands that *module* holds, by the names of the commands."""
-    parent = argtypes.common()
+    parent = options.common()
     command_parsers = {
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkwright.cli import argtypes, context
+from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, loaded, modules, roofline
@@ -29,21 +29,21 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--batch",
-        type=argtypes.whole(1),
+        type=options.whole(1),
         default=1,
         metavar="N",
         help="requests in one decoding step (default: 1)",
     )
     add(
         "--context",
-        type=argtypes.whole(0),
+        type=options.whole(0),
         default=0,
         metavar="N",
         help="context of each request, in tokens (default: 0)",
     )
     add(
         "--bandwidth",
-        type=argtypes.amount(0.1, 1e6, "GB/s"),
+        type=options.amount(0.1, 1e6, "GB/s"),
         default=0,
         metavar="GB/s",
         help="memory bandwidth (default: as measured here)",
@@ -75,7 +75,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         modules-unexpected: The weights disagree with the config or the server.
     """
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     audit = modules.audit(
         checkpoint.read(arguments.model),
         context=arguments.context,
@@ -85,12 +85,12 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     measured = (
         roofline.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
-        else roofline.stored(session.store)
+        else roofline.stored(context.store)
     )
     step, batch = audit.many.step, audit.many.batch
     ceilings = [roofline.ceiling(step, batch, item) for item in (measured, roofline.GB10) if item]
     served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
-    listed = loaded.listed(session, arguments.python, arguments.model) if arguments.python else None
+    listed = loaded.listed(context, arguments.python, arguments.model) if arguments.python else None
     document = {
         "audit": audit,
         "ceilings": ceilings,

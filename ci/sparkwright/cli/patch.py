@@ -22,7 +22,7 @@ from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.upstream import Base, Upstream
-from sparkwright.cli import context
+from sparkwright.cli import options
 from sparkwright.core import github_summary
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -150,33 +150,33 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
     commands = (status, pick, rebase, export, drift, bump, bisect, watch)
-    for command, (name, options) in zip(commands, _OPTIONS.items(), strict=True):
+    for command, (name, table) in zip(commands, _OPTIONS.items(), strict=True):
         parsers[f"patch {name}"].set_defaults(run=command)
-        for option, settings in options.items():
+        for option, settings in table.items():
             text = {} if "action" in settings else {"default": ""}
             parsers[f"patch {name}"].add_argument(option, **{**text, **settings})
 
 
-def only_fork(session: RunContext) -> str:
+def only_fork(context: RunContext) -> str:
     """
     Return the selected fork.
 
     Raises:
         UsageError: Not exactly one fork is selected.
     """
-    if len(session.forks) != 1:
+    if len(context.forks) != 1:
         raise UsageError("usage", "This command works on one fork.", todo="Name it with --fork.")
-    return session.forks[0]
+    return context.forks[0]
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Show what every stack of the checkout, or the named one, carries."""
-    session = context.checkout(arguments)
-    root, today = session.project.root, datetime.datetime.now(datetime.UTC).date()
+    context = options.checkout(arguments)
+    root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
     names = stack_names(root)[::-1]
     stacks, backports = {}, dict[str, dict[str, list[Backport]]]()
     for name in [arguments.stack] if arguments.stack else names:
-        own = dataclasses.replace(session, project=Project(root, name))
+        own = dataclasses.replace(context, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
         stacks[name] = [line for fork in forks for line in drifts.status(own, fork, today)]
         console.table(
@@ -221,11 +221,11 @@ def _show_backports(stack: str, fork: str, backports: Sequence[Backport]) -> Non
 def pick(arguments: argparse.Namespace) -> int:
     """Pin each pull request, and write the ledger."""
     excluded = _excluded(arguments)
-    session, records = context.checkout(arguments), []
+    context, records = options.checkout(arguments), []
     for word in arguments.pulls:
-        fork, number = _pull(session, word)
+        fork, number = _pull(context, word)
         record = series.pin(
-            session,
+            context,
             fork,
             number,
             reason=arguments.reason,
@@ -257,33 +257,33 @@ def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
     return {path: reason.strip() for path, _, reason in pairs}
 
 
-def _pull(session: RunContext, word: str) -> tuple[str, int]:
+def _pull(context: RunContext, word: str) -> tuple[str, int]:
     """Return fork and number of ``vllm#35568``, or of ``35568`` with one fork."""
     fork, _, number = word.rpartition("#")
-    if not fork and len(session.forks) == 1:
-        fork = session.forks[0]
+    if not fork and len(context.forks) == 1:
+        fork = context.forks[0]
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", number) or not fork:
         raise UsageError(
             "usage",
             f"{word!r} names no pull request.",
             todo="Use FORK#NUMBER, or NUMBER with --fork FORK.",
         )
-    session.project.fork(fork)
+    context.project.fork(fork)
     return fork, int(number)
 
 
 def rebase(arguments: argparse.Namespace) -> int:
     """Make the worktree of one fork, or remove it with ``--abort``."""
-    session = context.checkout(arguments)
-    upstream = Upstream(session, only_fork(session))
+    context = options.checkout(arguments)
+    upstream = Upstream(context, only_fork(context))
     if arguments.abort:
-        rebases.abort(session, upstream.fork)
+        rebases.abort(context, upstream.fork)
         console.note(f"the worktree of {upstream.fork} is removed; the series is unchanged")
         console.document({"aborted": upstream.fork})
         return 0
     base = upstream.locked()
     if arguments.onto:
-        base = upstream.named(arguments.onto, series.of(session, upstream.fork))
+        base = upstream.named(arguments.onto, series.of(context, upstream.fork))
         if upstream.mirror and base.commit:
             upstream.mirror.tree(base.tree)
     rebased = rebases.start(upstream, base)
@@ -291,7 +291,7 @@ def rebase(arguments: argparse.Namespace) -> int:
     _show_rebased(upstream, base, rebased)
     console.result(
         f"Everything is committed in {rebased.folder}; edit it there, then run: sparkwright patch "
-        f"export --stack {session.project.stack} --fork {upstream.fork}"
+        f"export --stack {context.project.stack} --fork {upstream.fork}"
     )
     return 0
 
@@ -303,14 +303,14 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     Raises:
         patch-conflict: A patch stopped in the worktree; the error has the report.
     """
-    session, fork, folder = upstream.session, upstream.fork, rebased.folder
+    context, fork, folder = upstream.context, upstream.fork, rebased.folder
     rows = [[name, outcome] for name, outcome in rebased.outcomes.items()]
     console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     if rebased.stopped:
-        write = f"sparkwright patch export --stack {session.project.stack} --fork {fork}"
+        write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         steps = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = bisection.up_to(series.of(session, fork), rebased.stopped)
-        session.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
+        *earlier, patch = bisection.up_to(series.of(context, fork), rebased.stopped)
+        context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
             base,
@@ -324,9 +324,9 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write the series of one fork from its worktree."""
-    session = context.checkout(arguments)
-    fork = only_fork(session)
-    changed = rebases.export(session, fork, arguments.drop)
+    context = options.checkout(arguments)
+    fork = only_fork(context)
+    changed = rebases.export(context, fork, arguments.drop)
     console.result("\n".join(changed) or "nothing changed")
     console.document({"fork": fork, "changed": changed})
     return 0
@@ -334,17 +334,17 @@ def export(arguments: argparse.Namespace) -> int:
 
 def drift(arguments: argparse.Namespace) -> int:
     """Try every patch on later bases, or show which release adopted each idea."""
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     if arguments.ideas:
-        return _show_ideas(session)
+        return _show_ideas(context)
     reports = [report for path in arguments.given for report in driftreport.read(path)]
     if not arguments.given:
-        reports = [_measure(session, fork, arguments) for fork in session.forks]
+        reports = [_measure(context, fork, arguments) for fork in context.forks]
     for report in reports:
         _show_drift(report)
     issue = None
     if arguments.issue:
-        repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.issue)
+        repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.issue)
         run, author = github_summary.run_url(), arguments.author
         issue = driftreport.keep_issue(repository, reports, author=author, run=run)
         console.result(f"issue {issue.done} {issue.url}")
@@ -356,8 +356,8 @@ def drift(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(session: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
-    upstream, patches = Upstream(session, fork), series.of(session, fork)
+def _measure(context: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
+    upstream, patches = Upstream(context, fork), series.of(context, fork)
     with console.step(f"drift of {fork}: {len(patches)} patches"):
         named = (upstream.named(name, patches) for name in arguments.to)
         bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
@@ -390,8 +390,8 @@ def _runs(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-def _show_ideas(session: RunContext) -> int:
-    absorptions = ideas.derive(session)
+def _show_ideas(context: RunContext) -> int:
+    absorptions = ideas.derive(context)
     rows = [
         [entry.idea, entry.package, entry.verdict, "\n".join(entry.evidence)]
         for entry in absorptions
@@ -408,15 +408,15 @@ def _show_ideas(session: RunContext) -> int:
 
 def bump(arguments: argparse.Namespace) -> int:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
-    session = context.checkout(arguments)
-    upstream = Upstream(session, only_fork(session))
+    context = options.checkout(arguments)
+    upstream = Upstream(context, only_fork(context))
     fork, version = upstream.fork, arguments.to
-    if session.offline:
+    if context.offline:
         raise SourceError(
             "offline", "bump needs the index and the upstream host, which --offline forbids."
         )
     if arguments.pull:
-        bumped.clean(session.project.root)
+        bumped.clean(context.project.root)
     if version == "newest":
         later = upstream.later_releases()
         if not later:
@@ -437,16 +437,16 @@ def bump(arguments: argparse.Namespace) -> int:
     rebased = rebases.start(upstream, plan.base, plan.files, plan.gone)
     _show_rebased(upstream, plan.base, rebased)
     between = rebases.compare(upstream)
-    changed = rebases.export(session, fork)
-    compiled = session.project.fork(fork).build != "headers"
-    units = foreseen.foresee(session.objects, old, plan.base.tree) if compiled else None
+    changed = rebases.export(context, fork)
+    compiled = context.project.fork(fork).build != "headers"
+    units = foreseen.foresee(context.objects, old, plan.base.tree) if compiled else None
     lines = [*changed, "", "range-diff of both series:", *between, ""]
     console.result("\n".join([*lines, *(foreseen.lines(units) if units else ())]))
     pull = None
     if arguments.pull:
-        repository = Repository(GitHub.from_environment(session.mirrored(ADDRESS)), arguments.pull)
+        repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
         pull = bumped.propose(
-            repository, session.project, plan, between, units, base=arguments.base
+            repository, context.project, plan, between, units, base=arguments.base
         )
         console.result(f"pull request {pull.done}: {pull.url}")
     document = {"bump": plan, "changed": changed, "range_diff": between}
@@ -456,15 +456,15 @@ def bump(arguments: argparse.Namespace) -> int:
 
 def bisect(arguments: argparse.Namespace) -> int:
     """Find the upstream commit that changes a patch's state, or with ``--run`` a command's."""
-    session, program = context.checkout(arguments), list(arguments.program)
-    upstream = Upstream(session, only_fork(session))
+    context, program = options.checkout(arguments), list(arguments.program)
+    upstream = Upstream(context, only_fork(context))
     if bool(program) == bool(arguments.patch):
         raise UsageError("usage", "bisect needs a patch, or --run and a command.")
     number, ask = 0, partial(bisection.command_answer, upstream, program)
     if arguments.patch:
-        patches = bisection.up_to(series.of(session, upstream.fork), arguments.patch)
+        patches = bisection.up_to(series.of(context, upstream.fork), arguments.patch)
         number, ask = patches[-1].pick, partial(bisection.patch_answer, upstream, patches)
-    with session.store.lock(f"bisect-{session.project.stack}-{upstream.fork}"):
+    with context.store.lock(f"bisect-{context.project.stack}-{upstream.fork}"):
         commits = bisection.commit_range(upstream, arguments.start, arguments.end, number)
         result = bisection.first_change(upstream, commits, ask)
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
@@ -475,9 +475,9 @@ def bisect(arguments: argparse.Namespace) -> int:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
-    session = context.checkout(arguments)
-    forks = [fork for fork in session.forks if ledger.load(session.project.root, fork)]
-    watched = [pull for fork in forks for pull in watching.refresh(session, fork)]
+    context = options.checkout(arguments)
+    forks = [fork for fork in context.forks if ledger.load(context.project.root, fork)]
+    watched = [pull for fork in forks for pull in watching.refresh(context, fork)]
     rows = [
         [
             f"{pull.fork}{pull.name}",

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparkwright.cli import argtypes, context
+from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks.context import RunContext
@@ -59,10 +59,10 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="DIR",
         help="folder of the new verdicts about its wheels",
     )
-    argtypes.add_channel(parsers["release rollback"])
+    options.add_channel(parsers["release rollback"])
     parsers["release prune"].add_argument(
         "--keep",
-        type=argtypes.whole(1),
+        type=options.whole(1),
         default=0,
         metavar="N",
         help="candidates to keep of each stack (default: ci/release.yaml)",
@@ -77,7 +77,7 @@ def _add_evidence(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands that need no checkout."""
     parser = parsers["release verify"]
     parser.set_defaults(run=verify)
-    argtypes.add_index(parser)
+    options.add_index(parser)
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="the wheel file")
     parser.add_argument(
         "--from",
@@ -88,8 +88,8 @@ def _add_evidence(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     parser = parsers["release notes"]
     parser.set_defaults(run=notes)
-    argtypes.add_index(parser)
-    argtypes.add_pages(parser)
+    options.add_index(parser)
+    options.add_pages(parser)
     parser.add_argument(
         "release",
         nargs="?",
@@ -114,7 +114,7 @@ def _add_publisher(parser: argparse.ArgumentParser) -> None:
     """Add the options for the index and its signer."""
     add = parser.add_argument
     add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the index")
-    argtypes.add_signer(parser, "--key")
+    options.add_signer(parser, "--key")
     add(
         "--predecessor",
         type=Path,
@@ -137,7 +137,7 @@ def _add_publish(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--channel",
-        choices=argtypes.CHANNELS,
+        choices=options.CHANNELS,
         help="candidate accepts incomplete verdicts, and says so (default: verified, or refuse)",
     )
     add(
@@ -166,7 +166,7 @@ def _add_publish(parser: argparse.ArgumentParser) -> None:
 
 
 def publisher(
-    session: RunContext,
+    context: RunContext,
     at: Path,
     key: Path | None,
     *,
@@ -186,7 +186,7 @@ def publisher(
         key-invalid, identity-unusable: It cannot sign.
         signer-unknown: ci/release.yaml does not name it.
     """
-    policy = policies.load(session.project.root)
+    policy = policies.load(context.project.root)
     signer: statement.Signer
     if identity:
         from sparkwright.release.signing.identity import IdentitySigner
@@ -216,12 +216,12 @@ def publisher(
         )
     earlier = tuple(keys.PublicKey.load(path) for path in predecessors)
     trusted = trust.Trust((*own, *earlier), identities, said="the publisher")
-    return Publisher(session, at.absolute(), signer, trusted, policy)
+    return Publisher(context, at.absolute(), signer, trusted, policy)
 
 
 def _publisher(arguments: argparse.Namespace) -> Publisher:
     return publisher(
-        context.checkout(arguments),
+        options.checkout(arguments),
         arguments.at,
         arguments.key,
         identity=arguments.identity,
@@ -284,7 +284,7 @@ def yank(arguments: argparse.Namespace) -> dict[str, Any]:
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Yank the newest release of the stack in a channel; clients then get the one before it."""
     who, reason = _publisher(arguments), arguments.reason
-    return _show(changes.rollback(who, who.session.project.stack, arguments.channel, reason))
+    return _show(changes.rollback(who, who.context.project.stack, arguments.channel, reason))
 
 
 def prune(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def verify(arguments: argparse.Namespace) -> None:
 
 def _from_index(arguments: argparse.Namespace) -> Source:
     wish = install.Wish(arguments.index, tuple(arguments.key), arguments.signed_for)
-    index = install.opened(context.standalone(arguments), wish)
+    index = install.opened(options.standalone(arguments), wish)
     return partial(_claims, index), index.evidence, index.trust
 
 
@@ -416,7 +416,7 @@ def _show_evidence(claim: Claim, checked: check.Checked) -> dict[str, Any]:
 
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the notes of a release to the named files, or print them if there are none."""
-    files, own = argtypes.page_files(arguments), context.standalone(arguments)
+    files, own = options.page_files(arguments), options.standalone(arguments)
     if arguments.release.endswith(".json"):
         record = published.of_file(Path(arguments.release))
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cli import context
+from sparkwright.cli import options
 from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -62,7 +62,7 @@ def _policy(folder: Path) -> tuple[Policy, Settings]:
 
 def _setup(arguments: argparse.Namespace) -> dict[str, Any]:
     """Set this machine up, or print how."""
-    root = context.checkout(arguments).project.root
+    root = options.checkout(arguments).project.root
     policy = policies.load(root / "ci" / POLICY)
     settings = _settings(policy, arguments)
     if exposures := exposure.exposed(root / ".github" / "workflows", policy.all_labels()):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.cli import argtypes, context, install
+from sparkwright.cli import install, options
 from sparkwright.core import project_data
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -38,8 +38,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``serve``."""
     parser = parsers["serve"]
     parser.set_defaults(run=serve)
-    argtypes.add_environment(parser)
-    argtypes.add_server_arguments(parser)
+    options.add_environment(parser)
+    options.add_server_arguments(parser)
     add = parser.add_argument
     add(
         "recipe",
@@ -71,7 +71,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, this machine alone)",
     )
-    add("--port", type=argtypes.whole(1, 65535), metavar="N", help="the port (default: 8000)")
+    add("--port", type=options.whole(1, 65535), metavar="N", help="the port (default: 8000)")
     add(
         "--name",
         default="",
@@ -85,7 +85,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--floor",
-        type=argtypes.amount(0, 4096, "GiB"),
+        type=options.amount(0, 4096, "GiB"),
         metavar="GIB",
         help="memory to leave free (default: the recipe's, or a tenth)",
     )
@@ -103,7 +103,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--patience",
-        type=argtypes.whole(1, 86400),
+        type=options.whole(1, 86400),
         metavar="SECONDS",
         help="time limit to become ready (default: the recipe's, or 1800), or for --health (10)",
     )
@@ -129,7 +129,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--nodes",
-        type=argtypes.whole(1, 64),
+        type=options.whole(1, 64),
         metavar="N",
         help="machines that serve together (default: the recipe's)",
     )
@@ -141,7 +141,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--ray-port",
-        type=argtypes.whole(1, 65535),
+        type=options.whole(1, 65535),
         metavar="N",
         help="port of Ray on the head (default: 6379)",
     )
@@ -159,7 +159,7 @@ def serve(arguments: argparse.Namespace) -> int:
         _health(arguments.health, arguments.patience or 10)
         return 0
     with Asked() as supervision:
-        store, wish = context.standalone(arguments).store, _wish(arguments)
+        store, wish = options.standalone(arguments).store, _wish(arguments)
         python = arguments.python or install.chosen(arguments.into) / "bin" / "python"
         where = Where(python, project_data.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve

@@ -13,7 +13,7 @@ from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace
-from sparkwright.cli import context
+from sparkwright.cli import options
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.forks import fetch as sources
@@ -73,28 +73,28 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 
 def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     """Bring the sources and base wheels for this machine into the store, and install the tools."""
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     fetched, bases, rows = [], [], []
-    for fork in session.forks:
-        source = sources.fetch(session, fork)
+    for fork in context.forks:
+        source = sources.fetch(context, fork)
         fetched.append(source)
         state = "" if source.resolved else "unresolved"
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
-        if base := session.lock.forks[fork].bases.get(session.machine):
+        if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
-                session.store, base.name, base.filename, base.sha256, offline=session.offline
+                context.store, base.name, base.filename, base.sha256, offline=context.offline
             )
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
-    tools = toolchain.obtain(session)
+    tools = toolchain.obtain(context)
     console.table("in the store", ["fork", "kind", "origin", "tree or hash", ""], rows, result=True)
     return {"sources": fetched, "bases": bases, "tools": tools.key}
 
 
 def apply(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the tree of each fork after every patch and rule."""
-    session = context.checkout(arguments)
-    trees = [source_tree.make(session, fork) for fork in session.forks]
+    context = options.checkout(arguments)
+    trees = [source_tree.make(context, fork) for fork in context.forks]
     for tree in trees:
         rows = [[tree.source.tree, "source", tree.source.origin]]
         rows += [[step.tree, "patch", step.subject] for step in tree.steps]
@@ -107,17 +107,17 @@ def apply(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Plan every fork that compiles; fail if a unit's architecture breaks the rules."""
-    session = context.checkout(arguments)
+    context = options.checkout(arguments)
     plans = []
-    for fork in session.forks:
-        if session.project.fork(fork).build != "graft":
+    for fork in context.forks:
+        if context.project.fork(fork).build != "graft":
             console.note(f"{fork}: nothing is compiled")
             continue
-        tools = toolchain.obtain(session)
-        with session.store.lock(Workspace.name(session, fork)):
-            source = source_tree.make(session, fork)
-            preflight.check(session, source, building=False)
-            plans.append(arch_plan.obtain(session, tools, source))
+        tools = toolchain.obtain(context)
+        with context.store.lock(Workspace.name(context, fork)):
+            source = source_tree.make(context, fork)
+            preflight.check(context, source, building=False)
+            plans.append(arch_plan.obtain(context, tools, source))
         arch_plan.show(plans[-1], result=True)
     for planned in plans:
         arch_plan.check(planned)
@@ -126,15 +126,15 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def audit(arguments: argparse.Namespace) -> int:
     """Audit the named wheels, or those of the last build; fail if one has a finding."""
-    session = context.checkout(arguments)
-    wheels = arguments.wheels or [path for fork in session.forks for path in _built(session, fork)]
+    context = options.checkout(arguments)
+    wheels = arguments.wheels or [path for fork in context.forks for path in _built(context, fork)]
     if not wheels:
         todo = "Run `sparkwright build`, or name a wheel."
         raise SourceError("not-provided", "There is no wheel to audit.", todo=todo)
     reports = []
     for path in wheels:
         kind = policy_kind(path) if arguments.judge == "auto" else arguments.judge
-        reports.append(audited(session, path, kind))
+        reports.append(audited(context, path, kind))
     report.show(*reports, result=True)
     console.document({"reports": reports})
     for audit_report in reports:
@@ -148,10 +148,10 @@ def policy_kind(path: Path) -> Literal["stack", "any"]:
 
 
 def audited(
-    session: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
+    context: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
 ) -> report.AuditReport:
     """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
-    rules = policy.load(session.project.audit_file, session.project.spec.arch)
+    rules = policy.load(context.project.audit_file, context.project.spec.arch)
     inputs = {
         "wheel": digest.sha256_file(path),
         "name": path.name,
@@ -160,18 +160,18 @@ def audited(
         "form": FORM,
     }
     key = digest.key("audit", inputs)
-    if stored := session.store.get("audit", key, report.AuditReport):
+    if stored := context.store.get("audit", key, report.AuditReport):
         return stored
-    programs, scratch = toolchain.obtain(session).cuda / "bin", session.store.folder("work")
+    programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
     with console.step(f"audit {path.name}"):
         result = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
-    session.store.put("audit", key, result)
+    context.store.put("audit", key, result)
     return result
 
 
-def _built(session: RunContext, fork: str) -> list[Path]:
+def _built(context: RunContext, fork: str) -> list[Path]:
     """Return the wheels that the last build of *fork* made, if they still exist."""
-    spec = flashinfer_aot.load(session.project, fork)
-    modules = flashinfer_aot.stored(session, spec) if spec else None
-    wheels = filter(None, (pipeline.current(session, fork), modules))
-    return [path for built in wheels if (path := pipeline.wheel_path(session, built)).exists()]
+    spec = flashinfer_aot.load(context.project, fork)
+    modules = flashinfer_aot.stored(context, spec) if spec else None
+    wheels = filter(None, (pipeline.current(context, fork), modules))
+    return [path for built in wheels if (path := pipeline.wheel_path(context, built)).exists()]

@@ -33,9 +33,9 @@ from sparkwright.release.signing import keys, trust
 URL = "https://releases.example/"
 
 
-def demo_folder(session: RunContext) -> Path:
+def demo_folder(context: RunContext) -> Path:
     """Return the folder that everything of the demo lies in."""
-    return session.project.root.parent
+    return context.project.root.parent
 
 
 def write_policy(project: Project) -> None:
@@ -44,27 +44,27 @@ def write_policy(project: Project) -> None:
     path.write_text(path.read_text("utf-8").replace("PYTHON", python), "utf-8")
 
 
-def wheels(session: RunContext) -> tuple[Path, ...]:
+def wheels(context: RunContext) -> tuple[Path, ...]:
     """Return the wheels in ``dist``; their verdicts are stored there, too."""
     return tuple(
-        pipeline.wheel_path(session, pipeline.build(session, fork)) for fork in session.forks
+        pipeline.wheel_path(context, pipeline.build(context, fork)) for fork in context.forks
     )
 
 
-def run_gates(session: RunContext) -> str:
+def run_gates(context: RunContext) -> str:
     """Run the gates that need no GPU, and store the verdicts."""
     facts, states = host.facts(), []
-    for path in wheels(session):
+    for path in wheels(context):
         inputs = Inputs(wheel=path)
-        with Ready(session, inputs, lambda path: stages.audited(session, path), facts) as ready:
+        with Ready(context, inputs, lambda path: stages.audited(context, path), facts) as ready:
             verdicts = ladder.climb(
                 [ready.rung(name) for name in ("G0", "G2")],
-                stack=session.project.stack,
+                stack=context.project.stack,
                 wheel=wheel_reader.subject(path),
                 device_code=ready.device_code,
                 host=facts,
             )
-        gate.keep(session, verdicts)
+        gate.keep(context, verdicts)
         states.append(verdicts.verdicts[0].state)
     if set(states) != {"pass"}:
         what = "G0 does not pass for every wheel of the demo."
@@ -72,65 +72,65 @@ def run_gates(session: RunContext) -> str:
     return f"G0 passes for {len(states)} wheels; G2 is {verdicts.verdicts[1].state} without a GB10"
 
 
-def publish(session: RunContext, channel: Channel | None) -> sequence.Published:
+def publish(context: RunContext, channel: Channel | None) -> sequence.Published:
     """Publish the demo's wheels with a key of its own."""
-    secret = demo_folder(session) / "release.key"
+    secret = demo_folder(context) / "release.key"
     if not secret.exists():
         keys.make(secret)
     signer = keys.KeySigner.load(secret)
     publisher = prepare.Publisher(
-        session,
-        demo_folder(session) / "releases",
+        context,
+        demo_folder(context) / "releases",
         signer,
         trust.Trust((signer.public,), said="the demo"),
-        policies.load(session.project.root),
+        policies.load(context.project.root),
     )
     return sequence.publish(
-        publisher, sequence.Asked(wheels(session), channel, url=URL, reason="the demo")
+        publisher, sequence.Asked(wheels(context), channel, url=URL, reason="the demo")
     )
 
 
-def publish_candidate(session: RunContext) -> str:
+def publish_candidate(context: RunContext) -> str:
     """Publish as a candidate, and say what is missing."""
-    release = publish(session, "candidate")
+    release = publish(context, "candidate")
     missing = sorted(
         {f"{lack.rung} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     )
     return f"{release.release} with {len(release.sent)} files, labelled: {', '.join(missing)}"
 
 
-def uv(session: RunContext, *arguments: str | Path) -> None:
+def uv(context: RunContext, *arguments: str | Path) -> None:
     """Run uv offline, with a cache of the demo's own."""
     from uv import find_uv_bin
 
-    cache = str(demo_folder(session) / "uv")
+    cache = str(demo_folder(context) / "uv")
     process.run(
         [find_uv_bin(), *arguments],
-        log=session.store.folder("logs") / "install.log",
+        log=context.store.folder("logs") / "install.log",
         env=process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_CACHE_DIR=cache),
     )
 
 
-def make_environment(session: RunContext, tools: Toolchain, folder: Path) -> None:
+def make_environment(context: RunContext, tools: Toolchain, folder: Path) -> None:
     """Make an empty virtual environment at *folder*."""
-    uv(session, "venv", "--quiet", "--clear", "--python", tools.python, folder)
+    uv(context, "venv", "--quiet", "--clear", "--python", tools.python, folder)
 
 
-def install_release(session: RunContext, tools: Toolchain) -> str:
+def install_release(context: RunContext, tools: Toolchain) -> str:
     """Install from the served index into an empty environment, twice."""
-    folder = demo_folder(session) / "user"
-    make_environment(session, tools, folder)
-    with base.serve(demo_folder(session) / "releases") as address:
+    folder = demo_folder(context) / "user"
+    make_environment(context, tools, folder)
+    with base.serve(demo_folder(context) / "releases") as address:
         wish = install.Wish(
             index=f"{address}/",
-            keys=(demo_folder(session) / "release.key.pub",),
+            keys=(demo_folder(context) / "release.key.pub",),
             signed_for=URL,
             channel="candidate",
         )
         # The demo's indexes have one address and new keys each time, which a machine that remembers
         # would rightly refuse.
-        context = StandaloneContext(session.store, state=demo_folder(session) / "state")
-        first, again = (install.install(context, folder, wish) for _ in range(2))
+        client = StandaloneContext(context.store, state=demo_folder(context) / "state")
+        first, again = (install.install(client, folder, wish) for _ in range(2))
     if (first.state, again.state) != ("installed", "there already"):
         raise CommandError(
             "command-failed",
@@ -140,11 +140,11 @@ def install_release(session: RunContext, tools: Toolchain) -> str:
     return f"{len(first.came)} packages, verified; again: {again.state}"
 
 
-def serve_model(session: RunContext) -> str:
+def serve_model(context: RunContext) -> str:
     """Serve the model through the installed wheel, and compare its words with the learnt text."""
-    model = toy.write(demo_folder(session) / "toy")
-    log = session.store.folder("logs") / "toy.log"
-    with toy.serving([demo_folder(session) / "user" / "bin" / "mini-vllm"], model, log) as url:
+    model = toy.write(demo_folder(context) / "toy")
+    log = context.store.folder("logs") / "toy.log"
+    with toy.serving([demo_folder(context) / "user" / "bin" / "mini-vllm"], model, log) as url:
         answer = toy.ask(url, toy.PROMPT)
     if answer != toy.ANSWER:
         raise CommandError(
@@ -155,8 +155,8 @@ def serve_model(session: RunContext) -> str:
     return f"{toy.PROMPT!r} → {answer[:40]!r}…"
 
 
-def uninstall_release(session: RunContext) -> str:
+def uninstall_release(context: RunContext) -> str:
     """Uninstall everything that the release installed."""
-    folder = demo_folder(session) / "user"
-    removed = back.uninstall(StandaloneContext(session.store), folder).removed
+    folder = demo_folder(context) / "user"
+    removed = back.uninstall(StandaloneContext(context.store), folder).removed
     return f"{len(removed)} packages removed"

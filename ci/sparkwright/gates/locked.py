@@ -10,7 +10,7 @@ from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
 
 
-def obtain(session: RunContext, name: str, title: str, lock: Path) -> Path:
+def obtain(context: RunContext, name: str, title: str, lock: Path) -> Path:
     """
     Return the Python of the environment *name*, installed from the file *lock*; *title* is what people call it.
 
@@ -20,8 +20,8 @@ def obtain(session: RunContext, name: str, title: str, lock: Path) -> Path:
     """
     wheels = pylock.select(lock)
     key = digest.key(name, {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
-    root = session.store.root / "environments" / f"{name}-{key[:16]}"
-    with toolchain.completing(session.store, root) as lacking:
+    root = context.store.root / "environments" / f"{name}-{key[:16]}"
+    with toolchain.completing(context.store, root) as lacking:
         if lacking:
-            toolchain.install(session, root, wheels, title)
+            toolchain.install(context, root, wheels, title)
     return root / "bin" / "python"

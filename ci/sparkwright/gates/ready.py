@@ -67,12 +67,12 @@ class Ready:
         throughput: What G8 measured, once it has run.
     """
 
-    def __init__(self, session: RunContext, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
-        self._session, self._inputs, self._audited, self._host = session, inputs, audited_by, dict(host)
+    def __init__(self, context: RunContext, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
+        self._context, self._inputs, self._audited, self._host = context, inputs, audited_by, dict(host)
         self._stack = contextlib.ExitStack()
         self.throughput: Result | None = None
-        self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=session.store.folder("work"))))
-        root = session.project.root
+        self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))))
+        root = context.project.root
         self._recipe = recipes.load(root, inputs.recipe) if inputs.recipe in recipes.names(root) else None
         self.server = AtHand(inputs, host, self._folder("server"), self._stack, self._recipe)
 
@@ -97,7 +97,7 @@ class Ready:
         }[name]()  # fmt: skip
 
     def _policy(self, name: str, record: type[Policy]) -> tuple[Policy, str]:
-        policy = strict_yaml.load(self._session.project.root / "ci" / "gates" / f"{name}.yaml", record)
+        policy = strict_yaml.load(self._context.project.root / "ci" / "gates" / f"{name}.yaml", record)
         return policy, sha256_bytes(canonical(policy))
 
     def _folder(self, name: str) -> Path:
@@ -125,7 +125,7 @@ class Ready:
 
         def run() -> tuple[Check, ...]:
             made, missing = self._trees(policy)
-            headers = trees.includes(toolchain.obtain(self._session))
+            headers = trees.includes(toolchain.obtain(self._context))
             return (*numerics.run(made, policy, headers, self._folder("numerics")), *missing)
 
         return Rung("G1", sha256, run)
@@ -136,7 +136,7 @@ class Ready:
         missing = []
         for fork in policy.forks:
             try:
-                made |= trees.made(self._session, (fork,))
+                made |= trees.made(self._context, (fork,))
             except SourceError as error:
                 if error.reference not in {"source-unlocked", "source-unreachable", "source-unresolved"}:
                     raise
@@ -147,7 +147,7 @@ class Ready:
         policy, sha256 = self._policy("device", DevicePolicy)
 
         def run() -> tuple[Check, ...]:
-            cuda = toolchain.obtain(self._session).cuda if self._host.get("gpu", "none") != "none" else None
+            cuda = toolchain.obtain(self._context).cuda if self._host.get("gpu", "none") != "none" else None
             return device.run(policy, self._folder("device"), cuda=cuda, wheel=self._inputs.wheel, python=self._inputs.python)
 
         return Rung("G2", sha256, run)
@@ -159,7 +159,7 @@ class Ready:
             return _unasked("G3", "log", "--serve a model, or name a --server and its --log")
         expected = self._expected()
         if expected not in policy.recipes:
-            names = (*recipes.names(self._session.project.root), *policy.recipes)
+            names = (*recipes.names(self._context.project.root), *policy.recipes)
             raise UsageError(
                 "usage", f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}."
             )
@@ -200,7 +200,7 @@ class Ready:
 
     def paragraphs(self) -> Mapping[str, tuple[str, ...]]:
         """Return the corpus of G5."""
-        return corpus.load(self._session.project.root / "ci" / "gates" / "corpus.yaml")
+        return corpus.load(self._context.project.root / "ci" / "gates" / "corpus.yaml")
 
     def _against(self, name: str, client: Callable[[str], Any]) -> Any:
         """Return the reference: *client* of its URL, or the file *name* of the folder."""
@@ -223,7 +223,7 @@ class Ready:
 
         def run() -> tuple[Check, ...]:
             baseline = self._against(f"{one.task}.json", str)
-            return tasks.run(policy, one.task, self._session, self.server.url, baseline, served=self.server.served, model=self.server.name)
+            return tasks.run(policy, one.task, self._context, self.server.url, baseline, served=self.server.served, model=self.server.name)
 
         return Rung("G6", sha256, run)
 
@@ -233,7 +233,7 @@ class Ready:
             return _unasked("G7", "requests", "--serve a model, or name a --server")
         rungs = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
         again = {name: rung.run for name, rung in rungs if rung.policy}
-        journal = self._session.store.folder("logs") / "soak.jsonl"
+        journal = self._context.store.folder("logs") / "soak.jsonl"
 
         def run() -> tuple[Check, ...]:
             return soak.run(policy, self.server.url, journal, model=self.server.name, pid=self.server.pid(), again=again)
@@ -249,7 +249,7 @@ class Ready:
             model=one.serve, name=one.model, recipe=self._recipe, flags=one.flags, variables=one.variables,
             workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
         )  # fmt: skip
-        answer = Answer(self._session, asked)
+        answer = Answer(self._context, asked)
 
         def run() -> tuple[Check, ...]:
             # Two servers and their load need the machine alone.

@@ -21,7 +21,7 @@ from sparkwright.gates.tasks.harness import HarnessFailed
 from sparkwright.gates.tasks.rung import TasksPolicy
 
 
-def record(session: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:
+def record(context: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> tuple[Path, ...]:
     """
     Write the distributions and the answers of the server of *ready* into *folder* and return the files.
 
@@ -29,7 +29,7 @@ def record(session: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> t
         measurement-invalid: The server does not answer as it should, or does not agree with itself.
         offline, source-unreachable, command-failed: The harness of the tasks cannot be installed.
     """
-    gates = session.project.root / "ci" / "gates"
+    gates = context.project.root / "ci" / "gates"
     folder.mkdir(parents=True, exist_ok=True)
     scored, asked = folder / "distributions.json", folder / f"{inputs.task}.json"
     try:
@@ -37,10 +37,10 @@ def record(session: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> t
             policy = strict_yaml.load(gates / "distributions.yaml", DistributionsPolicy)
             reference.save(distributions.record(policy, ready.paragraphs(), ready.server.client(), ready.server.served), scored)
         with console.step(f"record the answers to {inputs.task}"):
-            python = harness.obtain(session)
+            python = harness.obtain(context)
             wanted = strict_yaml.load(gates / "tasks.yaml", TasksPolicy)
             here = ready.server
-            outcome.save(tasks.answer(wanted, inputs.task, session, python, here.url, here.served, here.name), asked)
+            outcome.save(tasks.answer(wanted, inputs.task, context, python, here.url, here.served, here.name), asked)
     except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
         raise GateError("measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
     return scored, asked

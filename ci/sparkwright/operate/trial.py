@@ -31,7 +31,7 @@ from sparkwright.release.signing.trust import Trust
 URL = "https://trial.invalid/"
 
 
-def built(session: RunContext, folder: Path, into: Path) -> Done:
+def built(context: RunContext, folder: Path, into: Path) -> Done:
     """
     Install the set around the wheels in *folder* into the environment *into*; verdicts are not asked for.
 
@@ -47,14 +47,14 @@ def built(session: RunContext, folder: Path, into: Path) -> Done:
     with tempfile.TemporaryDirectory(prefix="sparkwright-trial-") as scratch:
         signer, public = KeySigner.passing(), Path(scratch) / "key.pub"
         public.write_text(signer.public.pem, "utf-8")
-        who = Publisher(session, place, signer, Trust((signer.public,), said="this trial"), policies.load(session.project.root))
+        who = Publisher(context, place, signer, Trust((signer.public,), said="this trial"), policies.load(context.project.root))
         sequence.publish(who, Asked(wheels, "candidate", url=URL, reason="to be gated"))
         wish = Wish(index=str(place), keys=(public,), signed_for=URL, channel="candidate")
-        outside = StandaloneContext(session.store, session.offline, session.mirrors, state=Path(scratch) / "state")
+        outside = StandaloneContext(context.store, context.offline, context.mirrors, state=Path(scratch) / "state")
         return install.install(outside, into, wish)
 
 
-def stock(session: RunContext, into: Path) -> Path:
+def stock(context: RunContext, into: Path) -> Path:
     """
     Install the official wheel that the stack is grafted onto, with what it requires, into *into*; return the wheel.
 
@@ -64,12 +64,12 @@ def stock(session: RunContext, into: Path) -> Path:
     """
     from uv import find_uv_bin
 
-    found = [one for fork in session.forks if (one := session.lock.forks[fork].bases.get(session.machine))]
+    found = [one for fork in context.forks if (one := context.lock.forks[fork].bases.get(context.machine))]
     if len(found) != 1:
-        raise SourceError("not-provided", f"Stack {session.project.stack} has no official wheel for {session.machine}.")
-    path = package_index.obtain(session.store, found[0].name, found[0].filename, found[0].sha256, offline=session.offline)
+        raise SourceError("not-provided", f"Stack {context.project.stack} has no official wheel for {context.machine}.")
+    path = package_index.obtain(context.store, found[0].name, found[0].filename, found[0].sha256, offline=context.offline)
     env = process.clean_environment(UV_NO_CONFIG="1", UV_INDEX_URL=package_index.index_url(), HOME=os.environ.get("HOME", ""))
-    log = session.store.folder("logs") / "stock.log"
+    log = context.store.folder("logs") / "stock.log"
     with console.step(f"the stock {found[0].filename.split('-')[0]} {found[0].version} in {into}"):
         process.run([find_uv_bin(), "pip", "install", "--quiet", "--python", into / "bin" / "python", path], log=log, env=env)
     kept = into / "wheel" / found[0].filename

@@ -99,7 +99,7 @@ class PlanComparison(msgspec.Struct, frozen=True):
 
 
 def obtain(
-    session: RunContext,
+    context: RunContext,
     tools: toolchain.Toolchain,
     source: source_tree.SourceTree,
     *,
@@ -114,52 +114,52 @@ def obtain(
     Raises:
         configure-failed, tool-missing: As `Workspace.configure`.
     """
-    fork = session.project.fork(source.fork)
-    settings = toolchain.settings(session, source.fork)
+    fork = context.project.fork(source.fork)
+    settings = toolchain.settings(context, source.fork)
     inputs = {
         "form": FORM,
         "tree": source.tree,
         "patched": source.patched,
-        "needs": {need: source_tree.make(session, need).tree for need in fork.needs},
+        "needs": {need: source_tree.make(context, need).tree for need in fork.needs},
         "tools": tools.key,
-        "rules": source_tree.rules_of(session).of(source.fork),
+        "rules": source_tree.rules_of(context).of(source.fork),
         "settings": msgspec.structs.replace(settings.deciding(), requires={}),
-        "vendored": (session.lock.forks[source.fork].vendored, fork.ignored),
-        "arch": session.project.spec.arch,
-        "target": toolchain.target_key(session, tools),
-        "compiler": toolchain.compiler(session),
+        "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
+        "arch": context.project.spec.arch,
+        "target": toolchain.target_key(context, tools),
+        "compiler": toolchain.compiler(context),
     }
     key = digest.key("plan", inputs)
-    stored = session.store.get("plan", key, PlanComparison)
+    stored = context.store.get("plan", key, PlanComparison)
     if stored and configured:
-        _configure_and_examine(session, tools, source)
+        _configure_and_examine(context, tools, source)
     if stored is None:
-        stored = PlanComparison(key, *examine_both(session, tools, source))
-        session.store.put("plan", key, stored)
+        stored = PlanComparison(key, *examine_both(context, tools, source))
+        context.store.put("plan", key, stored)
     return stored
 
 
 def examine_both(
-    session: RunContext, tools: toolchain.Toolchain, source: source_tree.SourceTree
+    context: RunContext, tools: toolchain.Toolchain, source: source_tree.SourceTree
 ) -> tuple[ArchPlan, ArchPlan]:
     """
     Configure *source* and return its plan, and that of the same tree without the rules; callers
     hold the workspace's lock.
     """
-    after = _configure_and_examine(session, tools, source)
+    after = _configure_and_examine(context, tools, source)
     bare = msgspec.structs.replace(source, tree=source.patched, sites=())
-    before = _configure_and_examine(session, tools, bare, "before") if source.sites else after
+    before = _configure_and_examine(context, tools, bare, "before") if source.sites else after
     return after, before
 
 
 def _configure_and_examine(
-    session: RunContext,
+    context: RunContext,
     tools: toolchain.Toolchain,
     source: source_tree.SourceTree,
     variant: str = "build",
 ) -> ArchPlan:
-    rules = source_tree.rules_of(session).of(source.fork)
-    workspace = Workspace(session, tools, source.fork, variant)
+    rules = source_tree.rules_of(context).of(source.fork)
+    workspace = Workspace(context, tools, source.fork, variant)
     if not workspace.settings.needs_vendored:
         # Entries about vendored units say nothing of a build without them.
         rules = rules.without_folder(f"<build>/{DEPS}/")
@@ -169,10 +169,10 @@ def _configure_and_examine(
         configured = workspace.configure()
     return examine(
         configured,
-        arch=session.project.spec.arch,
+        arch=context.project.spec.arch,
         rules=rules,
         fork=source.fork,
-        read=partial(session.objects.blob, source.tree),
+        read=partial(context.objects.blob, source.tree),
         sites=source.sites,
     )
 

@@ -87,7 +87,7 @@ class Costs:
         self.recorded = store.get("costs", key, dict[str, Cost]) or {}
 
     @classmethod
-    def of(cls, session: RunContext, fork: str) -> Costs:
+    def of(cls, context: RunContext, fork: str) -> Costs:
         """
         Return the costs of *fork* with this run's arch, compilers, host and target.
 
@@ -96,21 +96,21 @@ class Costs:
         Raises:
             file-invalid: The shipped file cannot be read.
         """
-        wheels = pylock.wheels(session.project)
+        wheels = pylock.wheels(context.project)
         parts = {
-            "arch": session.project.spec.arch,
+            "arch": context.project.spec.arch,
             "wheels": [name for project, name, _ in wheels if project in pylock.CODE_GENERATORS],
-            "compiler": toolchain.compiler(session),
+            "compiler": toolchain.compiler(context),
             "host": platform.machine(),
-            "target": session.machine,
+            "target": context.machine,
         }
-        path = session.project.costs_file
+        path = context.project.costs_file
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
         return cls(
-            session.store,
+            context.store,
             f"{fork}-{digest.key('costs', parts)[:16]}",
             shipped.units if shipped else {},
-            toolchain.spec(session.project).forks[fork].memory,
+            toolchain.spec(context.project).forks[fork].memory,
         )
 
     def expected(self, unit: str) -> Cost:

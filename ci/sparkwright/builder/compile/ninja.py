@@ -140,20 +140,20 @@ class BuildFolder:
     @classmethod
     def of(
         cls,
-        session: RunContext,
+        context: RunContext,
         tools: Toolchain,
         fork: str,
         work: Path,
         sandbox: Sandbox,
         env: Mapping[str, str],
     ) -> BuildFolder:
-        """Return the build folder of *fork*, with the compiler cache and limits of the session."""
-        log = f"{session.project.stack}-{session.named(fork)}-compile.log"
-        base = None if sandbox.mounts else session.store.root
-        variables = ccache.variables(session, env, base)
-        log_path = session.store.folder("logs") / log
-        cores = session.jobs or len(os.sched_getaffinity(0))
-        budget = memory_budget(session.memory)
+        """Return the build folder of *fork*, with the compiler cache and limits of the context."""
+        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
+        base = None if sandbox.mounts else context.store.root
+        variables = ccache.variables(context, env, base)
+        log_path = context.store.folder("logs") / log
+        cores = context.jobs or len(os.sched_getaffinity(0))
+        budget = memory_budget(context.memory)
         return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cores, budget)
 
     def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:

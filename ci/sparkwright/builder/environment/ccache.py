@@ -25,7 +25,7 @@ REMOTE = "CCACHE_REMOTE_STORAGE"
 PROGRAM = "SPARKWRIGHT_CCACHE"
 
 
-def variables(session: RunContext, env: Mapping[str, str], base: Path | None) -> dict[str, str]:
+def variables(context: RunContext, env: Mapping[str, str], base: Path | None) -> dict[str, str]:
     """
     Return the variables *env* with those of the compiler cache, without the user's own settings.
 
@@ -35,7 +35,7 @@ def variables(session: RunContext, env: Mapping[str, str], base: Path | None) ->
     """
     clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
     wanted, program = config.config().compiler_cache, shutil.which("ccache")
-    if wanted.tool == "none" or not session.cached:
+    if wanted.tool == "none" or not context.cached:
         return clean
     if not program:
         console.note(
@@ -43,14 +43,14 @@ def variables(session: RunContext, env: Mapping[str, str], base: Path | None) ->
             "checkout (sudo apt-get install ccache)"
         )
         return clean
-    wheels = pylock.wheels(session.project)
+    wheels = pylock.wheels(context.project)
     compilers = {
         "wheels": [sha256 for name, _, sha256 in wheels if name in pylock.CODE_GENERATORS],
-        "host": [process.output([*name, "--version"]) for name in toolchain.compilers(session)],
+        "host": [process.output([*name, "--version"]) for name in toolchain.compilers(context)],
     }
     settings = {
         PROGRAM: program,
-        "CCACHE_DIR": str(session.store.folder("ccache")),
+        "CCACHE_DIR": str(context.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
         "CCACHE_MAXSIZE": wanted.size,
         "CCACHE_DEPEND": "true",
@@ -59,7 +59,7 @@ def variables(session: RunContext, env: Mapping[str, str], base: Path | None) ->
         "CCACHE_COMPILERCHECK": f"string:{digest.key('compilers', compilers)[:32]}",
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
-        "CCACHE_TEMPDIR": str(session.store.folder("ccache", "tmp")),
+        "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),
     }
     if base:
         settings["CCACHE_BASEDIR"] = str(base)

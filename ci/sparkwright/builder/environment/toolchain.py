@@ -173,7 +173,7 @@ def spec(project: Project) -> EnvironmentSpec:
     return read
 
 
-def settings(session: RunContext, fork: str) -> ForkEnvironment:
+def settings(context: RunContext, fork: str) -> ForkEnvironment:
     """
     Return the settings of *fork* for this run: those of ``environment.yaml`` with the chosen
     targets and architecture.
@@ -181,13 +181,13 @@ def settings(session: RunContext, fork: str) -> ForkEnvironment:
     Raises:
         file-invalid: As `spec`.
     """
-    own = spec(session.project).forks[fork]
-    arch = session.project.spec.arch
+    own = spec(context.project).forks[fork]
+    arch = context.project.spec.arch
     variables = {name: value.replace("{arch}", arch) for name, value in own.variables.items()}
     own = msgspec.structs.replace(own, variables=variables)
-    if session.project.fork(fork).build != "graft":
+    if context.project.fork(fork).build != "graft":
         return own
-    targets = session.targets or session.project.fork(fork).targets or own.core_targets or ("all",)
+    targets = context.targets or context.project.fork(fork).targets or own.core_targets or ("all",)
     chosen = msgspec.structs.replace(
         own, targets=("all",) if "all" in targets else tuple(sorted(set(targets)))
     )
@@ -214,37 +214,37 @@ def host_compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
-def compilers(session: RunContext) -> list[list[str]]:
-    """Return the commands of the C++ compilers that make the session's libraries."""
-    if session.cross:
-        return [[f"{triple(session.machine)}-g++"]]
+def compilers(context: RunContext) -> list[list[str]]:
+    """Return the commands of the C++ compilers that make the libraries of this run."""
+    if context.cross:
+        return [[f"{triple(context.machine)}-g++"]]
     cuda = shlex.split(os.environ.get("CUDAHOSTCXX", ""))
     return [host_compiler(), *([cuda] if cuda else [])]
 
 
-def compiler(session: RunContext) -> str:
+def compiler(context: RunContext) -> str:
     """
     Return version and target of `compilers`, such as ``12.2.0 x86_64-linux-gnu``; empty if one is
     not installed.
     """
-    versions = [compiler_version(*command) for command in compilers(session)]
+    versions = [compiler_version(*command) for command in compilers(context)]
     return " ".join(versions) if all(versions) else ""
 
 
-def require_compiler(session: RunContext) -> str:
+def require_compiler(context: RunContext) -> str:
     """
-    Return version and target of the session's compilers.
+    Return version and target of the compilers.
 
     Raises:
         tool-missing: One is not installed.
     """
-    if version_text := compiler(session):
+    if version_text := compiler(context):
         return version_text
-    names = ", ".join(command[0] for command in compilers(session))
-    package = f"g++-{triple(session.machine)}".replace("_", "-") if session.cross else "g++"
+    names = ", ".join(command[0] for command in compilers(context))
+    package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
     raise CommandError(
         "tool-missing",
-        f"{names} is not installed; it compiles for {session.machine}.",
+        f"{names} is not installed; it compiles for {context.machine}.",
         todo=f"sudo apt-get install {package}",
     )
 
@@ -335,24 +335,24 @@ class Toolchain(msgspec.Struct, frozen=True):
         }
 
 
-def _tools(session: RunContext) -> Toolchain:
+def _tools(context: RunContext) -> Toolchain:
     """Return the stack's tools, installed or not."""
     inputs = {
-        "wheels": pylock.wheels(session.project),
+        "wheels": pylock.wheels(context.project),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "additions": ADDITIONS,
     }
     key = digest.key("environment", inputs)
-    return Toolchain(key, session.store.root / "environments" / key[:16])
+    return Toolchain(key, context.store.root / "environments" / key[:16])
 
 
-def installed(session: RunContext) -> bool:
+def installed(context: RunContext) -> bool:
     """Return whether the stack's locked tools are installed."""
-    return (_tools(session).root / "complete").exists()
+    return (_tools(context).root / "complete").exists()
 
 
-def obtain(session: RunContext) -> Toolchain:
+def obtain(context: RunContext) -> Toolchain:
     """
     Return the stack's tools, installed.
 
@@ -360,11 +360,11 @@ def obtain(session: RunContext) -> Toolchain:
         source-unreachable, source-mismatch, offline, disk-full: As `download`.
         command-failed: The installer failed.
     """
-    tools = _tools(session)
-    with completing(session.store, tools.root) as lacking:
+    tools = _tools(context)
+    with completing(context.store, tools.root) as lacking:
         if lacking:
-            install(session, tools.root, pylock.wheels(session.project), "tools")
-            complete_cuda(tools.cuda, session.store.folder("logs") / "environment.log")
+            install(context, tools.root, pylock.wheels(context.project), "tools")
+            complete_cuda(tools.cuda, context.store.folder("logs") / "environment.log")
     return tools
 
 
@@ -407,7 +407,7 @@ def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = Fal
 
 
 def install(
-    session: RunContext, root: Path, wheels: Sequence[LockedWheel], title: str, machine: str = ""
+    context: RunContext, root: Path, wheels: Sequence[LockedWheel], title: str, machine: str = ""
 ) -> None:
     """
     Make the environment *root* of exactly the *wheels*.
@@ -420,10 +420,10 @@ def install(
         source-unreachable, source-mismatch, offline, disk-full: As `download`.
         command-failed: The installer failed.
     """
-    log = session.store.folder("logs") / "environment.log"
+    log = context.store.folder("logs") / "environment.log"
     # Offline and without dependencies: nothing but the lock may be resolved or fetched.
     env = process.clean_environment(
-        UV_CACHE_DIR=str(session.store.root / "cache" / "uv"),
+        UV_CACHE_DIR=str(context.store.root / "cache" / "uv"),
         UV_NO_CONFIG="1",
         UV_OFFLINE="1",
         UV_FIND_LINKS="",
@@ -431,7 +431,7 @@ def install(
     )
     uv, options = find_uv_bin(), ["--python", str(root / "bin" / "python")]
     with console.step(f"{title}: {len(wheels)} locked wheels"):
-        files = download(session.store, wheels, offline=session.offline)
+        files = download(context.store, wheels, offline=context.offline)
         if machine:
             tags = f"{machine}-manylinux_2_{pylock.GLIBC}"
             options = ["--target", str(root), "--python", sys.executable, "--python-platform", tags]
@@ -478,7 +478,7 @@ def complete_cuda(cuda: Path, log: Path, cc: str = "cc") -> None:
 # The machine that wheels are made for.
 
 
-def target(session: RunContext, tools: Toolchain) -> Toolchain:
+def target(context: RunContext, tools: Toolchain) -> Toolchain:
     """
     Return *tools* with the headers and libraries of the machine that wheels are made for.
 
@@ -486,21 +486,21 @@ def target(session: RunContext, tools: Toolchain) -> Toolchain:
         tool-missing: The cross compiler is not installed.
         source-unreachable, source-mismatch, offline, disk-full, command-failed: As for the tools.
     """
-    if not session.cross:
+    if not context.cross:
         return tools
-    machine, key = session.machine, target_key(session, tools)
-    root = session.store.root / "environments" / f"{key[:16]}-{machine}"
+    machine, key = context.machine, target_key(context, tools)
+    root = context.store.root / "environments" / f"{key[:16]}-{machine}"
     crossed = msgspec.structs.replace(tools, key=key, libraries=root)
-    with completing(session.store, root) as lacking:
+    with completing(context.store, root) as lacking:
         if lacking:
             shutil.rmtree(root, ignore_errors=True)
-            install(session, root, _linked_wheels(session), machine, machine)
+            install(context, root, _linked_wheels(context), machine, machine)
             for name in ("bin", "nvvm"):
                 # These hold programs: this machine's take their place.
                 folder = crossed.cuda / name
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(tools.cuda / name, folder, copy_function=os.link)
-            log = session.store.folder("logs") / "environment.log"
+            log = context.store.folder("logs") / "environment.log"
             complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
             text = _CROSS.format(machine=machine, triple=triple(machine))
             (root / "toolchain.cmake").write_text(text)
@@ -510,29 +510,29 @@ def target(session: RunContext, tools: Toolchain) -> Toolchain:
     return crossed
 
 
-def target_key(session: RunContext, tools: Toolchain) -> str:
+def target_key(context: RunContext, tools: Toolchain) -> str:
     """
-    Return the address of everything that the session's libraries are compiled and linked against.
+    Return the address of everything that the libraries of this run are compiled and linked against.
 
     Raises:
         tool-missing: The cross compiler is not installed.
     """
-    if not session.cross:
+    if not context.cross:
         return tools.key
     parts = {
         "tools": tools.key,
-        "wheels": _linked_wheels(session),
-        "compiler": require_compiler(session),
+        "wheels": _linked_wheels(context),
+        "compiler": require_compiler(context),
         "python": digest.sha256_file(_python_config()) if python_header().exists() else "",
-        "machine": session.machine,
+        "machine": context.machine,
         "toolchain": _CROSS,
         "additions": ADDITIONS,
     }
     return digest.key("target", parts)
 
 
-def _linked_wheels(session: RunContext) -> tuple[LockedWheel, ...]:
-    wheels = pylock.wheels(session.project, session.machine)
+def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+    wheels = pylock.wheels(context.project, context.machine)
     return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))
 
 

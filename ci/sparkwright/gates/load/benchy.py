@@ -125,24 +125,24 @@ def _words_tokenizer(folder: Path) -> Path:
     return folder / "tokenizer"
 
 
-def folder(session: RunContext) -> Path:
+def folder(context: RunContext) -> Path:
     """Return where its lock lies."""
-    return session.project.root / "ci" / "gates" / "llama-benchy"
+    return context.project.root / "ci" / "gates" / "llama-benchy"
 
 
-def lock(session: RunContext) -> str:
+def lock(context: RunContext) -> str:
     """Resolve its ``requirements.in`` and return the text of its ``pylock.toml``; raise `source-unreachable` where that cannot be."""
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
-    return pylock.resolve(session.store, folder(session) / "requirements.in", *options)
+    return pylock.resolve(context.store, folder(context) / "requirements.in", *options)
 
 
-def obtain(session: RunContext) -> Benchy:
+def obtain(context: RunContext) -> Benchy:
     """
     Return the generator, installed.
 
     Raises:
         source-unreachable, source-mismatch, offline, disk-full, command-failed: See `sparkwright.gates.locked.obtain`.
     """
-    lock_file = folder(session) / "pylock.toml"
+    lock_file = folder(context) / "pylock.toml"
     version = next(filename.split("-")[1] for name, filename, _ in pylock.select(lock_file) if name == "llama-benchy")
-    return Benchy(locked.obtain(session, "llama-benchy", "llama-benchy", lock_file), version, digest.sha256_file(lock_file))
+    return Benchy(locked.obtain(context, "llama-benchy", "llama-benchy", lock_file), version, digest.sha256_file(lock_file))

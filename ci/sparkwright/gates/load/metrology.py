@@ -92,9 +92,9 @@ class MetrologyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("counts are 1 or more, bounds are above 0")
 
 
-def policy(session: RunContext) -> MetrologyPolicy:
+def policy(context: RunContext) -> MetrologyPolicy:
     """Return ``ci/gates/metrology.yaml``; raise `file-invalid` where it is none."""
-    return strict_yaml.load(session.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
+    return strict_yaml.load(context.project.root / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 
 
 def qualify(generator: Generator, wanted: MetrologyPolicy, *, tokenizer: Path | None = None) -> tuple[Check, ...]:

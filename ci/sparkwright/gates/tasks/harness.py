@@ -69,12 +69,12 @@ class Question(msgspec.Struct, frozen=True):
     exact_match: Annotated[float, Meta(ge=0, le=1)]
 
 
-def folder(session: RunContext) -> Path:
+def folder(context: RunContext) -> Path:
     """Return where the lock of the harness lies."""
-    return session.project.root / "ci" / "gates" / "harness"
+    return context.project.root / "ci" / "gates" / "harness"
 
 
-def lock(session: RunContext) -> str:
+def lock(context: RunContext) -> str:
     """
     Resolve ``requirements.in`` of the harness and return the text of its ``pylock.toml``.
 
@@ -82,15 +82,15 @@ def lock(session: RunContext) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
     """
     options = [option for name in WITHOUT for option in ("--no-emit-package", name)]
-    return pylock.resolve(session.store, folder(session) / "requirements.in", *options)
+    return pylock.resolve(context.store, folder(context) / "requirements.in", *options)
 
 
-def version(session: RunContext) -> str:
+def version(context: RunContext) -> str:
     """Return the version of lm-eval that the lock names."""
-    return next(filename.split("-")[1] for name, filename, _ in pylock.select(folder(session) / "pylock.toml") if name == "lm-eval")
+    return next(filename.split("-")[1] for name, filename, _ in pylock.select(folder(context) / "pylock.toml") if name == "lm-eval")
 
 
-def obtain(session: RunContext) -> Path:
+def obtain(context: RunContext) -> Path:
     """
     Return the Python of the harness, installed.
 
@@ -98,7 +98,7 @@ def obtain(session: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.environment.toolchain.download`.
         command-failed: The installer failed.
     """
-    return locked.obtain(session, "harness", "lm-evaluation-harness", folder(session) / "pylock.toml")
+    return locked.obtain(context, "harness", "lm-evaluation-harness", folder(context) / "pylock.toml")
 
 
 def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:

@@ -68,7 +68,7 @@ REASONS: Mapping[str, str] = {
 
 
 def run(
-    policy: TasksPolicy, task: str, session: RunContext, candidate: str, baseline: str | Outcome | Path, *,
+    policy: TasksPolicy, task: str, context: RunContext, candidate: str, baseline: str | Outcome | Path, *,
     served: Served, baseline_served: Served | None = None, model: str = "",
 ) -> tuple[Check, ...]:  # fmt: skip
     """
@@ -87,25 +87,25 @@ def run(
     if task not in policy.tasks:
         raise FileError("file-invalid", f"The policy of the tasks has no {task!r}.", details=[f"tasks: {', '.join(policy.tasks)}"])
     try:
-        python = harness.obtain(session)
+        python = harness.obtain(context)
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return _ended(task, not_run(f"{task}-baseline", f"lm-evaluation-harness is not here: {error.what}", "harness-missing"))
     settings = policy.tasks[task]
-    with tempfile.TemporaryDirectory(dir=session.store.folder("work"), prefix="tasks-") as folder:
+    with tempfile.TemporaryDirectory(dir=context.store.folder("work"), prefix="tasks-") as folder:
         if settings.dataset and not harness.has_data(python, settings.dataset, settings.part, Path(folder)):
             says = f"The data set {settings.dataset} is not on this machine."
             return _ended(task, not_run(f"{task}-baseline", says, "task-data-missing"))
     about = baseline_served or msgspec.structs.replace(served, wheel="")
-    before = _baseline(policy, task, session, python, baseline, about, model)
+    before = _baseline(policy, task, context, python, baseline, about, model)
     if isinstance(before, Check):
         return _ended(task, before)
-    fit = _fits(policy, task, session, before)
+    fit = _fits(policy, task, context, before)
     if fit.state != "pass":
         return _ended(task, fit)
     try:
-        now = answer(policy, task, session, python, candidate, served, model)
+        now = answer(policy, task, context, python, candidate, served, model)
     except (ServerInvalid, HarnessFailed) as error:
         return _ended(task, fit, _broken(f"{task}-answers", "The candidate", error))
     if (now.questions, now.settings) != (before.questions, before.settings):
@@ -124,24 +124,24 @@ def _broken(name: str, who: str, error: ServerInvalid | HarnessFailed) -> Check:
 
 
 def _baseline(
-    policy: TasksPolicy, task: str, session: RunContext, python: Path, baseline: str | Outcome | Path, served: Served, model: str
+    policy: TasksPolicy, task: str, context: RunContext, python: Path, baseline: str | Outcome | Path, served: Served, model: str
 ) -> Outcome | Check:
     if isinstance(baseline, Outcome):
         return baseline
     try:
         if isinstance(baseline, Path):
             return outcome.load(baseline)
-        return answer(policy, task, session, python, baseline, served, model)
+        return answer(policy, task, context, python, baseline, served, model)
     except OutcomeInvalid as error:
         return invalid(f"{task}-baseline", f"The baseline: {error.says}.", "baseline-damaged")
     except (ServerInvalid, HarnessFailed) as error:
         return _broken(f"{task}-baseline", "The baseline", error)
 
 
-def _fits(policy: TasksPolicy, task: str, session: RunContext, before: Outcome) -> Check:
+def _fits(policy: TasksPolicy, task: str, context: RunContext, before: Outcome) -> Check:
     """Return whether the baseline was asked what the policy asks, and knows enough for anything to follow."""
     name, settings = f"{task}-baseline", policy.tasks[task]
-    if before.task != task or before.settings != settings_digest(session, settings, harness.version(session)):
+    if before.task != task or before.settings != settings_digest(context, settings, harness.version(context)):
         return invalid(name, "The baseline was asked another task, or in another way.", "baseline-other")
     if len(before.right) != settings.questions:
         return invalid(name, f"The baseline has {len(before.right)} answers instead of {settings.questions}.", "baseline-other")

@@ -53,17 +53,17 @@ class Answer:
         file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
-    def __init__(self, session: RunContext, question: Question, generator: Generator | None = None) -> None:
-        self._session, self._question = session, question
-        gates = session.project.root / "ci" / "gates"
+    def __init__(self, context: RunContext, question: Question, generator: Generator | None = None) -> None:
+        self._context, self._question = context, question
+        gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
         self._metrology = strict_yaml.load(gates / "metrology.yaml", MetrologyPolicy)
-        self._workloads = workloads.load(session.project.root)
+        self._workloads = workloads.load(context.project.root)
         named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
         cells = self._workloads.cells(*named)
         self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
-        self._generator = generator or vllmrs.obtain(session)
+        self._generator = generator or vllmrs.obtain(context)
         self._proof: tuple[str, ...] = ()
         self._steps = Steps(question.model, self.policy.roofline_least)
         self._rule = Rule(self.policy.margin, self.policy.alpha, self.policy.least, self.policy.most)
@@ -80,11 +80,11 @@ class Answer:
         question = self._question
         if question.recipe and question.model:
             servers = 2 if question.resident == "both" and question.baseline else 1
-            for advice in fitting.check(self._session.project.root, question.recipe, question.model, servers=servers):
+            for advice in fitting.check(self._context.project.root, question.recipe, question.model, servers=servers):
                 console.note(f"{question.recipe.name}: {advice.says}")
         python = question.candidate.python if question.candidate else None
         subjects = self._subjects()
-        store = self._session.store
+        store = self._context.store
         with Machine(self._machine_policy, store, python=python) as machine, self._journal(machine, *subjects) as journal:
             aa = calibration.stored(store, machine.fingerprint(), self._about(subjects[0]))
             known = calibration.known(aa, self.policy.calibration) if question.kind == "gate" else {}
@@ -97,10 +97,10 @@ class Answer:
 
     @property
     def _logs(self) -> Path:
-        return self._session.store.folder("logs", "throughput")
+        return self._context.store.folder("logs", "throughput")
 
     def _subjects(self) -> tuple[Subject, Subject | None]:
-        question, stack = self._question, self._session.project.stack
+        question, stack = self._question, self._context.project.stack
         if question.candidate is None:
             return Subject(question.url, version=Client(question.url, question.served_name).version()), None
         return question.candidate.subject(stack), question.baseline.subject(stack) if question.baseline else None
@@ -119,7 +119,7 @@ class Answer:
         about = {**asked, "policy": self.digest, "generator": self._generator.name, **machines}
         begun = Begun(sha256_bytes(canonical(about)), about, seed=time.time_ns() % 2**31, at=time.time())
         # Two measurements at a time would measure each other.
-        with self._session.store.lock("measuring", wait=False):
+        with self._context.store.lock("measuring", wait=False):
             path = self._logs / f"{key}.jsonl"
             if question.fresh:
                 path.unlink(missing_ok=True)
@@ -180,11 +180,11 @@ class Answer:
 
     def _found(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known], outcome: Outcome) -> Result:
         question, policy, (candidate, baseline) = self._question, self.policy, subjects
-        aa = calibration.stored(self._session.store, machine.fingerprint(), self._about(candidate))
+        aa = calibration.stored(self._context.store, machine.fingerprint(), self._about(candidate))
         if question.kind == "calibration" and not outcome.stopped:
             today = time.strftime("%Y-%m-%d", time.gmtime())
             aa = aa.with_(self.cells, outcome.legs, sorted(outcome.blocks), today)
-            calibration.keep(self._session.store, aa)
+            calibration.keep(self._context.store, aa)
             known = calibration.known(aa, policy.calibration)
         state, says = summary.state(question.kind, outcome)
         notes = (*self._proof, *machine.notes)
@@ -196,7 +196,7 @@ class Answer:
             cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth()),
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
             recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.served_name,
-            quantization=question.quantization, stack=self._session.project.stack, host={**host.facts(), **machine.fingerprint()},
+            quantization=question.quantization, stack=self._context.project.stack, host={**host.facts(), **machine.fingerprint()},
             margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
             quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),
             calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,

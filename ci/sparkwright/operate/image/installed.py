@@ -59,7 +59,7 @@ $python -I -m sparkwright.operate.image.settled {PLACE}
 """
 
 
-def obtain(session: RunContext, engine: DockerClient, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
+def obtain(context: RunContext, engine: DockerClient, system: str, key: str, picked: Picked, installer: Sequence[Path]) -> str:
     """
     Return the id of the image *system* with the release installed, made when the engine has none of that *key*.
 
@@ -80,7 +80,7 @@ def obtain(session: RunContext, engine: DockerClient, system: str, key: str, pic
             with console.step("write the layer"), patient(engine):
                 made.commit(REPOSITORY, key[:16], changes=[f"LABEL {container.IMAGE_LABEL}={key}"])
 
-    with console.step(f"install {picked.entry.name} in a container"), lent.folders(session, picked, installer) as folders:
+    with console.step(f"install {picked.entry.name} in a container"), lent.folders(context, picked, installer) as folders:
         words = ["-c", SCRIPT, "sh", picked.index.manifest.url, picked.entry.channel, picked.entry.name]
         status = container.run(
             engine, system, words, folders=folders, further=_OPTIONS, after=keep,

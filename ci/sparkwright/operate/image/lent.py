@@ -30,7 +30,7 @@ INDEX = "index"
 
 
 @contextlib.contextmanager
-def folders(session: RunContext, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[BindMount, ...]]:
+def folders(context: RunContext, picked: Picked, installer: Sequence[Path]) -> Iterator[tuple[BindMount, ...]]:
     """Yield the folders that the container reads; raises `file-invalid` where a trusted root cannot be read."""
     with tempfile.TemporaryDirectory(prefix="sparkwright-image-") as name:
         place = Path(name)
@@ -40,7 +40,7 @@ def folders(session: RunContext, picked: Picked, installer: Sequence[Path]) -> I
         _write(place / CONFIG, b"{}\n")
         _write(place / CONFIG.replace("config.yaml", "trust.yaml"), _trust(picked, place / "config"))
         _write(place / PROGRAM, selected.lines(installer, f"{STORE}/downloads").encode())
-        lent = [BindMount(session.store.folder(part), STORE / part) for part in ("downloads", "index")]
+        lent = [BindMount(context.store.folder(part), STORE / part) for part in ("downloads", "index")]
         yield (BindMount(place, LENT), *lent)
 
 

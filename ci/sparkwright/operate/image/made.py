@@ -69,7 +69,7 @@ class _Stages(msgspec.Struct, frozen=True):
         return digest.key("serve", {"set": set_key, "entrypoint": digest.sha256_bytes(self.entrypoint), "labels": said})
 
 
-def make(session: RunContext, asked: Asked, found: Picked, base: str) -> Made:
+def make(context: RunContext, asked: Asked, found: Picked, base: str) -> Made:
     """
     Return the image of the release *found* on *base*, built where the engine has none.
 
@@ -79,42 +79,42 @@ def make(session: RunContext, asked: Asked, found: Picked, base: str) -> Made:
         offline, source-unreachable, download-invalid, environment-unusable, set-mixed: See there.
     """
     with container.connected() as reached, console.step(f"serving image of {found.entry.name} for {asked.platform}"):
-        return _make(session, reached, asked.platform, found, base)
+        return _make(context, reached, asked.platform, found, base)
 
 
-def _make(session: RunContext, reached: DockerClient, platform: str, found: Picked, base: str) -> Made:
-    brought = container.prepare_base(session, reached, base, platform)
-    stages = _stages(session, brought, platform)
+def _make(context: RunContext, reached: DockerClient, platform: str, found: Picked, base: str) -> Made:
+    brought = container.prepare_base(context, reached, base, platform)
+    stages = _stages(context, brought, platform)
     files_of = {"Dockerfile": stages.dockerfile, ENTRYPOINT: stages.entrypoint}
-    system = container.build_image(session, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
+    system = container.build_image(context, reached, "serve-system", stages.system, {"BASE": base}, platform, files_of)
     python = container.image_python(reached, system)
     if python.machine != PLATFORMS[platform]:
         raise ContainerError("image-mismatch", f"{base} says that it is for {platform}, but its programs are for {python.machine}.")
-    program = selected.installer(session, found, python)
+    program = selected.installer(context, found, python)
     set_key = stages.set_key(found, selected.addresses(program))
     labelled = labels(found, base)
     key = stages.key(set_key, labelled)
     name = f"sparkwright-serve:{key[:16]}"
     already = container.find_image(reached, name)
     if already is None:
-        _bring_set(session, reached, set_key, found, python)
-        held = installed.obtain(session, reached, system, set_key, found, program)
-        container.build_image(session, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
+        _bring_set(context, reached, set_key, found, python)
+        held = installed.obtain(context, reached, system, set_key, found, program)
+        container.build_image(context, reached, "serve", key, {"BASE": base, "SET": held}, platform, files_of, labelled)
     return _read(reached, name, platform, base, already=already is not None)
 
 
-def _stages(session: RunContext, base: str, platform: str) -> _Stages:
-    text, entrypoint = container.read_dockerfile(session, DOCKERFILE), container.read_dockerfile(session, ENTRYPOINT)
+def _stages(context: RunContext, base: str, platform: str) -> _Stages:
+    text, entrypoint = container.read_dockerfile(context, DOCKERFILE), container.read_dockerfile(context, ENTRYPOINT)
     key = digest.key("image", {"base": base, "dockerfile": digest.sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 
 
-def _bring_set(session: RunContext, reached: DockerClient, set_key: str, found: Picked, python: Interpreter) -> None:
+def _bring_set(context: RunContext, reached: DockerClient, set_key: str, found: Picked, python: Interpreter) -> None:
     """Bring the files of the set into the store, where the engine does not have them installed."""
     if container.find_image(reached, f"{installed.REPOSITORY}:{set_key[:16]}") is None:
         packages = selected.packages(found, python, installed.VENV).packages
-        selected.check_room(session, reached, packages)
-        files.obtain(picked.outside(session), packages)
+        selected.check_room(context, reached, packages)
+        files.obtain(picked.outside(context), packages)
 
 
 def _read(reached: DockerClient, name: str, platform: str, base: str, *, already: bool) -> Made:

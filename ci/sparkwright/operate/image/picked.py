@@ -42,12 +42,12 @@ class Picked(msgspec.Struct, frozen=True):
         return tuple(sorted(target.wheels_of(self.release, self.machine), key=lambda one: one.project))
 
 
-def outside(session: RunContext) -> StandaloneContext:
-    """Return what of *session* a client of an index works with."""
-    return StandaloneContext(session.store, session.offline, session.mirrors)
+def outside(context: RunContext) -> StandaloneContext:
+    """Return what of *context* a client of an index works with."""
+    return StandaloneContext(context.store, context.offline, context.mirrors)
 
 
-def pick(session: RunContext, wish: Wish, machine: str) -> Picked:
+def pick(context: RunContext, wish: Wish, machine: str) -> Picked:
     """
     Return the release that *wish* means for *machine*.
 
@@ -55,7 +55,7 @@ def pick(session: RunContext, wish: Wish, machine: str) -> Picked:
         release-unknown: There is none for it. release-unproved, release-yanked: See `choice`. installer-unfit: It brings no installer.
         SparkwrightError: As `install.opened` and `target.proved`: the index, its signature or its evidence is not what it should be.
     """
-    index = install.opened(outside(session), wish)
+    index = install.opened(outside(context), wish)
     if wish.release:
         entries: tuple[Entry, ...] = (choice.named(index.manifest, wish.release, wish.channel),)
     else:
@@ -72,7 +72,7 @@ def _bytes(index: Catalogue) -> bytes:
     """Return the signed file of the manifest, for the installer inside to check again."""
     what = f"the manifest of {index.address}"
     data = address.small(
-        index.address, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=index.session.offline
+        index.address, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=index.context.offline
     )
     if data is None or signed.read(data, index.trust, what=what, asked=index.manifest.url) != index.manifest:
         raise ReleaseError("manifest-invalid", f"{what} changed while it was read.", todo="Run again.")

@@ -60,13 +60,13 @@ def packages(picked: Picked, python: Interpreter, folder: str) -> Chosen:
     return target.chosen(picked.index, picked.entry, picked.release, inside(python, folder))[0]
 
 
-def check_room(session: RunContext, engine: DockerClient, pinned: Sequence[Pinned]) -> None:
+def check_room(context: RunContext, engine: DockerClient, pinned: Sequence[Pinned]) -> None:
     """Raise `disk-full` where the store cannot take the files that it lacks, or the engine what they unpack to."""
-    lacking, unpacked = files.missing(outside(session), pinned), change.UNPACKED * sum(one.size for one in pinned)
-    wanted = {session.store.root: lacking}
+    lacking, unpacked = files.missing(outside(context), pinned), change.UNPACKED * sum(one.size for one in pinned)
+    wanted = {context.store.root: lacking}
     root = Path(str(engine.info().get("DockerRootDir", "")))
     if root.is_dir():
-        same = placing.same_disk(session.store.root, root)
+        same = placing.same_disk(context.store.root, root)
         wanted = {root: unpacked + lacking} if same else {**wanted, root: unpacked}
     for folder, count in wanted.items():
         if count > (free := placing.free(folder)):
@@ -75,7 +75,7 @@ def check_room(session: RunContext, engine: DockerClient, pinned: Sequence[Pinne
             )
 
 
-def installer(session: RunContext, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
+def installer(context: RunContext, picked: Picked, python: Interpreter) -> tuple[Path, ...]:
     """
     Return the files of the release's own sparkwright and of what it requires, for that Python; the first is its wheel.
 
@@ -85,8 +85,8 @@ def installer(session: RunContext, picked: Picked, python: Interpreter) -> tuple
     wheel = picked.installer
     url = picked.index.address.of(wheel.url or places.wheel(wheel.sha256, wheel.filename))
     pinned = Pinned(wheel.project, wheel.version, wheel.filename, wheel.sha256, url, wheel.size)
-    path = files.obtain(outside(session), [pinned])[wheel.filename]
-    return (path, *self_wheel.required(session, python, _requires(path, picked)))
+    path = files.obtain(outside(context), [pinned])[wheel.filename]
+    return (path, *self_wheel.required(context, python, _requires(path, picked)))
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:

@@ -55,33 +55,33 @@ class Asked(msgspec.Struct, frozen=True):
     status: Path | None = None
 
 
-def read(session: RunContext, asked: Asked) -> Found:
+def read(context: RunContext, asked: Asked) -> Found:
     """
     Return everything that the site tells of.
 
     Raises:
         SparkwrightError: The index is not there, or its manifest is not to be believed. file-invalid: The policy cannot be read.
     """
-    judged = policy.load(session.project.root)
-    books = _books(session, asked)
+    judged = policy.load(context.project.root)
+    books = _books(context, asked)
     with console.step("nights, drift and history"):
         recorded = nights.read(asked.nights) if asked.nights else nights.Read()
         drifted = drifts.read(asked.drift)
-        carried, wrong = _status(session, asked)
-        owed = debt.history(session.project.root)
+        carried, wrong = _status(context, asked)
+        owed = debt.history(context.project.root)
         shown = books.releases if books else ()
         told = history.of(shown, recorded.nights, judged.changes, pages.release_name, nights.places(recorded.nights))
     link = books.manifest.url if books else ""
-    known = tuple(stack_names(session.project.root))
+    known = tuple(stack_names(context.project.root))
     return Found(
         asked.day, judged, link and link.rstrip("/") + "/", books, recorded, drifted, owed, carried, told, known, tuple(wrong)
     )  # fmt: skip
 
 
-def _books(session: RunContext, asked: Asked) -> Books | None:
+def _books(context: RunContext, asked: Asked) -> Books | None:
     try:
         with console.step("the index, its records and measurements"):
-            return releases.read(StandaloneContext(session.store, session.offline, session.mirrors), asked.index)
+            return releases.read(StandaloneContext(context.store, context.offline, context.mirrors), asked.index)
     except ReleaseError as error:
         if error.reference != "index-missing":
             raise
@@ -90,27 +90,27 @@ def _books(session: RunContext, asked: Asked) -> Books | None:
         return None
 
 
-def _status(session: RunContext, asked: Asked) -> tuple[Carried | None, list[Problem]]:
+def _status(context: RunContext, asked: Asked) -> tuple[Carried | None, list[Problem]]:
     """Return what the stacks carry: from the document, or as the store and the checkout tell."""
     try:
         if asked.status:
             return drifts.status(asked.status), []
-        names = stack_names(session.project.root)
-        made = {name: tuple(_lines(session, name, asked.day)) for name in names}
+        names = stack_names(context.project.root)
+        made = {name: tuple(_lines(context, name, asked.day)) for name in names}
     except SparkwrightError as error:
         named = asked.status if error.reference == "record-damaged" else None
         return None, [problems.of(named.name if named else "status", error)]
     return Carried(made), []
 
 
-def _lines(session: RunContext, stack: str, day: str) -> Iterator[drift.Line]:
-    project = Project(session.project.root, stack)
-    one = dataclasses.replace(session, project=project, forks=tuple(project.spec.forks))
+def _lines(context: RunContext, stack: str, day: str) -> Iterator[drift.Line]:
+    project = Project(context.project.root, stack)
+    one = dataclasses.replace(context, project=project, forks=tuple(project.spec.forks))
     for fork in project.spec.forks:
         yield from drift.status(one, fork, datetime.date.fromisoformat(day))
 
 
-def make(session: RunContext, found: Found, folder: Path) -> Written:
+def make(context: RunContext, found: Found, folder: Path) -> Written:
     """Write the site about *found* to *folder*; what did not change stays as it is. Raises as `writing.write`."""
     files: dict[str, bytes] = {pages.STYLE: pages.style()}
     total = len(found.releases) + len(found.histories)
@@ -125,4 +125,4 @@ def make(session: RunContext, found: Found, folder: Path) -> Written:
                 files[name] = data
                 step()
         files["index.html"] = pages.overview(found)
-    return writing.write(session.store, folder, files, pages.STYLE)
+    return writing.write(context.store, folder, files, pages.STYLE)

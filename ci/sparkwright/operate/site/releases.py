@@ -86,15 +86,15 @@ class _Kept(msgspec.Struct, frozen=True):
     format: int = 0
 
 
-def read(session: StandaloneContext, wish: Wish) -> Books:
+def read(context: StandaloneContext, wish: Wish) -> Books:
     """
     Return what the index that *wish* means holds.
 
     Raises:
         SparkwrightError: As `published.opened`: there is no index, or its manifest is not to be believed.
     """
-    index, checked = published.opened(session, wish)
-    kept = session.store.get("site", "measured", _Kept)
+    index, checked = published.opened(context, wish)
+    kept = context.store.get("site", "measured", _Kept)
     known = dict(kept.figures) if kept and kept.format == FORMAT else {}
     shown, wrong, used = list[Shown](), list[Problem](), dict[str, tuple[Measured, ...]]()
     with console.progress("reading releases", len(index.manifest.entries)) as progress:
@@ -106,7 +106,7 @@ def read(session: StandaloneContext, wish: Wish) -> Books:
             wrong += faults
             progress.update(count)
     if used != known:
-        session.store.put("site", "measured", _Kept(used, FORMAT))
+        context.store.put("site", "measured", _Kept(used, FORMAT))
     return Books(index.manifest, index.by, checked, tuple(shown), tuple(wrong))
 
 

@@ -51,7 +51,7 @@ class Address(msgspec.Struct, frozen=True):
         return (self.folder / name).as_uri() if self.folder is not None else urljoin(self.reached, name)
 
 
-def find(named: str, session: StandaloneContext) -> Address:
+def find(named: str, context: StandaloneContext) -> Address:
     """
     Return the index *named* on the command line, or else by SPARKWRIGHT_RELEASES, by the user's configuration, or by the installer.
 
@@ -65,7 +65,7 @@ def find(named: str, session: StandaloneContext) -> Address:
     parts = urlsplit(text)
     if parts.scheme in ("http", "https") and parts.netloc:
         url = text.rstrip("/") + "/"
-        reached = session.mirrored(url)
+        reached = context.mirrored(url)
         return Address(url, reached) if not reached.startswith("file:") else Address(url, "", _path(reached))
     folder = _path(text) if parts.scheme == "file" else Path(text)
     if not folder.is_dir():

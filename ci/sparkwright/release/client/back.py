@@ -27,7 +27,7 @@ class Gone(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
 
 
-def rollback(session: StandaloneContext, folder: Path) -> Done:
+def rollback(context: StandaloneContext, folder: Path) -> Done:
     """
     Bring back the set before the present one; after a killed run, the one that was there when it began.
 
@@ -39,10 +39,10 @@ def rollback(session: StandaloneContext, folder: Path) -> Done:
     with state.held(place):
         was = plan.before(place)
         chosen, history = _earlier(place, was)
-        looked = change.at_hand(session, place, plan.needed(was, chosen))
+        looked = change.at_hand(context, place, plan.needed(was, chosen))
         # What was broken since is put back by going back, whoever broke it.
         todo = plan.plan(place, was, chosen, looked, replace=True)
-        done = change.bring(session, place, was, chosen, looked, todo, history)
+        done = change.bring(context, place, was, chosen, looked, todo, history)
     kept = plan.names(todo.keep)
     return Done(
         "back", chosen.name, chosen.release, chosen.channel, str(place.prefix), chosen.serial, done.came, done.went, kept, done.edits
@@ -58,7 +58,7 @@ def _earlier(place: Environment, was: Before) -> tuple[Chosen, tuple[Chosen, ...
     return was.installed.history[-1], was.installed.history[:-1]
 
 
-def uninstall(session: StandaloneContext, folder: Path) -> Gone:
+def uninstall(context: StandaloneContext, folder: Path) -> Gone:
     """
     Remove what we installed, and what a killed run began to.
 
@@ -76,7 +76,7 @@ def uninstall(session: StandaloneContext, folder: Path) -> Gone:
         kept = _needed_by_others(place, there.keys() - ours - was.found, ours)
         for project, by in sorted(kept.items()):
             console.note(f"{project} stays: {by} needs it")
-        change.clear(session, place, was)
+        change.clear(context, place, was)
         state.begin(place, None, was.installed)
         gone = sorted(ours - kept.keys())
         with console.step(f"{len(gone)} packages go"):

@@ -33,7 +33,7 @@ MOST_RECORD = 64 << 20
 class Catalogue(msgspec.Struct, frozen=True):
     """An index whose manifest was checked; *by*: whose signature it has."""
 
-    session: StandaloneContext
+    context: StandaloneContext
     address: Address
     trust: Trust
     manifest: Manifest
@@ -92,17 +92,17 @@ class Catalogue(msgspec.Struct, frozen=True):
 
     def _named(self, name: str, sha256: str, what: str, kind: type[msgspec.Struct] | None, most: int = MOST_RECORD) -> bytes:
         """Return the file *name*, known to have *sha256*, from the store or the index."""
-        kept = self.session.store.root / "index" / sha256
+        kept = self.context.store.root / "index" / sha256
         if kept.is_file() and digest.sha256_bytes(data := kept.read_bytes()) == sha256:
             return data
         found = address.small(
-            self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.session.offline
+            self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.context.offline
         )
         if found is None:
             raise ReleaseError("index-damaged", f"The index at {self.address} lacks {what}.", details=[f"file: {name}"])
         if (other := digest.sha256_bytes(found)) != sha256:
             raise _other(found, kind, f"{self.address} serves something else in the place of {what}.", name, sha256, other)
-        self.session.store.write(f"index/{sha256}", found)
+        self.context.store.write(f"index/{sha256}", found)
         return found
 
 
@@ -140,7 +140,7 @@ def onsite_of(data: bytes, what: str) -> OnsiteSpec:
         raise ReleaseError("index-damaged", f"The index's manifest names {what}, which cannot be read.", details=details) from error
 
 
-def read(session: StandaloneContext, where: Address, trust: Trust, *, signed_for: str = "") -> Catalogue:
+def read(context: StandaloneContext, where: Address, trust: Trust, *, signed_for: str = "") -> Catalogue:
     """
     Return what the index at *where* offers, and remember its manifest.
 
@@ -153,12 +153,12 @@ def read(session: StandaloneContext, where: Address, trust: Trust, *, signed_for
         source-unreachable, offline: See `address.small`.
     """
     data = address.small(
-        where, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=session.offline
+        where, places.MANIFEST, most=MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"), offline=context.offline
     )
     if data is None:
         raise ReleaseError("index-missing", f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
     manifest, by = signed.opened(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
     found, index = digest.sha256_bytes(data), seen.index_id(manifest.url)
-    seen.check(manifest, found, index, times.now(), session.state)
-    seen.note(manifest, found, index, session.state)
-    return Catalogue(session, where, trust, manifest, by)
+    seen.check(manifest, found, index, times.now(), context.state)
+    seen.note(manifest, found, index, context.state)
+    return Catalogue(context, where, trust, manifest, by)

@@ -36,10 +36,10 @@ class Changed(msgspec.Struct, frozen=True):
     edits: tuple[onsite.Edited, ...]
 
 
-def check_room(session: StandaloneContext, place: Environment, fetched: Sequence[Pinned], unpacked: int) -> None:
+def check_room(context: StandaloneContext, place: Environment, fetched: Sequence[Pinned], unpacked: int) -> None:
     """Raise `disk-full` where the store cannot take what is missing, or the environment what it unpacks to."""
-    wanted = [(session.store.root, files.missing(session, fetched)), (place.prefix, unpacked)]
-    if placing.same_disk(session.store.root, place.prefix):
+    wanted = [(context.store.root, files.missing(context, fetched)), (place.prefix, unpacked)]
+    if placing.same_disk(context.store.root, place.prefix):
         wanted = [(place.prefix, sum(count for _, count in wanted))]
     for folder, count in wanted:
         if count > (free := placing.free(folder)):
@@ -48,17 +48,17 @@ def check_room(session: StandaloneContext, place: Environment, fetched: Sequence
             )
 
 
-def at_hand(session: StandaloneContext, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:
+def at_hand(context: StandaloneContext, place: Environment, wanted: Sequence[Pinned]) -> dict[str, Looked]:
     """Bring *wanted* into the store, and return what each holds, by project. Raises as `files.obtain`, `placing.look`, `check_room`."""
-    check_room(session, place, wanted, UNPACKED * sum(one.size for one in wanted))
-    paths = files.obtain(session, wanted)
+    check_room(context, place, wanted, UNPACKED * sum(one.size for one in wanted))
+    paths = files.obtain(context, wanted)
     looked = {one.project: placing.look(one, paths[one.filename]) for one in wanted}
-    check_room(session, place, (), sum(one.unpacked for one in looked.values()))
+    check_room(context, place, (), sum(one.unpacked for one in looked.values()))
     return looked
 
 
 def bring(
-    session: StandaloneContext, place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], todo: Plan, history: tuple[Chosen, ...]
+    context: StandaloneContext, place: Environment, was: Before, chosen: Chosen, looked: Mapping[str, Looked], todo: Plan, history: tuple[Chosen, ...]
 ) -> Changed:
     """
     Do what the plan says.
@@ -67,17 +67,17 @@ def bring(
         command-failed, environment-broken, environment-unusable, disk-full, onsite-mismatch: See there; the next run finishes.
     """
     state.begin(place, chosen, was.installed, history, todo.found)
-    clear(session, place, was)
+    clear(context, place, was)
     with console.step(f"{len(todo.go)} packages go, {len(todo.come) + len(todo.edit)} come, {len(todo.keep)} stay"):
         if todo.go:
             packages.remove(place, todo.go)
         if todo.come:
-            placing.lay(session.store, place, [(one, looked[one.project].path) for one in todo.come])
+            placing.lay(context.store, place, [(one, looked[one.project].path) for one in todo.come])
             placing.confirm(place, todo.come, looked)
     edits: tuple[onsite.Edited, ...] = ()
     if (spec := spec_of(chosen)) is not None:
         given = {one.filename: looked[one.project].path for one in todo.edit}
-        edits = onsite.install(session.store, spec, place.prefix, offline=True, given=given).edits
+        edits = onsite.install(context.store, spec, place.prefix, offline=True, given=given).edits
     done = record(place, chosen, todo, history, was)
     state.end(place, done)
     caches.clean(place, set(done.caches.values()))
@@ -102,14 +102,14 @@ def record(place: Environment, chosen: Chosen, todo: Plan, history: tuple[Chosen
     return Installed(chosen, placed, history[-state.KEPT :], {**older, chosen.release: caches.place(place)})
 
 
-def clear(session: StandaloneContext, place: Environment, was: Before) -> None:
+def clear(context: StandaloneContext, place: Environment, was: Before) -> None:
     """Remove what a killed installation laid down of packages that no RECORD names yet; the wheel says what that can be."""
     if was.half is None or was.half.chosen is None:
         return
     there = packages.found(place)
     owned = {name for infos in there.values() for info in infos for name, _, _ in packages.rows(place.site / info)}
     for one in was.half.chosen.packages:
-        path = path_of(session.store, one.sha256, one.filename)
+        path = path_of(context.store, one.sha256, one.filename)
         bare = [info for info in there.get(one.project, []) if not packages.rows(place.site / info)]
         if (bare or one.project not in there) and path.is_file():
             packages.erase(place, placing.look(one, path).names - owned)

@@ -41,12 +41,12 @@ class _Account:
             self._line.update(self._done, name)
 
 
-def missing(session: StandaloneContext, pinned: Sequence[Pinned]) -> int:
+def missing(context: StandaloneContext, pinned: Sequence[Pinned]) -> int:
     """Return how many bytes the store lacks of *pinned*, as far as their sizes are known."""
-    return sum(one.size for one in pinned if not path_of(session.store, one.sha256, one.filename).is_file())
+    return sum(one.size for one in pinned if not path_of(context.store, one.sha256, one.filename).is_file())
 
 
-def obtain(session: StandaloneContext, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
+def obtain(context: StandaloneContext, pinned: Sequence[Pinned]) -> Mapping[str, Path]:
     """
     Return where each of *pinned* lies, by file name, every byte of them verified.
 
@@ -54,15 +54,15 @@ def obtain(session: StandaloneContext, pinned: Sequence[Pinned]) -> Mapping[str,
         download-invalid: Other bytes arrived, or fewer, however often it was tried. index-damaged: The server has no such file.
         source-unreachable: It does not answer. offline: The store lacks some, and the network may not be asked. disk-full.
     """
-    absent = [one for one in pinned if not path_of(session.store, one.sha256, one.filename).is_file()]
-    if session.offline and (far := [one for one in absent if urlsplit(one.url).scheme != "file"]):
+    absent = [one for one in pinned if not path_of(context.store, one.sha256, one.filename).is_file()]
+    if context.offline and (far := [one for one in absent if urlsplit(one.url).scheme != "file"]):
         raise SourceError("offline", f"{len(far)} files are not in the store.", details=[one.filename for one in far][:10])
     if absent:
         console.note(f"{len(absent)} of {len(pinned)} files to fetch")
     with console.progress("files", sum(one.size for one in pinned), "bytes") as line, ThreadPoolExecutor(LINES) as pool:
         account = _Account(line)
         # The largest first: a last small file ends the whole sooner than a last large one.
-        made = [pool.submit(_one, session, one, account) for one in sorted(pinned, key=lambda one: -one.size)]
+        made = [pool.submit(_one, context, one, account) for one in sorted(pinned, key=lambda one: -one.size)]
         try:
             return {path.name: path for path in (future.result() for future in made)}
         except BaseException:
@@ -72,32 +72,32 @@ def obtain(session: StandaloneContext, pinned: Sequence[Pinned]) -> Mapping[str,
             raise
 
 
-def _one(session: StandaloneContext, one: Pinned, account: _Account) -> Path:
-    path = path_of(session.store, one.sha256, one.filename)
-    with session.store.lock(f"download-{one.sha256[:16]}"):
+def _one(context: StandaloneContext, one: Pinned, account: _Account) -> Path:
+    path = path_of(context.store, one.sha256, one.filename)
+    with context.store.lock(f"download-{one.sha256[:16]}"):
         if path.is_file():
             if digest.sha256_file(path) == one.sha256:
                 account.add(path.stat().st_size, one.filename)
                 return path
             console.warn(f"{path} was damaged in the store, and is fetched again")
             path.unlink()
-        if session.offline and urlsplit(one.url).scheme != "file":
+        if context.offline and urlsplit(one.url).scheme != "file":
             raise SourceError("offline", f"{one.filename} is not in the store.")
-        partial = session.store.folder("downloads", one.sha256) / f"{one.filename}.part"
+        partial = context.store.folder("downloads", one.sha256) / f"{one.filename}.part"
         with translate_disk_full(partial.parent):
-            _bring(session, one, partial, account)
+            _bring(context, one, partial, account)
         os.replace(partial, path)
     return path
 
 
-def _bring(session: StandaloneContext, one: Pinned, partial: Path, account: _Account) -> None:
+def _bring(context: StandaloneContext, one: Pinned, partial: Path, account: _Account) -> None:
     """Bring the file to *partial*; what is wrong is fetched once more from the beginning, in case the beginning was wrong."""
     found = ""
     for _ in range(2):
         if urlsplit(one.url).scheme == "file":
             _copy(one, partial, account)
         else:
-            _resume(session.mirrored(one.url), one, partial, account)
+            _resume(context.mirrored(one.url), one, partial, account)
         if (found := digest.sha256_file(partial)) == one.sha256:
             return
         account.add(-partial.stat().st_size, one.filename)

@@ -71,14 +71,14 @@ class Done(msgspec.Struct, frozen=True):
     yanked: str = ""
 
 
-def opened(session: StandaloneContext, wish: Wish) -> Catalogue:
+def opened(context: StandaloneContext, wish: Wish) -> Catalogue:
     """Return the checked index that *wish* means; raises as `address.find`, `trust.find` and `catalogue.read`."""
-    where = address.find(wish.index, session)
+    where = address.find(wish.index, context)
     believed = trust.find(wish.signed_for or where.url or where.of(""), wish.keys)
-    return catalogue.read(session, where, believed, signed_for=wish.signed_for)
+    return catalogue.read(context, where, believed, signed_for=wish.signed_for)
 
 
-def install(session: StandaloneContext, folder: Path, wish: Wish) -> Done:
+def install(context: StandaloneContext, folder: Path, wish: Wish) -> Done:
     """
     Bring the environment in *folder* to the release that *wish* means.
 
@@ -86,7 +86,7 @@ def install(session: StandaloneContext, folder: Path, wish: Wish) -> Done:
         SparkwrightError: Whatever the modules of this package say; before `change.bring`, the environment is as it was.
     """
     place = environment.probe(folder)
-    index = opened(session, wish)
+    index = opened(context, wish)
     with state.held(place):
         was = plan.before(place)
         entry, release = _meant(index, wish, was)
@@ -96,7 +96,7 @@ def install(session: StandaloneContext, folder: Path, wish: Wish) -> Done:
             _refuse_broken(place, was, wish)
             if known.chosen.proof == entry.proof and not was.faults:
                 return _done("there already", place, known.chosen, stayed=tuple(known.placed), yanked=entry.yanked)
-        return _install(session, place, index, entry, release, was, wish)
+        return _install(context, place, index, entry, release, was, wish)
 
 
 def _meant(index: Catalogue, wish: Wish, was: Before) -> tuple[Entry, Release | None]:
@@ -120,7 +120,7 @@ def _refuse_broken(place: Environment, was: Before, wish: Wish) -> None:
         )
 
 
-def _install(session: StandaloneContext, place: Environment, index: Catalogue, entry: Entry, known: Release | None, was: Before, wish: Wish) -> Done:
+def _install(context: StandaloneContext, place: Environment, index: Catalogue, entry: Entry, known: Release | None, was: Before, wish: Wish) -> Done:
     release = known or target.first_fitting(index, [entry])[1]
     with console.step(f"{entry.name}: evidence and lock"):
         missing = target.proved(index, entry, release, wish.channel)
@@ -130,13 +130,13 @@ def _install(session: StandaloneContext, place: Environment, index: Catalogue, e
     if was.faults and not (wish.repair or wish.replace):
         _refuse_broken(place, was, wish)
     plan.refuse_foreign(place, was, chosen, replace=wish.replace)
-    looked = change.at_hand(session, place, plan.needed(was, chosen))
+    looked = change.at_hand(context, place, plan.needed(was, chosen))
     todo = plan.plan(place, was, chosen, looked, replace=wish.replace)
     kept = plan.names(todo.keep)
     if wish.dry:
         came = plan.names(todo.come, todo.edit)
         return _done("would install", place, chosen, came, plan.went(todo), kept, missing=missing, yanked=entry.yanked)
-    done = change.bring(session, place, was, chosen, looked, todo, _history(was, chosen))
+    done = change.bring(context, place, was, chosen, looked, todo, _history(was, chosen))
     return _done("installed", place, chosen, done.came, done.went, kept, done.edits, missing, entry.yanked)
 
 

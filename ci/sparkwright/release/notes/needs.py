@@ -51,7 +51,7 @@ class _Known(msgspec.Struct, frozen=True):
     asked: str = ""
 
 
-def gather(session: RunContext, forks: Sequence[Fork], *, ask: bool) -> tuple[Need, ...]:
+def gather(context: RunContext, forks: Sequence[Fork], *, ask: bool) -> tuple[Need, ...]:
     """
     Return a need for every patch of *forks*, in their order.
 
@@ -61,37 +61,37 @@ def gather(session: RunContext, forks: Sequence[Fork], *, ask: bool) -> tuple[Ne
     made: list[Need] = []
     for fork in forks:
         if fork.patches:
-            known = _known(session, fork.name, ask=ask)
-            made += [_need(session, fork, one, known) for one in fork.patches]
+            known = _known(context, fork.name, ask=ask)
+            made += [_need(context, fork, one, known) for one in fork.patches]
     return tuple(made)
 
 
-def _known(session: RunContext, fork: str, *, ask: bool) -> _Known:
+def _known(context: RunContext, fork: str, *, ask: bool) -> _Known:
     if not ask:
-        return _Known(drift.last(session, fork))
-    if session.offline:
-        return _Known(drift.last(session, fork), asked="the network may not be used")
+        return _Known(drift.last(context, fork))
+    if context.offline:
+        return _Known(drift.last(context, fork), asked="the network may not be used")
     try:
         with console.step(f"is {fork} still needed?"):
-            return _asked(session, fork)
+            return _asked(context, fork)
     except SparkwrightError as error:
         console.note(f"{fork}: {error.what}")
-        return _Known(drift.last(session, fork), asked=error.what)
+        return _Known(drift.last(context, fork), asked=error.what)
 
 
-def _asked(session: RunContext, fork: str) -> _Known:
+def _asked(context: RunContext, fork: str) -> _Known:
     """Return what becomes of the series on upstream's newest: releases of the package index, and the tip of its branch."""
-    upstream, patches = Upstream(session, fork), series.of(session, fork)
-    sdist = session.lock.forks[fork].sdist if fork in session.lock.forks else None
+    upstream, patches = Upstream(context, fork), series.of(context, fork)
+    sdist = context.lock.forks[fork].sdist if fork in context.lock.forks else None
     newest = sdist.version if sdist and not upstream.later_releases() else ""
     made = drift.measure(upstream, patches, upstream.later(patches, every=False))
     if not made.trials:
-        return _Known(drift.last(session, fork), newest, "upstream's branch was not tried" if newest else _NOTHING)
+        return _Known(drift.last(context, fork), newest, "upstream's branch was not tried" if newest else _NOTHING)
     return _Known(made, newest)
 
 
-def _need(session: RunContext, fork: Fork, one: Carried, known: _Known) -> Need:
-    record = _record(session, fork, one)
+def _need(context: RunContext, fork: Fork, one: Carried, known: _Known) -> Need:
+    record = _record(context, fork, one)
     tried = [trial for trial in known.seen.of(one.name) if trial.sha256 == one.sha256 and _later(trial.base, fork)] if known.seen else []
     merged = f"upstream merged it as {record.merge[:12]} (seen {record.seen})" if record and record.merge else ""
     day = f"tried on {known.seen.day}" if known.seen else ""
@@ -105,7 +105,7 @@ def _need(session: RunContext, fork: Fork, one: Carried, known: _Known) -> Need:
     if merged:
         return _made(fork, one, "upstream", merged, "" if tried else "no later release was tried")
     told = _unproved(tried[-1]) if tried else known.asked or "nobody tried it on anything later than its own source"
-    return _made(fork, one, "unknown", told, day if tried else "", *_said(session, fork, one, record))
+    return _made(fork, one, "unknown", told, day if tried else "", *_said(context, fork, one, record))
 
 
 def _made(fork: Fork, one: Carried, state: Literal["needed", "upstream", "unknown"], *says: str) -> Need:
@@ -127,17 +127,17 @@ def _later(base: str, fork: Fork) -> bool:
         return True
 
 
-def _record(session: RunContext, fork: Fork, one: Carried) -> Record | None:
-    book = ledger.load(session.project.root, fork.name) if one.pick else None
+def _record(context: RunContext, fork: Fork, one: Carried) -> Record | None:
+    book = ledger.load(context.project.root, fork.name) if one.pick else None
     return book.find(one.pick) if book else None
 
 
-def _said(session: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
+def _said(context: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
     """Yield what those who wrote the patch down say of its end."""
     if record:
         yield f"the pull request was {record.state} when it was last looked at ({record.seen})"
         yield f"it goes when: {record.drop_when}"
-    ours = series.load(session.project.series_folder(fork.name)) if not one.pick else ()
+    ours = series.load(context.project.series_folder(fork.name)) if not one.pick else ()
     for patch in ours:
         if (patch.name, patch.sha256) == (one.name, one.sha256):
             yield f"Upstream-Status: {patch.status}"

@@ -49,26 +49,26 @@ class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
     dsse_envelope: dsse.Envelope
 
 
-def opened(session: StandaloneContext, wish: Wish) -> tuple[Catalogue, bool]:
+def opened(context: StandaloneContext, wish: Wish) -> tuple[Catalogue, bool]:
     """
     Return the index that *wish* means, and whether somebody's signature of it was checked; raises as `install.opened`.
 
     A folder on this machine of which nobody says whose signature counts is read without one, and that is said.
     """
     try:
-        return install.opened(session, wish), True
+        return install.opened(context, wish), True
     except TrustError as error:
         if error.reference != "trust-missing":
             raise
-        where = address.find(wish.index, session)
+        where = address.find(wish.index, context)
         if where.folder is None:
             raise
-        index = _unsigned(session, where)
+        index = _unsigned(context, where)
         console.note(f"the signature of {where} is not checked, as nothing says whose counts; name the publisher's key with --key")
         return index, False
 
 
-def of_index(session: StandaloneContext, wish: Wish) -> Published:
+def of_index(context: StandaloneContext, wish: Wish) -> Published:
     """
     Return the release that *wish* means, or the newest that is not yanked; see `opened`.
 
@@ -76,7 +76,7 @@ def of_index(session: StandaloneContext, wish: Wish) -> Published:
         SparkwrightError: As `opened`. release-unknown: There is no such release. index-damaged, download-invalid, set-mixed: A
         record is not there, or is another.
     """
-    index, checked = opened(session, wish)
+    index, checked = opened(context, wish)
     entry = _meant(index.manifest, wish)
     release = index.release(entry)
     earlier = next((one for one in index.manifest.entries if one.release == release.before), None)
@@ -97,7 +97,7 @@ def _meant(manifest: Manifest, wish: Wish) -> Entry:
     return found[-1]
 
 
-def _unsigned(session: StandaloneContext, where: Address) -> Catalogue:
+def _unsigned(context: StandaloneContext, where: Address) -> Catalogue:
     """Return what the folder *where* holds, with nobody's signature checked."""
     data = address.small(where, places.MANIFEST, most=catalogue.MOST_MANIFEST, failure=partial(ReleaseError, "manifest-invalid"))
     if data is None:
@@ -114,7 +114,7 @@ def _unsigned(session: StandaloneContext, where: Address) -> Catalogue:
     except msgspec.MsgspecError as error:
         raise ReleaseError("manifest-invalid", f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
     signed.check(manifest, what)
-    return Catalogue(session, where, Trust(), manifest)
+    return Catalogue(context, where, Trust(), manifest)
 
 
 def of_file(path: Path) -> Published:

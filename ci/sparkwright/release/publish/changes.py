@@ -94,7 +94,7 @@ def promote(publisher: Publisher, name: str, verdicts: Path, reason: str = "") -
         at, days = times.now(), publisher.policy.days
         # What the manifest refuses is refused before wheels are read.
         change.promote(manifest, name, entry.proof, at=at, by=publisher.signer.by, days=days)
-        if entry.stack != publisher.session.project.stack:
+        if entry.stack != publisher.context.project.stack:
             raise ReleaseError("release-unknown", f"{entry.name} is of stack {entry.stack}.", todo=f"Give --stack {entry.stack}.")
         offers = Offers(publisher.root, manifest)
         release = offers.releases[entry.release]

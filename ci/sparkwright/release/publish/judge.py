@@ -33,7 +33,7 @@ def decided(publisher: Publisher, wheels: Sequence[Path], folder: Path | None, c
         verified-refused: Something is missing, and ``candidate`` was not asked for.
         UsageError: They are of another stack. Others: as `facts.inspect`, `verdicts.beside` and `decision.decide`.
     """
-    project = publisher.session.project
+    project = publisher.context.project
     policy = audit.load(project.audit_file, project.spec.arch) if project.audit_file.exists() else None
     inspected = facts.inspect_all(wheels, policy)
     if others := sorted({one.stack for one in inspected} - {"", project.stack}):

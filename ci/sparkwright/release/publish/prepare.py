@@ -50,7 +50,7 @@ class Publisher:
         observe: Told each step before it is taken.
     """
 
-    session: RunContext
+    context: RunContext
     root: Path
     signer: Signer
     trust: Trust
@@ -88,7 +88,7 @@ def prepared(
     Raises:
         set-unresolved, set-mixed: The wheels make no installable set.
     """
-    stack = publisher.session.project.stack
+    stack = publisher.context.project.stack
     name = offers.name(stack)
     new = [one for one in decided.inspected if one.wheel.filename not in offers.wheels]
     host = host_for(publisher, name, new, repository, prerelease=channel == "candidate")
@@ -103,7 +103,7 @@ def prepared(
     for machine, found in locked.items():
         draft.add(places.lock(address, machine), found.lock)
         draft.add(places.requirements(address, machine), found.requirements)
-    if onsite := _onsite(publisher.session):
+    if onsite := _onsite(publisher.context):
         draft.add(places.onsite(address), onsite)
     entry = Entry(draft.add(places.release(address), record), digest.sha256_bytes(proof), name, stack, at, channel)
     draft.add(places.proof(address, entry.proof), proof)
@@ -126,7 +126,7 @@ def host_of(publisher: Publisher, name: str, *, prerelease: bool = False) -> Hos
     from sparkwright.core import github
 
     repository, _, tag = name.removeprefix("github:").partition("@")
-    mirrored = publisher.session.mirrored
+    mirrored = publisher.context.mirrored
     api = github.GitHub.from_environment(mirrored(github.ADDRESS), seconds=300)
     return releases.of(
         api, repository, tag, mirrored(releases.UPLOADS), prerelease=prerelease, immutable=publisher.policy.immutable,
@@ -148,7 +148,7 @@ def _placed(wheel: Wheel, offers: Offers, host: Host, at: Time) -> Wheel:
 
 def _locked(publisher: Publisher, decided: Decided, machine: Machine, urls: Mapping[str, str]) -> sets.Resolved:
     fitting = [one.path for one in decided.inspected if one.wheel.machine in (machine, "any") and one.wheel.fork != INSTALLER]
-    project = publisher.session.project
+    project = publisher.context.project
     return sets.of_stack(project, publisher.policy, fitting, machine, index_url=package_index.index_url(), urls=urls)
 
 
@@ -156,7 +156,7 @@ def _release(
     publisher: Publisher, offers: Offers, decided: Decided, wheels: tuple[Wheel, ...], locked: Mapping[Machine, sets.Resolved],
     name: str, at: Time,
 ) -> Release:  # fmt: skip
-    session, stack = publisher.session, publisher.session.project.stack
+    context, stack = publisher.context, publisher.context.project.stack
     forks: dict[str, Fork] = {}
     for one in decided.inspected:
         if one.wheel.fork != INSTALLER:
@@ -165,16 +165,16 @@ def _release(
         Lock(machine, digest.sha256_bytes(one.lock), digest.sha256_bytes(one.requirements), dict(one.packages))
         for machine, one in locked.items()
     )
-    needed = needs.gather(session, tuple(forks.values()), ask=not session.offline)
-    onsite = _onsite(session)
+    needed = needs.gather(context, tuple(forks.values()), ask=not context.offline)
+    onsite = _onsite(context)
     return Release(
         name, stack, at, wheels, tuple(forks.values()), locks, needed, digest.sha256_bytes(onsite) if onsite else "", offers.before(stack)
     )
 
 
-def _onsite(session: RunContext) -> bytes:
+def _onsite(context: RunContext) -> bytes:
     """Return what is to be installed and edited on the user's machine; empty where the stack has nothing."""
-    wanted = spec.load(session.project)
+    wanted = spec.load(context.project)
     return digest.canonical(wanted) if wanted else b""
 
 
@@ -196,11 +196,11 @@ def proved(publisher: Publisher, draft: Draft, release: Release, decided: Decide
 
 def _evident(publisher: Publisher, draft: Draft, wheel: Wheel, one: Inspected, what: Proved, decided: Decided) -> Proved:
     """Return *what* with its evidence, which is signed and kept in *draft*."""
-    raw, lock = decided.raw[wheel.sha256], publisher.session.project.lock_file
+    raw, lock = decided.raw[wheel.sha256], publisher.context.project.lock_file
     rule = publisher.policy.forks.get(wheel.fork)
     made = make.statements(
         wheel, one.fork, what, raw, record=one.record, lock_digest=digest.sha256_file(lock) if lock.exists() else "",
-        stack=publisher.session.project.stack, required=rule.rungs if rule else (),
+        stack=publisher.context.project.stack, required=rule.rungs if rule else (),
     )  # fmt: skip
     files = make.signed(made, raw, wheel, publisher.signer)
     for named, data in files.items():

@@ -92,16 +92,16 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
         both = zip(decided.wheels, decided.proved, strict=True)
         missing = {wheel.filename: proved.missing for wheel, proved in both if proved.missing}
         done = Published("", "", channel, manifest.serial, url, missing=missing)
-        if same := offers.same(publisher.session.project.stack, decided.wheels):
+        if same := offers.same(publisher.context.project.stack, decided.wheels):
             check_candidate(same, channel)
             removed = [] if asked.dry else clean(publisher, standing)
             return msgspec.structs.replace(
                 done, release=same.name, address=same.release, channel=same.channel, already=True, removed=tuple(removed)
             )
         offers.check_names(decided.wheels)
-        offers.check_order(publisher.session.project.stack, channel, decided.wheels)
+        offers.check_order(publisher.context.project.stack, channel, decided.wheels)
         if asked.dry:
-            return msgspec.structs.replace(done, release=offers.name(publisher.session.project.stack))
+            return msgspec.structs.replace(done, release=offers.name(publisher.context.project.stack))
         return _carried_out(publisher, asked, manifest, offers, decided, done)
 
 
