@@ -7,14 +7,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkwright.core import project_data
-from sparkwright.core.config import mirror_map
 from sparkwright.core.errors import UsageError
-from sparkwright.core.store import Store
-from sparkwright.forks.context import RunContext, StandaloneContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project, stack_names
+
+if TYPE_CHECKING:
+    from sparkwright.forks.context import RunContext, StandaloneContext
 
 #: The stack of a command that names none.
 DEFAULT_STACK = "2026.11"
@@ -242,6 +240,9 @@ def find_root() -> Path:
     Raises:
         not-provided: There is no such folder.
     """
+    from sparkwright.core import project_data
+    from sparkwright.forks.errors import SourceError
+
     if root := project_data.checkout():
         return root
     raise SourceError(
@@ -253,12 +254,18 @@ def find_root() -> Path:
 
 def default_stack(root: Path) -> str:
     """Return `DEFAULT_STACK`, or the last stack of a checkout that lacks it."""
+    from sparkwright.forks.stack import stack_names
+
     names = stack_names(root)
     return DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
 
 
 def standalone(arguments: argparse.Namespace) -> StandaloneContext:
     """Return the context of a command that needs no checkout."""
+    from sparkwright.core.config import mirror_map
+    from sparkwright.core.store import Store
+    from sparkwright.forks.context import StandaloneContext
+
     return StandaloneContext(
         Store(arguments.cache_dir or default_cache()),
         arguments.offline,
@@ -274,6 +281,11 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         not-provided: No such checkout, stack or fork.
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
+    from sparkwright.core.config import mirror_map
+    from sparkwright.core.store import Store
+    from sparkwright.forks.context import RunContext
+    from sparkwright.forks.stack import Project
+
     root = (arguments.root or find_root()).absolute()
     project = Project(root, arguments.stack or default_stack(root), arguments.arch)
     for name in arguments.fork:

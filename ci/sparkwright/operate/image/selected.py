@@ -27,7 +27,7 @@ from sparkwright.release.environment import Environment
 from sparkwright.release.manifest import places
 
 #: What an installer has that can serve; older ones lack it.
-NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/argtypes.py"))
+NEEDED = frozenset(("sparkwright/operate/image/settled.py", "sparkwright/cli/serve.py", "sparkwright/cli/options.py"))
 
 
 class Inside(Environment, frozen=True):
