@@ -31,7 +31,7 @@ from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login,
 from tests.support import githubwork, workflows
 
 from sparkwright.core.store import Store
-from sparkwright.demo.base import serve
+from sparkwright.demo.upstreams import serve
 from sparkwright.operate.image import installed, recorded
 from sparkwright.operate.image.labels import SERIAL
 from sparkwright.release.signing import keys

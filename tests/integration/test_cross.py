@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.builder.environment import toolchain
-from sparkwright.demo import base
+from sparkwright.demo import upstreams
 from sparkwright.forks.stack import MACHINES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report(demo: Demo) -> dict[str, Any]:
 @pytest.mark.toolchain
 def test_the_wheel_is_one_of_the_other_machine(crossed: Demo) -> None:
     """Its tag, every library's header and what the build record says of the compiler name that machine, and its audit passes."""
-    assert crossed.wheel().name.endswith(f"-{base.tag(OTHER)}.whl")
+    assert crossed.wheel().name.endswith(f"-{upstreams.tag(OTHER)}.whl")
     with zipfile.ZipFile(crossed.wheel()) as archive:
         record = json.loads(archive.read(f"{crossed.info}/sparkwright.json"))
     assert record["compiler"].endswith(toolchain.triple(OTHER))

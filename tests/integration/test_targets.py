@@ -27,7 +27,7 @@ from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.cli.lock import lock_vendored
+from sparkwright.cli.stages import lock_vendored
 from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store

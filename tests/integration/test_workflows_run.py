@@ -24,7 +24,7 @@ from tests.unit.test_bump import Upstream
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
-from sparkwright.demo import base, upstreams
+from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release.signing import keys
 
@@ -139,7 +139,7 @@ def test_a_bump_is_a_pull_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A newer release on the index becomes one pull request with lock diff, range-diff and predicted recompiles, however often it runs."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     offered = Index(tmp_path / "index")
-    with base.serve(offered.root) as address:
+    with upstreams.serve(offered.root) as address:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
         upstream = Upstream(Host(tmp_path / "host"), offered)
         upstream.host.work.commit({"a.txt": TEXT, "b.cu": TEXT}, "Begin")

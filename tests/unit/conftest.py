@@ -21,7 +21,7 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.series import PullRequestSnapshot
 from sparkwright.cli import main, options
 from sparkwright.core import digest, strict_yaml
-from sparkwright.demo import base, upstreams
+from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
@@ -174,7 +174,7 @@ def locked_mini(tmp_path_factory: pytest.TempPathFactory) -> Mini:
     stack = made.root / "forks" / "demo" / "stack.yaml"
     lines = stack.read_text("utf-8").splitlines(keepends=True)
     stack.write_text("".join(line for line in lines if "bases:" not in line and "mini-vllm" not in line), "utf-8")
-    upstreams.write(made.upstreams)
+    upstreams.write_repositories(made.upstreams)
     (made.root / "forks" / "demo" / "lock.yaml").write_text(lock.render(resolve.resolve(made.context())), "utf-8")
     shutil.rmtree(made.cache)
     return made
@@ -353,6 +353,6 @@ class Index:
 def _offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """Return an empty index, served on a loopback address."""
     made = Index(tmp_path / "index")
-    with base.serve(made.root) as address:
+    with upstreams.serve(made.root) as address:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{address}/simple/")
         yield made

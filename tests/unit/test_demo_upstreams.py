@@ -15,7 +15,7 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.core import git
 from sparkwright.core.git_store import Objects
-from sparkwright.demo import toy, upstreams
+from sparkwright.demo import upstreams
 from sparkwright.demo.upstreams import SOURCES, TAGS
 from sparkwright.forks.stack import Project
 
@@ -27,7 +27,7 @@ TAG = TAGS["vllm"]
 @pytest.fixture(name="repositories", scope="module")
 def _repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("upstreams")
-    upstreams.write(folder)
+    upstreams.write_repositories(folder)
     return folder
 
 
@@ -51,7 +51,7 @@ def test_ids_depend_on_nothing_of_this_machine(repositories: Path, tmp_path: Pat
     monkeypatch.setenv("GIT_AUTHOR_DATE", "2001-01-01T00:00:00Z")
     monkeypatch.setenv("GIT_COMMITTER_NAME", "Somebody Else")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
-    upstreams.write(tmp_path)
+    upstreams.write_repositories(tmp_path)
     assert ask(tmp_path, "for-each-ref") == ask(repositories, "for-each-ref")
 
 
@@ -88,16 +88,16 @@ def installed(folder: Path, *, patched: bool) -> list[str | Path]:
 
 
 def test_patched_package_serves_the_learnt_text(tmp_path: Path) -> None:
-    model = toy.write(tmp_path / "toy")
-    with toy.serving(installed(tmp_path / "patched", patched=True), model, tmp_path / "log") as url:
-        assert toy.ask(url, toy.PROMPT) == toy.ANSWER
-        assert toy.ask(url, toy.PROMPT, 3) == " ".join(toy.ANSWER.split()[:3])
+    model = upstreams.write_model(tmp_path / "toy")
+    with upstreams.serving(installed(tmp_path / "patched", patched=True), model, tmp_path / "log") as url:
+        assert upstreams.ask(url, upstreams.PROMPT) == upstreams.ANSWER
+        assert upstreams.ask(url, upstreams.PROMPT, 3) == " ".join(upstreams.ANSWER.split()[:3])
         with refusal("source-unreachable"):
-            toy.ask(url, "elephants")
+            upstreams.ask(url, "elephants")
 
 
 def test_unpatched_package_repeats_a_word(tmp_path: Path) -> None:
     """What an earlier layer left in memory becomes the largest scale, which scales every weight away: the first patch's reason."""
-    model = toy.write(tmp_path / "toy")
-    with toy.serving(installed(tmp_path / "stock", patched=False), model, tmp_path / "log") as url:
-        assert set(toy.ask(url, toy.PROMPT, 20).split()) == {"a"}
+    model = upstreams.write_model(tmp_path / "toy")
+    with upstreams.serving(installed(tmp_path / "stock", patched=False), model, tmp_path / "log") as url:
+        assert set(upstreams.ask(url, upstreams.PROMPT, 20).split()) == {"a"}

@@ -16,7 +16,7 @@ from tests.support import badserver, forked
 
 from sparkwright.core import git
 from sparkwright.core.store import Store
-from sparkwright.demo import base
+from sparkwright.demo import upstreams
 from sparkwright.forks import mirror
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.mirror import Mirror
@@ -125,7 +125,7 @@ def test_an_answer_that_is_none(run: RunContext, tmp_path: Path, page: str) -> N
     (tmp_path / "mini.git" / "info").mkdir(parents=True)
     if page:
         (tmp_path / "mini.git" / "info" / "refs").write_text(page)
-    with base.serve(tmp_path) as address:
+    with upstreams.serve(tmp_path) as address:
         place = f"{address}/mini.git".replace("://", "://user:secret%2Fword@")
         text = refused(dataclasses.replace(run, mirrors={URL: place}), lambda upstream: upstream.ref("main"))
 

@@ -33,7 +33,7 @@ from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.demo import base
+from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import layout, onsite, spec
@@ -165,7 +165,7 @@ class Site:
 def _indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """Return a folder and the address that serves it."""
     folder = tmp_path_factory.mktemp("indexes")
-    with base.serve(folder) as address:
+    with upstreams.serve(folder) as address:
         yield folder, address
 
 

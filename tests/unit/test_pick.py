@@ -18,7 +18,7 @@ from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.core import github
-from sparkwright.demo import base
+from sparkwright.demo import upstreams
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
@@ -65,7 +65,7 @@ class Api:
 def _api(host: Host, tmp_path: Path) -> Iterator[Api]:
     """Return the API of the host, in the mirror map."""
     api = Api(tmp_path / "api")
-    with base.serve(tmp_path / "api") as address:
+    with upstreams.serve(tmp_path / "api") as address:
         host.mirrors[github.ADDRESS] = address
         yield api
 

@@ -377,6 +377,6 @@ def test_the_verb_is_there(tmp_path: Path) -> None:
     """`sparkwright lab runner --help` names every action."""
     done = subprocess.run([sys.executable, "-m", "sparkwright", "lab", "runner", "--help"], capture_output=True, text=True, check=True)
 
-    from sparkwright.cli.runner import ACTIONS
+    from sparkwright.cli.lab import ACTIONS
 
     assert all(f"{name}:" in " ".join(done.stdout.split()) for name in ACTIONS)

@@ -19,7 +19,7 @@ from tests.support import verdicts, wheels
 from uv import find_uv_bin
 
 from sparkwright.core.digest import sha256_file
-from sparkwright.demo import base
+from sparkwright.demo import upstreams
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import Project
 from sparkwright.release import sets
@@ -59,7 +59,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
     """Return an index with torch 2.14.0, a newer one, and what they need."""
     folder = tmp_path / "index"
     (folder / "simple").mkdir(parents=True)
-    with base.serve(folder) as address:
+    with upstreams.serve(folder) as address:
         made = Index(folder, address)
         made.offer("torch", "2.14.0", ["numpy>=2"])
         made.offer("torch", "2.15.0", ["numpy>=2"])

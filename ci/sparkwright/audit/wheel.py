@@ -29,7 +29,13 @@ from typing import Literal
 from msgspec.structs import replace
 
 from sparkwright.audit import device_code, wheel_reader
-from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy, is_generation
+from sparkwright.audit.policy import (
+    AuditPolicy,
+    DistributionPolicy,
+    LibraryPolicy,
+    is_generation,
+    load,
+)
 from sparkwright.audit.report import (
     AuditedLibrary,
     AuditedWheel,
@@ -37,11 +43,17 @@ from sparkwright.audit.report import (
     AuditReport,
     OpcodeCount,
 )
+from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf, graft
+from sparkwright.core import digest
+from sparkwright.core.console import console
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError
 from sparkwright.core.store import translate_disk_full
+from sparkwright.forks.context import RunContext
 
+#: Version of the audit; a new one makes stored audits invalid.
+FORM = 7
 #: Seconds from the beginning of an audit to the end of its last disassembly; that of the official
 #: vLLM wheel takes half a minute.
 MOST_SECONDS = 900.0
@@ -69,6 +81,33 @@ _AT_LEAST = re.compile(r"[=~>]=\s*(\d+(?:\.\d+)*)")
 _TORCH_INTERNAL = re.compile(r"(?<!\d)(?:2at|3c10|5torch(?!6stable|10headeronly))(?=\d)")
 #: Functions of torch's stable ABI.
 _TORCH_STABLE = ("torch_", "aoti_torch_")
+
+
+def policy_kind(path: Path) -> Literal["stack", "any"]:
+    """Return ``stack`` for a wheel that holds our build record, else ``any``."""
+    return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
+
+
+def cached_audit(
+    context: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
+) -> AuditReport:
+    """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
+    policy = load(context.project.audit_file, context.project.spec.arch)
+    inputs = {
+        "wheel": digest.sha256_file(path),
+        "name": path.name,
+        "policy": policy,
+        "judged": judged,
+        "form": FORM,
+    }
+    key = digest.key("audit", inputs)
+    if stored := context.store.get("audit", key, AuditReport):
+        return stored
+    programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
+    with console.step(f"audit {path.name}"):
+        result = audit(path, policy, programs, scratch=scratch, judged=judged)
+    context.store.put("audit", key, result)
+    return result
 
 
 def audit(

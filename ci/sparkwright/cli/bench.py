@@ -1,4 +1,4 @@
-"""``sparkwright bench`` and ``lab report``: measurements of a served model, and their pages."""
+"""``sparkwright bench``: measurements of a served model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Kind, Result
-from sparkwright.release.report import markdown, page, read, terminal, words
+from sparkwright.release.report import terminal
 
 #: Load generator → the function that obtains it.
 GENERATORS: Mapping[str, Callable[[RunContext], order.Generator]] = {
@@ -33,21 +33,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Add the arguments of ``bench`` and ``lab report``."""
-    _add_bench(parsers["bench"])
-    parser = parsers["lab report"]
-    parser.set_defaults(run=report)
-    options.add_pages(parser)
-    parser.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="result of a measurement; the first is compared with the others",
-    )
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``bench``."""
+    parser = parsers["bench"]
     parser.set_defaults(run=bench)
     add_measuring(parser)
     add = parser.add_argument
@@ -246,36 +233,3 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
         if worse:
             what = f"{len(worse)} of {len(held)} published figures are {state}."
             raise GateError(reference, what, details=worse)
-
-
-def report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write results to the named files, or print them if there are none."""
-    context, files = options.checkout(arguments), options.page_files(arguments)
-    results = [read.read(path) for path in arguments.files]
-    if same := {path.resolve() for path in arguments.files} & {*map(Path.resolve, files.values())}:
-        raise UsageError("usage", f"{same.pop()} is one of the results and would be overwritten.")
-    for kind, path in files.items():
-        with console.progress(f"drawing {path.name}, %", 100) as progress:
-            text = (
-                page.render(results, lambda share: progress.update(round(100 * share)))
-                if kind == "html"
-                else markdown.render(results)
-            )
-        console.result(str(context.store.write(path.absolute(), text.encode())))
-    for path, result in zip(arguments.files, results, strict=True):
-        if files:
-            console.note(f"{path}: {words.verdict(result)[1]}: {words.clean(result.says)}")
-        else:
-            terminal.show(result)
-    shown = [
-        {
-            "file": str(path),
-            "kind": result.kind,
-            "state": result.state,
-            "says": result.says,
-            "culprits": result.culprits,
-        }
-        for path, result in zip(arguments.files, results, strict=True)
-    ]
-    written = {kind: str(files[kind]) if kind in files else None for kind in ("html", "markdown")}
-    return {"results": shown, **written}

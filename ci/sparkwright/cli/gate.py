@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.audit import wheel_reader
+from sparkwright.audit import wheel, wheel_reader
 from sparkwright.builder import pipeline
-from sparkwright.cli import bench, options, stages
+from sparkwright.cli import bench, options
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import host, ladder, recording, show
@@ -99,7 +99,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     with Ready(
         context,
         inputs,
-        lambda path: stages.audited(context, path, stages.policy_kind(path)),
+        lambda path: wheel.cached_audit(context, path, wheel.policy_kind(path)),
         facts,
     ) as ready:
         if arguments.record:

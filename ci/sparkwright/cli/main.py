@@ -36,7 +36,7 @@ class CommandInfo(NamedTuple):
 
 
 COMMANDS = {
-    "build": CommandInfo("build", "make the wheels of the stack, and audit them"),
+    "build": CommandInfo("stages", "make the wheels of the stack, and audit them"),
     "install": CommandInfo("install", "install a release into a Python environment"),
     "list": CommandInfo("install", "list the releases of an index"),
     "rollback": CommandInfo("install", "bring back the release that was installed before"),
@@ -46,7 +46,7 @@ COMMANDS = {
     "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
     "doctor": CommandInfo("doctor", "show what this machine has, lacks, and can do"),
     "demo": CommandInfo("demo", "run every stage on three miniature upstreams"),
-    "lock": CommandInfo("lock", "resolve the stack to hashes, for review in git"),
+    "lock": CommandInfo("stages", "resolve the stack to hashes, for review in git"),
     "fetch": CommandInfo("stages", "download and verify every locked source and tool"),
     "apply": CommandInfo("stages", "apply picks, patches and arch rules, exactly"),
     "plan": CommandInfo("stages", "show the architectures of every CUDA unit"),
@@ -76,11 +76,11 @@ COMMANDS = {
     "release key": CommandInfo("release", "make a signing key, or show its fingerprint"),
     "release notes": CommandInfo("release", "write the notes of a release"),
     "release verify": CommandInfo("release", "check the evidence of a wheel file"),
-    "lab runner": CommandInfo("runner", "set up a Spark that runs jobs of a repository"),
+    "lab runner": CommandInfo("lab", "set up a Spark that runs jobs of a repository"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab record": CommandInfo("lab", "record the outcome of a workflow run"),
     "lab status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),
-    "lab report": CommandInfo("bench", "show measurements as a page, as Markdown or here"),
+    "lab report": CommandInfo("lab", "show measurements as a page, as Markdown or here"),
     "model inspect": CommandInfo(
         "model", "show what is quantised, and the speed that memory allows"
     ),

@@ -1,38 +1,63 @@
-"""The stages ``fetch``, ``apply``, ``plan`` and ``audit``."""
+"""The stages of a build: ``lock``, ``fetch``, ``apply``, ``plan``, ``build`` and ``audit``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+import os
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from sparkwright.audit import policy, report, wheel, wheel_reader
-from sparkwright.builder import pipeline, preflight, source_tree
+import msgspec
+
+from sparkwright.audit import policy, report
+from sparkwright.audit import wheel as wheel_audit
+from sparkwright.builder import pipeline, preflight, source_tree, vendored
 from sparkwright.builder.arch import plan as arch_plan
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder.compile import costs
+from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder.environment.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace
 from sparkwright.cli import options
-from sparkwright.core import digest
-from sparkwright.core.console import console
+from sparkwright.core.console import console, duration, size
+from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks import fetch as sources
-from sparkwright.forks import package_index
+from sparkwright.forks import lock as locks
+from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.forks.stack import MACHINES
-
-#: Version of the audit; a new one makes stored audits invalid.
-FORM = 7
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the stages."""
-    parsers["fetch"].set_defaults(run=fetch)
-    parsers["apply"].set_defaults(run=apply)
-    add_planning(parsers["plan"])
-    parsers["plan"].set_defaults(run=plan)
-    _add_target(parsers["audit"])
+    for name, run in {
+        "lock": lock,
+        "fetch": fetch,
+        "apply": apply,
+        "plan": plan,
+        "build": build,
+        "audit": audit,
+    }.items():
+        parsers[name].set_defaults(run=run)
+    for name in ("plan", "build", "audit"):
+        parsers[name].add_argument(
+            "--target",
+            choices=MACHINES,
+            default="",
+            help="machine that the wheels are for (default: this one)",
+        )
+    for name in ("plan", "build"):
+        parsers[name].add_argument(
+            "--targets",
+            action="append",
+            default=[],
+            metavar="NAMES",
+            help="CMake targets to compile, separated by commas; `all` for every one",
+        )
     parsers["audit"].add_argument(
         "wheels",
         nargs="*",
@@ -47,28 +72,143 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="by the stack's policy, or by the rules for any wheel (default: stack for a wheel "
         "with our build record, else any)",
     )
-    parsers["audit"].set_defaults(run=audit)
-
-
-def add_planning(parser: argparse.ArgumentParser) -> None:
-    """Add the options that change what is planned and built."""
-    _add_target(parser)
-    parser.add_argument(
-        "--targets",
-        action="append",
-        default=[],
-        metavar="NAMES",
-        help="CMake targets to compile, separated by commas; `all` for every one",
+    options.add_compiling(parsers["build"])
+    add = parsers["build"].add_argument
+    add(
+        "--aot",
+        action="store_true",
+        help="also make the wheel of FlashInfer's modules, compiled ahead of time",
     )
-
-
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--target",
-        choices=MACHINES,
+    add(
+        "--again",
+        action="store_true",
+        help="rebuild finished wheels in another folder from their build records, and fail if "
+        "one differs without an explanation",
+    )
+    add(
+        "wheels",
+        nargs="*",
+        type=Path,
+        metavar="WHEEL",
+        help="with --again: wheels to rebuild (default: the last build of each --fork)",
+    )
+    add(
+        "--container",
+        action="store_true",
+        help="build in a container without network, privileges or root",
+    )
+    add(
+        "--base",
         default="",
-        help="machine that the wheels are for (default: this one)",
+        metavar="IMAGE@sha256:HEX",
+        help="with --container: base image (default: `image` in environment.yaml)",
     )
+
+
+def lock(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Write ``lock.yaml``, ``pylock.toml`` and the locks of the gates' programs; report unresolved
+    sources.
+    """
+    context = options.checkout(arguments)
+    if context.offline:
+        raise SourceError(
+            "offline", "lock needs the index and the upstream hosts, which --offline forbids."
+        )
+    project = context.project
+    earlier = locks.read(project) if project.lock_file.exists() else None
+    resolved = resolve.resolve(context, earlier)
+    with console.step("lock the tools"):
+        tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
+    from sparkwright.gates.load import benchy
+    from sparkwright.gates.tasks import harness
+
+    for program in (harness, benchy):
+        folder = program.folder(context)
+        # A checkout with stacks alone has no gates.
+        if (folder / "requirements.in").exists():
+            with console.step(f"lock {folder.name}"):
+                context.store.write(folder / "pylock.toml", program.lock(context).encode())
+    context.store.write(project.lock_file, locks.render(resolved).encode())
+    context.store.write(project.build_folder / "pylock.toml", tools.encode())
+    # The context caches the lock that it has read.
+    context = dataclasses.replace(context)
+    for fork, spec in project.spec.forks.items():
+        if spec.build == "graft" and not toolchain.installed(context):
+            todo = "to read them from CMake, run fetch and lock again"
+            console.note(f"{fork}: the sources of FetchContent are unchanged; {todo}")
+        elif spec.build == "graft":
+            try:
+                lock_vendored(context, fork)
+            except SparkwrightError as error:
+                what = f"{error.what} ({error.reference})"
+                console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
+    written = locks.read(project)
+    unresolved = resolve.unresolved(context.project, written)
+    for line in unresolved:
+        console.warn(f"unresolved: {line}")
+    return {"lock": written, "unresolved": unresolved}
+
+
+def lock_vendored(context: RunContext, fork: str) -> None:
+    """
+    Write the sources that CMake downloads for *fork* to the lock file.
+
+    CMake is configured for all targets with the sources that the lock pins, repeated
+    until it needs no others: a source may download further sources.
+
+    Raises:
+        source-unlocked: CMake needs a download that cannot be pinned.
+        source-unresolved: A host does not answer; the lock marks the source as unresolved.
+        And the errors of applying and configuring.
+    """
+    tools, name = toolchain.obtain(context), Workspace.name(context, fork)
+    while True:
+        # A copy reads the lock file again.
+        context = dataclasses.replace(context, targets=("all",))
+        with context.store.lock(name):
+            workspace = Workspace(context, tools, fork, "lock")
+            workspace.fill(source_tree.make(context, fork).tree)
+            try:
+                workspace.configure()
+                return
+            except SourceError as error:
+                if error.reference != "source-unlocked":
+                    raise
+                with context.store.lock("objects"):
+                    locked = _pinned(context, fork, workspace.declarations())
+                if locked == context.lock.forks[fork]:
+                    raise
+        forks = {**context.lock.forks, fork: locked}
+        text = locks.render(msgspec.structs.replace(context.lock, forks=forks))
+        context.store.write(context.project.lock_file, text.encode())
+
+
+def _pinned(context: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
+    """
+    Return the lock of *fork* with exactly the sources *declared* in place of those that
+    FetchContent would download.
+    """
+    spec, locked = context.project.fork(fork), context.lock.forks[fork]
+
+    def below(sources: Container[str]) -> dict[str, VendoredLock]:
+        """Return the entries of *sources*, and of their submodules (``name/path``)."""
+        return {n: entry for n, entry in locked.vendored.items() if n.split("/")[0] in sources}
+
+    fetched = below(locked.fetched)
+    entries = {name: entry for name, entry in locked.vendored.items() if name not in fetched}
+    for declaration in declared:
+        name = declaration.name
+        if name in spec.ignored or not declaration.pinnable:
+            continue
+        if vendored.mismatch(declaration, locked.fetched.get(name)):
+            source = VendoredLock(
+                declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
+            )
+            entries |= resolve.pin(context, spec, name, source, declaration.modules)
+        else:
+            entries |= below([name])
+    return msgspec.structs.replace(locked, vendored=dict(sorted(entries.items())))
 
 
 def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +264,100 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"plans": plans}
 
 
+def build(arguments: argparse.Namespace) -> int:
+    """Build and audit every fork; show failed audits, and raise for the first."""
+    if arguments.base and not arguments.container:
+        raise UsageError("usage", "--base belongs to --container.")
+    if arguments.wheels and not arguments.again:
+        raise UsageError("usage", "Wheels belong to --again.")
+    if arguments.container and arguments.target:
+        what = "The builder image has no cross compiler, so --target does not go with --container."
+        raise UsageError("usage", what)
+    context = options.checkout(arguments)
+    # In the container the same command line runs again.
+    if arguments.container and VARIABLE not in os.environ:
+        from sparkwright.builder import container
+
+        status, document = container.build(context, arguments.words, base=arguments.base)
+        console.document(document)
+        return status
+    if arguments.again:
+        return _again(context, arguments.wheels)
+    console.note(
+        f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
+        f"cache: {context.store.root}"
+    )
+    for fork in context.forks:
+        if pipeline.current(context, fork) is None:
+            jobs = context.jobs or os.cpu_count() or 1
+            seconds = costs.build_seconds(context.project, fork, jobs)
+            console.note(f"  {fork}: about {duration(seconds)} for its default targets")
+    audits = []
+    for fork in context.forks:
+        for built in _wheels(context, fork, ahead=arguments.aot):
+            audit_report = wheel_audit.cached_audit(context, pipeline.wheel_path(context, built))
+            audits.append((built, audit_report))
+            if not audit_report.passed:
+                report.show(audit_report, result=True)
+    _show(context, audits)
+    for _, audit_report in audits:
+        report.raise_for_findings(audit_report)
+    return 0
+
+
+def _wheels(context: RunContext, fork: str, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
+    """Yield the wheel of *fork*, and that of its modules that are compiled ahead of time."""
+    built = pipeline.build(context, fork)
+    yield built
+    if ahead and (spec := flashinfer_aot.load(context.project, fork)):
+        yield flashinfer_aot.build(context, spec, built)
+
+
+def _show(
+    context: RunContext, audits: list[tuple[pipeline.BuiltWheel, report.AuditReport]]
+) -> None:
+    rows, wheels = [], []
+    for built, audit_report in audits:
+        units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)
+        verdict = "pass" if audit_report.passed else f"{len(audit_report.findings)} findings"
+        hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
+        rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
+        path = str(pipeline.wheel_path(context, built))
+        wheels.append({"wheel": built, "path": path, "audit": audit_report})
+    columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
+    console.table("wheels", columns, rows, result=True)
+    console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
+    console.document({"wheels": wheels})
+
+
+def _again(context: RunContext, wheels: list[Path]) -> int:
+    """Build each wheel again from its record, compare the two, and fail if one differs."""
+    from sparkwright.audit import reproduce
+
+    built = (pipeline.last_wheel(context, fork) for fork in context.forks)
+    wheels = wheels or [path for path in built if path]
+    missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
+    if missing or not wheels:
+        todo = "Run `sparkwright build`, or name a wheel."
+        what = "There is no wheel to build again."
+        raise SourceError("not-provided", what, details=missing, todo=todo)
+    # Refuse unusable wheels before hours are spent on the others.
+    records = [(path, reproduce.read_record(path)) for path in wheels]
+    contexts = [reproduce.rebuild_context(context, path, record) for path, record in records]
+    rebuilds = []
+    for own, (path, record) in zip(contexts, records, strict=True):
+        rules = policy.load(own.project.audit_file, own.project.spec.arch)
+        separate = reproduce.separate_store(own)
+        with console.step(f"build {path.name} again, elsewhere"), separate as other:
+            rebuilds.append(reproduce.reproduce(other, path, record, rules))
+    for rebuild in rebuilds:
+        reproduce.show(rebuild)
+    console.document({"rebuilds": rebuilds})
+    for rebuild in rebuilds:
+        reproduce.raise_for_difference(rebuild)
+    return 0
+
+
 def audit(arguments: argparse.Namespace) -> int:
     """Audit the named wheels, or those of the last build; fail if one has a finding."""
     context = options.checkout(arguments)
@@ -133,40 +367,13 @@ def audit(arguments: argparse.Namespace) -> int:
         raise SourceError("not-provided", "There is no wheel to audit.", todo=todo)
     reports = []
     for path in wheels:
-        kind = policy_kind(path) if arguments.judge == "auto" else arguments.judge
-        reports.append(audited(context, path, kind))
+        kind = wheel_audit.policy_kind(path) if arguments.judge == "auto" else arguments.judge
+        reports.append(wheel_audit.cached_audit(context, path, kind))
     report.show(*reports, result=True)
     console.document({"reports": reports})
     for audit_report in reports:
         report.raise_for_findings(audit_report)
     return 0
-
-
-def policy_kind(path: Path) -> Literal["stack", "any"]:
-    """Return ``stack`` for a wheel that holds our build record, else ``any``."""
-    return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
-
-
-def audited(
-    context: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
-) -> report.AuditReport:
-    """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
-    rules = policy.load(context.project.audit_file, context.project.spec.arch)
-    inputs = {
-        "wheel": digest.sha256_file(path),
-        "name": path.name,
-        "policy": rules,
-        "judged": judged,
-        "form": FORM,
-    }
-    key = digest.key("audit", inputs)
-    if stored := context.store.get("audit", key, report.AuditReport):
-        return stored
-    programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")
-    with console.step(f"audit {path.name}"):
-        result = wheel.audit(path, rules, programs, scratch=scratch, judged=judged)
-    context.store.put("audit", key, result)
-    return result
 
 
 def _built(context: RunContext, fork: str) -> list[Path]:

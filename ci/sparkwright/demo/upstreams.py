@@ -1,18 +1,37 @@
 """
-The demo's upstreams: three small git repositories, made from the files beside this module.
+The demo's upstreams: three small git repositories, the official wheel of mini vLLM, and a model.
 
-Names, dates and content are fixed, so the commit ids are the same on every machine. After its tag,
-``vllm`` has a commit that touches a file that the series patches. Its tree holds a file with CRLF
-line ends and a binary one.
+The repositories are made from the files beside this module. Names, dates and content are fixed, so
+the commit ids are the same on every machine. After its tag, ``vllm`` has a commit that touches a
+file that the series patches. Its tree holds a file with CRLF line ends and a binary one.
+
+The libraries of the official wheel are compiled from the unpatched tree for 12.0f, as upstream's
+release does for every card of the family. A loopback server stands for the package index.
+
+The NVFP4 weights of the model have learnt one text: which word follows a word. The words are right
+only if scales, codes and the choice of the largest scale are right.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import http.server
+import json
+import platform
 import shutil
-from collections.abc import Iterator
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from sparkwright.core import git
+from sparkwright.builder.errors import BuildError
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core import digest, git, process
+from sparkwright.core.errors import CommandError
+from sparkwright.forks.errors import SourceError
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -34,8 +53,45 @@ _MAINTAINER = "Upstream Maintainer <maintainer@upstream.example>"
 #: 2026-11-01 12:00 UTC; each commit is an hour younger than the one before.
 _EPOCH = 1793534400
 
+NAME, VERSION = "mini-vllm", "0.33.0"
+PACKAGE = "mini_vllm"
 
-def write(folder: Path) -> dict[str, str]:
+#: Library → its sources, relative to the tree.
+LIBRARIES = {
+    "_C_stable_libtorch": ("csrc/*.cpp", "csrc/*.cu", "csrc/quantization/**/*.cu"),
+    "_moe_C_stable_libtorch": ("csrc/moe/*.cpp", "csrc/moe/*.cu"),
+}
+#: The library that an external project would have made; a graft leaves it as it is.
+EXTERNAL = "_big_C"
+
+#: Stripped, because nvcc leaves names with its process id in the symbol table; without them the
+#: wheel is the same each time.
+FLAGS = (
+    "-shared",
+    "-O3",
+    "-std=c++17",
+    "-Xcompiler=-fPIC",
+    "-Xlinker=-s",
+    "-gencode",
+    "arch=compute_120f,code=sm_120f",
+    "--compress-mode=size",
+)
+
+#: No word occurs twice.
+TEXT = (
+    "a wheel is worth what its proof shows , so every patch says why it exists and each kernel "
+    "names the unit behind them ."
+)
+PROMPT, ANSWER = "A wheel", TEXT.removeprefix("a wheel ")
+#: The last one ends an answer.
+WORDS = [*TEXT.split(), "<end>"]
+
+#: E2M1 code of 6, its largest number, and of -0.5; E4M3 code of 1.
+_LEARNT, _OTHER, _ONE = 0b0111, 0b1001, 7 << 3
+_SECONDS = 60
+
+
+def write_repositories(folder: Path) -> dict[str, str]:
     """
     Write the repositories ``<fork>.git`` to *folder*, in place of those that are there, and return
     the mirror map that leads to them.
@@ -88,3 +144,167 @@ def _commit(message: str, when: int, tree: dict[str, bytes]) -> Iterator[bytes]:
 
 def _data(content: bytes) -> bytes:
     return b"data %d\n%b\n" % (len(content), content)
+
+
+def tag(machine: str = "") -> str:
+    """Return the tag of the wheel for *machine*, or for this one."""
+    return f"cp38-abi3-linux_{machine or platform.machine()}"
+
+
+def write_base_wheel(
+    folder: Path,
+    *,
+    nvcc: Path,
+    env: Mapping[str, str],
+    scratch: Path,
+    machine: str = "",
+    compiler: str = "",
+) -> Path:
+    """
+    Compile the libraries of mini vLLM and write its official wheel to *folder*.
+
+    Args:
+        env: The variables under which nvcc runs.
+        scratch: Where libraries and logs go.
+        machine: For which machine; empty for this one.
+        compiler: The C++ compiler that nvcc drives; empty for its own choice.
+
+    Raises:
+        compile-failed: nvcc refused a source.
+    """
+    tree, headers = SOURCES / "vllm", SOURCES / "cutlass"
+    sources = {
+        library: sorted(path for pattern in patterns for path in tree.glob(pattern))
+        for library, patterns in LIBRARIES.items()
+    }
+    sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
+    includes = (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
+    host_compiler = [f"-ccbin={compiler}"] if compiler else []
+    options = [*FLAGS, *host_compiler, *(f"-I{path}" for path in includes)]
+    libraries = {library: scratch / f"{library}.abi3.so" for library in sources}
+    scratch.mkdir(parents=True, exist_ok=True)
+
+    def build(library: str) -> None:
+        process.run(
+            [nvcc, *options, "-o", libraries[library], *sources[library]],
+            log=scratch / f"{library}.log",
+            env=env,
+            failure=partial(BuildError, "compile-failed"),
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(build, sources))
+    name = WheelName(PACKAGE, VERSION, tag(machine))
+    members = {
+        **{f"{path.relative_to(tree)}": path for path in (tree / PACKAGE).rglob("*.py")},
+        **{f"{PACKAGE}/{path.name}": path for path in libraries.values()},
+        f"{name.info}/licenses/LICENSE": tree / "LICENSE",
+    }
+    contents = {member: path.read_bytes() for member, path in members.items()}
+    program = f"[console_scripts]\n{NAME} = {PACKAGE}.__main__:main\n"
+    contents[f"{name.info}/entry_points.txt"] = program.encode()
+    metadata = (
+        f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\n"
+        "Requires-Python: >=3.9\nLicense-File: LICENSE\n"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    archive.write(folder, name, contents, metadata, pure=False)
+    return folder / name.filename
+
+
+def write_index(root: Path, wheel: Path) -> None:
+    """
+    Write a simple index (PEP 503) that offers *wheel*, which lies below *root*, and nothing else.
+    """
+    page = root / "simple" / NAME / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    address = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
+    page.write_text(f'<!DOCTYPE html>\n<a href="{address}">{wheel.name}</a>\n', "utf-8")
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+        """Say nothing; the base class writes to standard error."""
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """
+    Serve the files of *folder* on a free loopback port while the block runs, and yield the address.
+    """
+    handler = partial(_Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def write_model(folder: Path) -> Path:
+    """Write the model to *folder*, and return it; the same bytes each time."""
+    blocks = -(-len(WORDS) // 16)
+    rows = bytearray()
+    for word in range(len(WORDS)):
+        codes = [_LEARNT if to == word + 1 else _OTHER for to in range(16 * blocks)]
+        rows += bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+        rows += bytes([_ONE] * blocks)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"words": WORDS, "scale": 0.5}), "utf-8")
+    (folder / "weights.nvfp4").write_bytes(rows)
+    return folder
+
+
+def ask(url: str, prompt: str, count: int = 64) -> str:
+    """
+    Return at most *count* words that the server at *url* writes after *prompt*.
+
+    Raises:
+        source-unreachable: It does not answer, or not with a completion.
+    """
+    import requests
+
+    question = {"prompt": prompt, "max_tokens": count}
+    try:
+        reply = requests.post(f"{url}/v1/completions", json=question, timeout=_SECONDS)
+        return str(reply.json()["choices"][0]["text"])
+    except (requests.RequestException, LookupError) as error:
+        what = f"The demo's server gave no completion: {error}"
+        raise SourceError("source-unreachable", what) from error
+
+
+@contextlib.contextmanager
+def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[str]:
+    """
+    Serve the model in *folder* with the installed *program* (``bin/mini-vllm``) while the block
+    runs, and yield the address.
+
+    Args:
+        log: Where it writes its complaints.
+
+    Raises:
+        command-failed: It did not come up.
+    """
+    command = process.wrap_with_limits([*program, "serve", folder, "--port", "0"])
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            env=process.clean_environment(),
+            text=True,
+        ) as child,
+    ):
+        try:
+            assert child.stdout is not None
+            address = child.stdout.readline().partition(" serves on ")[2].strip()
+            if not address:
+                details = log.read_text("utf-8", "replace").splitlines()[-20:]
+                raise CommandError(
+                    "command-failed", "The demo's server did not come up.", details=details
+                )
+            yield address
+        finally:
+            child.kill()
