@@ -17,10 +17,17 @@ from tests.refusals import refusal
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.config import mirror_map
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch, lock, resolve
+from sparkwright.forks import fetch, lock, package_index, resolve, sdist_proof
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.sdist_proof import SdistProof
+from sparkwright.forks.lock import (
+    UNRESOLVED,
+    FileLock,
+    ForkLock,
+    GitLock,
+    Lock,
+    SdistProof,
+    VendoredLock,
+)
 from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceSpecs, StackSpec
 
 if TYPE_CHECKING:
@@ -124,12 +131,13 @@ class Nest:
         self.party, self.inner = type(repository)(folder / "party"), type(repository)(folder / "inner")
         self.inner.commit({"inner.txt": b"inner\n", "docs/big.txt": b"big\n"})
         self.party.commit({"party.txt": b"party\n"})
-        self.link(self.party, "deps/inner", self.inner)
+        self.link(self.party, "deps/inner", self.inner, INNER)
         self.top.commit({"a.txt": b"1\n", "docs/guide.txt": b"guide\n", "docsy.txt": b"stays\n"})
-        self.commit = self.link(self.top, "third/party", self.party)
+        self.commit = self.link(self.top, "third/party", self.party, PARTY)
 
     @staticmethod
-    def link(repository: Repository, path: str, other: Repository) -> str:
+    def link(repository: Repository, path: str, other: Repository, url: str) -> str:
+        repository.commit({".gitmodules": f'[submodule "it"]\n\tpath = {path}\n\turl = {url}\n'.encode()})
         repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
         repository.git("commit", "--quiet", "-m", "submodule")
         return repository.git("rev-parse", "HEAD")
@@ -161,6 +169,8 @@ def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
     fetched = fetch.fetch(run, "mini")
 
     assert dict(run.objects.files(fetched.tree)) == {
+        ".gitmodules": run.objects.blob(nest.top.tree(), ".gitmodules"),
+        "third/party/.gitmodules": run.objects.blob(nest.party.tree(), ".gitmodules"),
         "a.txt": b"1\n",
         "docs/guide.txt": b"guide\n",
         "docsy.txt": b"stays\n",
@@ -194,7 +204,8 @@ def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> N
     fetched = fetch.fetch(run, "mini")
 
     assert set(run.objects.paths(fetched.tree)) == {
-        "a.txt", "docsy.txt", "third/party/party.txt", "third/party/deps/inner/inner.txt",
+        ".gitmodules", "a.txt", "docsy.txt",
+        "third/party/.gitmodules", "third/party/party.txt", "third/party/deps/inner/inner.txt",
     }  # fmt: skip
     assert run.objects.missing([nest.top.git("rev-parse", f"{nest.commit}:docs/guide.txt")])
 
@@ -290,7 +301,7 @@ def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
         stored = run.store.folder("downloads", digest.sha256_file(path)) / path.name
         path.rename(stored)
         file = msgspec.structs.replace(SDIST, sha256=stored.parent.name)
-        file = msgspec.structs.replace(file, tree=fetch.import_file(run, file))
+        file = msgspec.structs.replace(file, tree=package_index.import_file(run, file))
         return dataclasses.replace(make(commit, sdist=file, generated=GENERATED, **further), source="auto")
 
     return released
@@ -308,7 +319,8 @@ def test_a_release_proves_the_commit_that_its_tag_names(
     assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
     said = "1 of 3 files of mini-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
     assert said in capsys.readouterr().err
-    proof = fetch.prove(run, "mini", run.lock.forks["mini"], repository.tree(), GENERATED)
+    locked = msgspec.structs.replace(run.lock.forks["mini"], git=GitLock(URL, "v1", commit, repository.tree()))
+    proof = sdist_proof.prove(run, "mini", locked, GENERATED)
     assert proof == SdistProof(equal=1, generated=("PKG-INFO", "mini.egg-info/SOURCES.txt"), absent=1)
 
 
@@ -326,14 +338,22 @@ def test_a_commit_that_was_not_released_is_refused(
 
 
 def test_files_of_submodules_take_part_in_the_proof(nest: Nest, released: Callable[..., RunContext]) -> None:
-    """A source distribution carries them in their folders, submodules of submodules as well."""
+    """A source distribution carries them in their folders; the proven commit names them, so that the lock need not."""
     files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
-    run = released(nest.commit, files)
-    mini = msgspec.structs.replace(run.lock.forks["mini"], vendored=nest.locked())
-    run.project.lock_file.write_text(lock.render(Lock(1, "test", {"mini": mini})))
+    run = released(nest.commit[:9], files, ref="main")
     run = dataclasses.replace(run, mirrors={URL: nest.top.url, PARTY: nest.party.url, INNER: nest.inner.url})
+    fetched = fetch.fetch(run, "mini")
 
-    assert fetch.fetch(run, "mini").resolved
+    assert (fetched.pin, fetched.resolved) == (nest.commit, True)
+    assert set(files) < set(run.objects.paths(fetched.tree))
+
+
+def test_a_submodule_that_cannot_be_had_is_unreachable(nest: Nest, released: Callable[..., RunContext]) -> None:
+    """It is the host that is named, not the files that the commit seems to lack."""
+    run = released(nest.commit, {"a.txt": b"1\n", "third/party/party.txt": b"party\n"}, ref="main")
+    mirrors = {URL: nest.top.url, PARTY: nest.party.url, INNER: str(nest.inner.path / "gone")}
+    with refusal("source-unreachable", match="inner/gone"):
+        fetch.fetch(dataclasses.replace(run, mirrors=mirrors), "mini")
 
 
 # Locking.

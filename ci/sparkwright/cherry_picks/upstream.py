@@ -286,7 +286,7 @@ def of_release(context: RunContext, release: Release) -> Base:
     if not tree:
         names = (release.project, release.version, release.filename, release.sha256)
         with context.store.lock("objects"):
-            tree = fetch.import_file(context, FileLock(*names, 0, release.folder))
+            tree = package_index.import_file(context, FileLock(*names, 0, release.folder))
         context.store.put("release", _key(release), tree)
     return Base(release.version, tree)
 

@@ -14,11 +14,10 @@ from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import archive, package_index, sdist_proof
+from sparkwright.forks import package_index, resolve, sdist_proof
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, VendoredLock
-from sparkwright.forks.sdist_proof import SdistProof
+from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.stack import KINDS, SourceKind
 
 
@@ -54,7 +53,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             asked for.
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
-        sdist-differs: See `prove`.
+        sdist-differs: See `sdist_proof.prove`.
     """
     locked = locked or context.lock.forks[fork]
     kinds = [kind for kind in KINDS if getattr(locked, kind)]
@@ -79,15 +78,16 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         kind = choose(context, fork, locked, provable=provable)
         if kind == "git" and (git := locked.git):
             commit, proven = full_commit(context, fork, git), git.resolved
+            if provable and not proven:
+                locked = resolve.pin_commit(context, spec, locked, git, commit)
             tree = _git_tree(context, fork, git, locked.vendored, ignored)
             if provable and not proven:
-                pinned = context.objects.resolve(f"{commit}^{{tree}}")
-                proven = bool(prove(context, fork, locked, pinned, generated))
+                proven = bool(sdist_proof.prove(context, fork, locked, generated))
             origin = f"{git.url} @ {commit}"
             fetched = FetchedSource(fork, kind, origin, commit, tree, proven)
         elif file := locked.sdist if kind == "sdist" else locked.wheel:
             whole = file.tree and context.objects.whole(file.tree)
-            tree = file.tree if whole else import_file(context, file)
+            tree = file.tree if whole else package_index.import_file(context, file)
             if file.tree != tree:
                 raise SourceError(
                     "source-mismatch",
@@ -131,44 +131,6 @@ def _reachable(context: RunContext, locked: GitLock) -> bool:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return False
-
-
-def prove(
-    context: RunContext, fork: str, locked: ForkLock, tree: str, generated: Collection[str]
-) -> SdistProof | None:
-    """
-    Compare the locked source distribution with the commit of *tree*, and say so; None if the lock
-    has no source distribution.
-
-    Raises:
-        sdist-differs: See `sdist_proof.prove`.
-        source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
-    """
-    if not (file := locked.sdist):
-        return None
-    released = file.tree if context.objects.has(file.tree) else import_file(context, file)
-    objects = context.objects
-    modules = {
-        path: objects.resolve(f"{entry.commit}^{{tree}}")
-        for path, entry in locked.vendored.items()
-        if entry.kind == "submodule" and objects.has(f"{entry.commit}^{{commit}}")
-    }
-    proof = sdist_proof.prove(objects, fork, tree, modules, released, generated)
-    console.note(proof.describe(file.filename))
-    return proof
-
-
-def import_file(context: RunContext, file: FileLock) -> str:
-    """
-    Store the content of an archive of the package index in the object database, and return its
-    tree id.
-    """
-    path = package_index.obtain(
-        context.store, file.name, file.filename, file.sha256, offline=context.offline
-    )
-    folder = file.folder
-    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
-    return context.objects.store_files(members)
 
 
 def vendored_tree(

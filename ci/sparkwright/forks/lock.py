@@ -13,7 +13,6 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.forks.sdist_proof import SdistProof
 from sparkwright.forks.stack import Project
 
 UNRESOLVED: Final = "unresolved"
@@ -77,6 +76,29 @@ class VendoredLock(GitLock, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """
 
     kind: Literal["submodule", "fetchcontent"]
+
+
+class SdistProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """
+    A source distribution compared with a commit.
+
+    Attributes:
+        equal: The number of its files that are the commit's.
+        generated: The files that the release process wrote.
+        absent: The number of files of the commit that it lacks.
+    """
+
+    equal: int
+    generated: tuple[str, ...] = ()
+    absent: int = 0
+
+    def describe(self, sdist: str) -> str:
+        """Return the proof as a line of text; *sdist* is the file's name."""
+        total = self.equal + len(self.generated)
+        return (
+            f"{self.equal:,} of {total:,} files of {sdist} are the commit's, "
+            f"{len(self.generated)} are generated, {self.absent:,} of the commit are not in it"
+        )
 
 
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

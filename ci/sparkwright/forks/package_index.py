@@ -16,7 +16,10 @@ from sparkwright.core import digest, http
 from sparkwright.core.console import console, one_line
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
+from sparkwright.forks import archive
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import FileLock
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
@@ -164,6 +167,20 @@ def obtain(
             )
         os.replace(partial, path)
     return path
+
+
+def import_file(context: RunContext, file: FileLock) -> str:
+    """
+    Store the content of an archive of the index in the object database, and return its tree id.
+
+    Raises:
+        archive-unsafe: It would write outside its folder, or is larger than any release.
+        And what `obtain` raises.
+    """
+    path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
+    folder = file.folder
+    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
+    return context.objects.store_files(members)
 
 
 def _download(url: str, partial: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.core.console import console
 from sparkwright.core.git_store import Objects
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import fetch, package_index
+from sparkwright.forks import package_index, sdist_proof
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
@@ -71,10 +71,27 @@ def resolve_fork(
             below = [path.removeprefix(f"{declared}/") for path in earlier.vendored]
             sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
-        if specs.sdist and specs.sdist.generated and git and git.resolved:
-            proof = fetch.prove(context, name, locked, git.tree, specs.sdist.generated)
+        if specs.sdist and specs.sdist.generated and locked.whole:
+            proof = sdist_proof.prove(context, name, locked, specs.sdist.generated)
             locked = msgspec.structs.replace(locked, proof=proof)
         return locked
+
+
+def pin_commit(
+    context: RunContext, fork: ForkSpec, locked: ForkLock, git: GitLock, commit: str
+) -> ForkLock:
+    """
+    Return *locked* with the tree of *commit* of its source *git*, and the submodules that the tree
+    names; those that are locked stay.
+
+    Raises:
+        offline, source-unreachable: The commit cannot be had.
+    """
+    context.mirror(git.url).commit(commit)
+    tree = context.objects.resolve(f"{commit}^{{tree}}")
+    git = msgspec.structs.replace(git, commit=commit, tree=tree)
+    vendored = {**_pin_submodules(context, fork, git), **locked.vendored}
+    return msgspec.structs.replace(locked, git=git, vendored=vendored)
 
 
 def pin(
@@ -242,6 +259,6 @@ def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
     file = FileLock(spec.name, spec.version, name, sha256, size, folder)
     if folder or isinstance(spec, SdistSpec):
-        file = msgspec.structs.replace(file, tree=fetch.import_file(context, file))
+        file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
     console.note(f"{name}: sha256 {sha256[:16]}…{f', tree {file.tree}' if file.tree else ''}")
     return file

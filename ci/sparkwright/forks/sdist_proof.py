@@ -5,72 +5,55 @@ short list of generated ones, is byte for byte the file of the commit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-import msgspec
-
+from sparkwright.core.console import console
 from sparkwright.core.git import SUBMODULE
-from sparkwright.core.git_store import Objects
+from sparkwright.forks import package_index
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
+from sparkwright.forks.lock import ForkLock, SdistProof
 
 #: Files that an error names at most.
 SHOWN = 20
 
 
-class SdistProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """
-    A source distribution compared with a commit.
-
-    Attributes:
-        equal: The number of its files that are the commit's.
-        generated: The files that the release process wrote.
-        absent: The number of files of the commit that it lacks.
-    """
-
-    equal: int
-    generated: tuple[str, ...] = ()
-    absent: int = 0
-
-    def describe(self, sdist: str) -> str:
-        """Return the proof as a line of text; *sdist* is the file's name."""
-        total = self.equal + len(self.generated)
-        return (
-            f"{self.equal:,} of {total:,} files of {sdist} are the commit's, "
-            f"{len(self.generated)} are generated, {self.absent:,} of the commit are not in it"
-        )
-
-
 def prove(
-    objects: Objects,
-    fork: str,
-    tree: str,
-    modules: Mapping[str, str],
-    sdist: str,
-    generated: Collection[str],
-) -> SdistProof:
+    context: RunContext, fork: str, locked: ForkLock, generated: Collection[str]
+) -> SdistProof | None:
     """
-    Compare the content of a source distribution with that of a commit. The files themselves need
-    not be in the store: their ids are compared.
+    Compare the locked source distribution with the locked commit, and say so; None if the lock has
+    no source distribution. The files themselves need not be in the store: their ids are compared.
 
     Args:
-        tree: The commit's tree.
-        modules: The trees of its submodules, by path.
-        sdist: The tree of the source distribution.
         generated: Patterns (`fnmatch`) of files that the release process writes.
 
     Raises:
-        sdist-differs: A file of the source distribution is not the commit's, and not generated.
+        sdist-differs: A file of the source distribution is not the commit's or a submodule's, and
+            not generated.
+        source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
     """
-    commit = {path: entry for path, entry in objects.paths(tree).items() if entry[0] != SUBMODULE}
-    for folder, module in modules.items():
-        entries = objects.paths(module).items()
-        commit |= {f"{folder}/{path}": entry for path, entry in entries if entry[0] != SUBMODULE}
-    released = objects.paths(sdist)
+    objects, git, file = context.objects, locked.git, locked.sdist
+    if not git or not file:
+        return None
+    trees = {
+        f"{path}/": objects.resolve(f"{entry.commit}^{{tree}}")
+        for path, entry in locked.vendored.items()
+        if entry.kind == "submodule" and objects.has(f"{entry.commit}^{{commit}}")
+    }
+    commit = {
+        folder + path: blob
+        for folder, tree in {"": git.tree, **trees}.items()
+        for path, (mode, blob) in objects.paths(tree).items()
+        if mode != SUBMODULE
+    }
+    whole = objects.has(file.tree)
+    released = objects.paths(file.tree if whole else package_index.import_file(context, file))
     differing = {
         path: "differs" if path in commit else "is not in the commit"
         for path, (_, blob) in released.items()
-        if path not in commit or commit[path][1] != blob
+        if commit.get(path) != blob
     }
     wrong = [
         f"{path} {fault}"
@@ -84,8 +67,10 @@ def prove(
             f"The commit of {fork} differs from the released source distribution.",
             details=[*wrong[:SHOWN], *rest],
         )
-    return SdistProof(
+    proof = SdistProof(
         equal=len(released) - len(differing),
         generated=tuple(sorted(differing)),
         absent=len(commit.keys() - released.keys()),
     )
+    console.note(proof.describe(file.filename))
+    return proof
