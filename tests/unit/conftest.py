@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from tests.support import forked
 
-from sparkwright.cherry_picks import ledger, series
+from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.series import PullRequestSnapshot
+from sparkwright.cherry_picks.pick import PullRequestSnapshot
 from sparkwright.cli import main, options
 from sparkwright.core import digest, strict_yaml
 from sparkwright.demo import upstreams
@@ -284,7 +284,7 @@ class Host:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.PullState = "merged" if merge else "open"
         pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
-        record = series.record(self.context(), self.ledger, pull, number, "the test wants it", "the test ends")
+        record = pick.record(self.context(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))
         self.write(*self.ledger.records, record)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 
-from sparkwright.cherry_picks import bisect
+from sparkwright.cherry_picks import drift
 from sparkwright.cli import main
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_a_change_is_found_around_states_without_an_answer(data: st.DataObject) 
         asked.append(number)
         return None if number in silent else number < change
 
-    last, first = bisect.search(count, ask)
+    last, first = drift.search(count, ask)
 
     assert last < change <= first
     assert set(range(last + 1, first)) <= silent

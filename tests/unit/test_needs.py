@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks import pick, series
 from sparkwright.cherry_picks.ledger import PullState
 from sparkwright.core import digest
 from sparkwright.forks.lock import FileLock
@@ -41,8 +41,8 @@ def _made(host: Host, offered: Index) -> Host:
 
 
 def carry(host: Host, state: PullState, head: str, merge: str = "") -> None:
-    seen = series.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
-    record = series.record(host.context(), host.ledger, seen, 7, "the test wants it", "the test ends")
+    seen = pick.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
+    record = pick.record(host.context(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 
 

@@ -15,8 +15,7 @@ from tests.refusals import refusal
 
 from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core import git
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.git_store import Objects, blob_id

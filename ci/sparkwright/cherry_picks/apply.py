@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR
 from sparkwright.core.git_store import Objects

@@ -18,8 +18,7 @@ import msgspec
 from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Outcome
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import Hunk, Patch, Section, lines_of
+from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
 from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError

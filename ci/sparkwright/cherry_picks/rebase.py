@@ -17,8 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.patch import CONTEXT, Patch, parse, render
+from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import digest, git
 from sparkwright.core.console import console, printable

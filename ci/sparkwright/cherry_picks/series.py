@@ -1,215 +1,141 @@
 """
 The series of a stack: the pull requests that it picks, then our patches in quilt's order.
 
-A pull request is a verified record of the ledger. GitHub's API describes it; if that is out of
-reach, git alone does. The diff comes from git objects in either case, and must match the pins of
-the record from then on.
+A pull request is a verified record of the ledger. The diff comes from git objects, and must match
+the pins of the record.
+
+A stack may carry a pick in part: the ledger names what it leaves out, files (``PATH``) or hunks
+(``PATH#NUMBER``), each with the reason. A backport is a patch of ours that replaces it; its header
+has a line ``Backport-Of: #NUMBER SHA256`` with the hash of the pinned diff, so that a backport
+never outlives the state that it was made from.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, backport, conflict, patch
+from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks import ledger as ledgers
-from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import PatchedTree
-from sparkwright.cherry_picks.backport import Backport
-from sparkwright.cherry_picks.errors import PatchError
-from sparkwright.cherry_picks.ledger import Ledger, PullState, Record
-from sparkwright.cherry_picks.patch import Patch
+from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.patch import Patch, PatchError, sections
 from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.core import digest, github
-from sparkwright.core.console import console
-from sparkwright.core.errors import GitHubError, UsageError
-from sparkwright.core.github import GitHub
-from sparkwright.forks import fetch
+from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import UNRESOLVED
+
+_TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
 
-class PullRequestSnapshot(msgspec.Struct, frozen=True):
+class Backport(msgspec.Struct, frozen=True):
     """
-    The current state of a pull request; git alone shows neither the title of an unmerged one, nor
-    whether it is closed.
+    A pick that is not carried as it is, held against its original.
+
+    Attributes:
+        hunks: The hunks of the original, of which as many are applied unchanged as *unchanged*.
+        left_out: Files and hunks that are left out, each with the reason.
+        patches: The names of our patches in their place.
+        lines: The added lines of the original, of which *standing* are added here.
+        further: The lines that only our patches add.
     """
 
+    name: str
     title: str
-    author: str
-    state: PullState
-    head: str
     merge: str
-    branch: str
+    hunks: int
+    unchanged: int
+    left_out: dict[str, str]
+    patches: tuple[str, ...]
+    lines: int
+    standing: int
+    further: int
 
 
-def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def _original(patch: Patch) -> tuple[int, str]:
+    """Return the pull request that *patch* is a backport of, and its diff's hash; 0 for none."""
+    match = _TRAILER.search(patch.text)
+    return (int(match[1]), match[2]) if match else (0, "")
+
+
+def check_backports(book: Ledger | None, stack: str, patches: Sequence[Patch]) -> None:
     """
-    Return the current state of pull request *number*.
+    Check that the backports among *patches*, the series of *stack*, belong to picks as the ledger
+    pins them.
 
     Raises:
-        pull-request-gone: It does not exist.
-        offline, source-unreachable: Neither the API nor the repository answers.
+        backport-stale: A backport is of a pull request that is not carried, or of another state of
+            it, or changes files that it does not; or a pick leaves everything out and has none.
     """
-    return snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
+    carried = {record.number: record for record in (book.carried(stack) if book else ())}
+    missing = carried.keys() - {patch.pick for patch in patches}
+    for entry in patches:
+        number, sha256 = _original(entry)
+        record = carried.get(number)
+        if not number:
+            continue
+        missing -= {number}
+        fault = ""
+        if not record:
+            fault = f"the stack does not carry #{number}"
+        elif record.sha256 != sha256:
+            fault = f"it was made from the diff {sha256[:16]}…, pinned is {record.sha256[:16]}…"
+        elif foreign := sorted(set(entry.files) - set(record.files)):
+            fault = f"#{number} does not change {', '.join(foreign)}"
+        if fault:
+            what = f"{entry.name} does not correspond to the pull request."
+            raise PatchError("backport-stale", what, details=[fault])
+    if missing:
+        names = ", ".join(f"#{number}" for number in sorted(missing))
+        what = f"The stack leaves out all of {names}, and no patch is in its place."
+        raise PatchError("backport-stale", what)
 
 
-def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot | None:
-    """Return what `snapshot` does; None, with a note, if GitHub's API is out of reach."""
-    owner = github.repository_of(ledger.url)
-    if owner and not context.offline:
-        try:
-            pull = GitHub.from_environment(context.mirrored(github.ADDRESS)).pull(*owner, number)
-            return PullRequestSnapshot(
-                pull.title, pull.author, pull.state, pull.head, pull.merge, pull.base_ref
-            )
-        except GitHubError as error:
-            if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
-                raise
-            console.note(f"{error.reference}: {error.what} Asking git alone.")
-    return None
+def _compare(
+    record: Record, stack: str, diff: bytes, pick: Patch, ours: Sequence[Patch]
+) -> Backport:
+    """
+    Return how *stack* carries *record*.
 
-
-def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
-    """Return what `snapshot` does, by git alone."""
-    mirror, previous = context.mirror(ledger.url), ledger.find(number)
-    tip = mirror.history(ledger.branch, newest=True)
-    if tip is None:
-        raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
-    head = mirror.ref(f"refs/pull/{number}/head")
-    # GitHub's subjects of a squash and of a merge.
-    patterns = [f"--grep=\\(#{number}\\)[[:space:]]*$", f"--grep=^Merge pull request #{number} "]
-    log = history.log(context.objects, "--first-parent", "--extended-regexp", *patterns, tip)
-    merge = next((commit for commit in reversed(log) if commit.number == number), None)
-    if merge is None and head is None:
-        raise GitHubError(
-            "pull-request-gone",
-            f"{ledger.url} has neither a pull request {number} nor a commit that names it.",
-        )
-    squash = merge if merge and not merge.subject.startswith("Merge ") else None
-    name = merge.commit if merge else previous.merge if previous else ""
-    return PullRequestSnapshot(
-        squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
-        squash.author if squash else UNRESOLVED,
-        "merged" if name else UNRESOLVED,
-        head or UNRESOLVED,
-        name,
-        ledger.branch,
+    Args:
+        diff: The whole diff that the record pins.
+        pick: What is applied of it.
+        ours: Our patches of the stack.
+    """
+    patches = [patch for patch in ours if _original(patch)[0] == record.number]
+    wanted, unchanged = _added(diff), _added(pick.data)
+    present = sum((_added(patch.data) for patch in patches), unchanged)
+    return Backport(
+        record.name,
+        record.title,
+        record.merge,
+        sum(len(part.hunks) for part in sections(diff)),
+        sum(len(part.hunks) for part in sections(pick.data)),
+        dict(record.stacks[stack]),
+        tuple(patch.name for patch in patches),
+        wanted.total(),
+        (wanted & present).total(),
+        (present - wanted).total(),
     )
 
 
-def record(
-    context: RunContext,
-    ledger: Ledger,
-    pull: PullRequestSnapshot,
-    number: int,
-    reason: str,
-    drop_when: str,
-) -> Record:
-    """
-    Return the record of pull request *number*, pinned to its current state.
-
-    Raises:
-        pick-mismatch: Its merge commit is not part of the branch, or its own commits cannot be
-            determined.
-        source-unreachable: The repository does not offer its commits.
-    """
-    base, tip = _base(context, ledger, pull, number), pull.merge or pull.head
-    data, previous = _rendered(context, ledger, base, tip), ledger.find(number)
-    # git alone may not know what an earlier record does.
-    old = {
-        field: getattr(previous, field)
-        for field in ("title", "author", "state", "head")
-        if previous and getattr(pull, field) == UNRESOLVED
-    }
-    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    fresh = Record(
-        number=number,
-        title=pull.title,
-        author=pull.author,
-        state=pull.state,
-        head=pull.head,
-        base=base,
-        merge=pull.merge,
-        seen=previous.seen if previous and "state" in old else today,
-        date=history.commit(context.objects, tip).date,
-        sha256=digest.sha256_bytes(data),
-        patch_id=patch.patch_id(context.objects, data),
-        files=tuple(part.path for part in patch.sections(data)),
-        stacks=previous.stacks if previous else {},
-        reason=reason,
-        drop_when=drop_when,
+def _added(diff: bytes) -> Counter[tuple[str, bytes]]:
+    """Return the lines that *diff* adds, by file."""
+    return Counter(
+        (part.path, line)
+        for part in sections(diff)
+        for hunk in part.hunks
+        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
     )
-    return msgspec.structs.replace(fresh, **old)
 
 
-def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
-    """
-    Return the commit that the diff is taken against, with the histories that this needs in the
-    store.
-    """
-    objects, mirror = context.objects, context.mirror(ledger.url)
-    tip = mirror.history(pull.branch, newest=True)
-    if pull.merge:
-        if tip is None or not history.is_ancestor(objects, pull.merge, tip):
-            raise PatchError(
-                "pick-mismatch",
-                f"The merge commit of #{number} is not part of {pull.branch}.",
-                details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
-            )
-        # A squash and a merge bring one commit to the branch.
-        parents = history.parents(objects, pull.merge)
-        if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
-            return parents[0]
-        base = None
-    else:
-        head = mirror.history(f"refs/pull/{number}/head", newest=True)
-        if head is None:
-            what = f"{ledger.url} does not offer the commits of #{number}."
-            raise SourceError("source-unreachable", what)
-        if head != pull.head:
-            what = f"#{number} moved while it was read."
-            raise PatchError("pick-mismatch", what, todo="Run the same again.")
-        base = history.merge_base(objects, head, tip) if tip else None
-    if base in (None, pull.head):
-        raise PatchError(
-            "pick-mismatch",
-            f"It is unclear what #{number} changed on {pull.branch}.",
-            details=[
-                "its commits were put onto the branch one by one, or have no history with it",
-                f"head:  {pull.head}",
-                f"merge: {pull.merge or '-'}",
-            ],
-            todo="Carry the change as a patch of ours, made from the commits on the branch.",
-        )
-    return base
-
-
-def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
-    """
-    Compare the current state of a pull request with its record.
-
-    Raises:
-        pick-moved: The head or the merge commit changed.
-    """
-    commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
-    for name, (pinned, now) in commits.items():
-        if pinned and now and pinned != now and UNRESOLVED not in (pinned, now):
-            page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
-            raise PatchError(
-                "pick-moved",
-                f"The {name} of #{old.number} moved since it was pinned.",
-                details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
-            )
-
-
-def _rendered(context: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
+def diff_between(context: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
+    """Return the diff from commit *base* to commit *tip*, fetched where it is not in the store."""
     mirror = context.mirror(ledger.url)
     for commit in (base, tip):
         mirror.commit(commit)
@@ -249,7 +175,7 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
         )
     if data := stored_diff(context, record):
         return data
-    data = _rendered(context, ledger, record.base, record.tip)
+    data = diff_between(context, ledger, record.base, record.tip)
     pinned = {"sha256": record.sha256, "patch-id": record.patch_id, "files": sorted(record.files)}
     actual = {
         "sha256": digest.sha256_bytes(data),
@@ -305,62 +231,6 @@ def as_patch(record: Record, data: bytes) -> Patch:
         pick=record.number,
         author=record.author,
     )
-
-
-def pin(
-    context: RunContext,
-    fork: str,
-    number: int,
-    *,
-    reason: str = "",
-    drop_when: str = "",
-    carry: bool = False,
-    drop: bool = False,
-    accept: bool = False,
-    excluded: Mapping[str, str] = {},
-) -> Record:
-    """
-    Pin pull request *number* of *fork* to its current state, and write the ledger.
-
-    Args:
-        reason, drop_when: Of the record; empty to leave them as they are.
-        carry, drop: Let the stack carry it, or not any more.
-        accept: Take another head than the one that is pinned.
-        excluded: Files and hunks (``PATH#NUMBER``) that the stack leaves out, each with the reason.
-
-    Raises:
-        UsageError: The record has no reason, or no condition for dropping it.
-        patch-conflict, patch-already-upstream, patch-no-effect: It does not apply to the stack
-            after the picks before it.
-        pick-moved, pick-mismatch, pull-request-gone: See `snapshot`, `record` and `check_head`.
-    """
-    # Without the lock, two runs could overwrite each other's record.
-    with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
-        book, stack = ledgers.require(context.project.root, fork), context.project.stack
-        earlier = book.find(number)
-        reason = reason or (earlier.reason if earlier else "")
-        drop_when = drop_when or (earlier.drop_when if earlier else "")
-        if not reason.strip() or not drop_when.strip():
-            raise UsageError(
-                "usage",
-                f"{fork}#{number} needs a reason and a condition for dropping it.",
-                todo="Give both: --reason TEXT --drop-when TEXT.",
-            )
-        seen = snapshot(context, book, number)
-        if earlier and not accept:
-            check_head(book, earlier, seen)
-        fresh = record(context, book, seen, number, reason, drop_when)
-        stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
-        if carry or excluded:
-            stacks[stack] = {**stacks.get(stack, {}), **excluded}
-        book = book.with_record(msgspec.structs.replace(fresh, stacks=stacks))
-        if stack in stacks:
-            picks = [patch_of(context, book, pick, stack) for pick in book.carried(stack)]
-            end = [pick.pick for pick in picks].index(number) + 1
-            applied = [pick for pick in picks[:end] if pick.data]
-            _apply(Upstream(context, fork, book), fetch.fetch(context, fork), applied)
-        ledgers.write(context.project.root, fork, book)
-    return book.record(number)
 
 
 def names(folder: Path) -> list[str]:
@@ -421,7 +291,7 @@ def backports(context: RunContext, fork: str) -> list[Backport]:
     book, stack = ledgers.load(context.project.root, fork), context.project.stack
     ours = load(context.project.series_folder(fork))
     return [
-        backport.compare(record, stack, diff, patch_of(context, book, record, stack), ours)
+        _compare(record, stack, diff, patch_of(context, book, record, stack), ours)
         for record in (book.carried(stack) if book else ())
         if book and record.stacks[stack] and (diff := stored_diff(context, record))
     ]
@@ -448,7 +318,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
     Raises:
         patch-conflict, patch-already-upstream, patch-no-effect: See `apply.apply_patches`.
         patch-invalid, pick-mismatch, offline, source-unreachable: The series cannot be read.
-        backport-stale: See `backport.check`.
+        backport-stale: See `check_backports`.
     """
     pinned = {"base": source.tree, "series": pins(context, source.fork)}
     key = digest.key("apply", pinned)
@@ -456,12 +326,15 @@ def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
     if stored and context.objects.whole(stored.tree):
         return stored
     patches, book = of(context, source.fork), ledgers.load(context.project.root, source.fork)
-    backport.check(book, context.project.stack, patches)
-    patched = _apply(Upstream(context, source.fork), source, patches)
+    check_backports(book, context.project.stack, patches)
+    patched = apply_patches(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)
     return patched
 
 
-def _apply(upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]) -> PatchedTree:
+def apply_patches(
+    upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]
+) -> PatchedTree:
+    """Apply *patches* to *source*; see `apply.apply_patches`. A conflict has the report."""
     failure = partial(conflict.error_with_report, upstream, source)
     return apply.apply_patches(upstream.context.objects, source.fork, source.tree, patches, failure)

@@ -12,15 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparkwright.cherry_picks import bisect as bisection
 from sparkwright.cherry_picks import bump as bumps
 from sparkwright.cherry_picks import conflict, ideas, ledger, series
 from sparkwright.cherry_picks import drift as drifts
+from sparkwright.cherry_picks import pick as picks
 from sparkwright.cherry_picks import rebase as rebases
-from sparkwright.cherry_picks import watch as watching
-from sparkwright.cherry_picks.backport import Backport
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
+from sparkwright.cherry_picks.series import Backport
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core import github_summary
@@ -224,7 +223,7 @@ def pick(arguments: argparse.Namespace) -> int:
     context, records = options.checkout(arguments), []
     for word in arguments.pulls:
         fork, number = _pull(context, word)
-        record = series.pin(
+        record = picks.pin(
             context,
             fork,
             number,
@@ -309,7 +308,7 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     if rebased.stopped:
         write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         steps = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = bisection.up_to(series.of(context, fork), rebased.stopped)
+        *earlier, patch = drifts.up_to(series.of(context, fork), rebased.stopped)
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
@@ -460,13 +459,13 @@ def bisect(arguments: argparse.Namespace) -> int:
     upstream = Upstream(context, only_fork(context))
     if bool(program) == bool(arguments.patch):
         raise UsageError("usage", "bisect needs a patch, or --run and a command.")
-    number, ask = 0, partial(bisection.command_answer, upstream, program)
+    number, ask = 0, partial(drifts.command_answer, upstream, program)
     if arguments.patch:
-        patches = bisection.up_to(series.of(context, upstream.fork), arguments.patch)
-        number, ask = patches[-1].pick, partial(bisection.patch_answer, upstream, patches)
+        patches = drifts.up_to(series.of(context, upstream.fork), arguments.patch)
+        number, ask = patches[-1].pick, partial(drifts.patch_answer, upstream, patches)
     with context.store.lock(f"bisect-{context.project.stack}-{upstream.fork}"):
-        commits = bisection.commit_range(upstream, arguments.start, arguments.end, number)
-        result = bisection.first_change(upstream, commits, ask)
+        commits = drifts.commit_range(upstream, arguments.start, arguments.end, number)
+        result = drifts.first_change(upstream, commits, ask)
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
     console.result("\n".join(filter(None, lines)))
     console.document({"bisect": result})
@@ -477,7 +476,7 @@ def watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
     forks = [fork for fork in context.forks if ledger.load(context.project.root, fork)]
-    watched = [pull for fork in forks for pull in watching.refresh(context, fork)]
+    watched = [pull for fork in forks for pull in picks.refresh(context, fork)]
     rows = [
         [
             f"{pull.fork}{pull.name}",
