@@ -18,11 +18,10 @@ import msgspec
 import psutil
 
 import measure
-from sparkwright.audit import policy, wheel, wheel_reader
+from sparkwright.audit import policy, wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedLibrary
-from sparkwright.audit.wheel import LibraryAudit
-from sparkwright.audit.wheel_reader import Contents
+from sparkwright.audit.wheel import Contents, LibraryAudit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
@@ -85,7 +84,7 @@ def unpacked(folder: Path) -> dict[str, Path]:
 
 def ours(libraries: dict[str, Path], scratch: Path) -> None:
     """Read all that the audit reads of them but their instructions."""
-    about = wheel_reader.subject(base)
+    about = wheel.read_subject(base)
     plain = msgspec.structs.replace(rules, distributions={})
     for name, path in libraries.items():
         with elf.mapped(path) as data:

@@ -17,7 +17,7 @@ from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES
 from sparkwright.audit.wheel import audit
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
 from sparkwright.gates import audited
@@ -256,7 +256,7 @@ def test_a_library_that_was_changed_after_it_was_recorded(workshop: Workshop, li
 def test_a_table_that_hides_the_code_from_the_driver(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     """The fatbin's table says sm_121a where the code is for sm_121f: the driver chooses by the table, cuobjdump shows neither."""
     bad = bytearray(library)
-    (found,) = fatbin.entries(library, elf.shared_object(library).fatbins)
+    (found,) = elf.fatbin_entries(library, elf.shared_object(library).fatbins)
     head = library.rindex(struct.pack("<HH", 2, 0x0101), 0, found.offset)
     (flags,) = struct.unpack_from("<Q", library, head + 40)
     struct.pack_into("<Q", bad, head + 40, flags & ~(1 << 21) | 1 << 20)
@@ -266,7 +266,7 @@ def test_a_table_that_hides_the_code_from_the_driver(workshop: Workshop, library
 
 
 def test_code_of_a_later_format(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
-    bad = library.replace(struct.pack("<IH", fatbin.MAGIC, 1), struct.pack("<IH", fatbin.MAGIC, 2))
+    bad = library.replace(struct.pack("<IH", elf.FATBIN_MAGIC, 1), struct.pack("<IH", elf.FATBIN_MAGIC, 2))
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
     kill(mutant="fatbin of an unknown version", rung="G0", sound=sound, mutant_checks=checks)
     assert "device-unreadable" in killers(checks)

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright.builder.wheel import fatbin
+from sparkwright.builder.wheel import elf
 
 #: Kind, listed target and stored bytes of an image.
 Image = tuple[int, str, bytes]
@@ -36,7 +36,7 @@ def entry(
     return struct.pack("<HHIQIIHHIIIQQQ", *fields) + padded
 
 
-def container(*entries: bytes, version: int = 1, magic: int = fatbin.MAGIC) -> bytes:
+def container(*entries: bytes, version: int = 1, magic: int = elf.FATBIN_MAGIC) -> bytes:
     """Return a fatbin of *entries*."""
     body = b"".join(entries)
     return struct.pack("<IHHQ", magic, version, 16, len(body)) + body

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.audit import wheel_reader
+from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
@@ -215,7 +215,7 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
 
 def subject(path: Path) -> AuditedWheel:
     """Return what the wheel at *path* is called, and its sha256."""
-    return wheel_reader.subject(path)
+    return audit_wheel.read_subject(path)
 
 
 def packed(path: Path, files: Mapping[str, bytes]) -> Path:

@@ -17,7 +17,8 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.audit import policy, wheel_reader
+from sparkwright.audit import policy
+from sparkwright.audit import wheel as audit_wheel
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
@@ -289,7 +290,7 @@ def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path
         ("flashinfer-jit-cache-sm121f", ["sm121f"], ["act", "norm"]),
     ]
     assert all((Path(answer["folder"]) / name / f"{name}.so").read_bytes() == library for name in ("norm", "act", "fp4_120f"))
-    assert not wheel_reader.walk(path, wheel_reader.subject(path), tmp_path, lambda _: None)
+    assert not audit_wheel.walk(path, audit_wheel.read_subject(path), tmp_path, lambda _: None)
     assert re.fullmatch(rf"py3-none-manylinux_2_\d+_{mini.context().machine}", name.tag)
     assert f"Requires-Dist: flashinfer-python=={name.version}\n" in metadata
     assert "License-Expression: Apache-2.0\n" in metadata

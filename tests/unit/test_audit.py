@@ -26,7 +26,7 @@ from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, sho
 from sparkwright.audit.wheel import audit
 from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.wheel import archive, fatbin, graft
+from sparkwright.builder.wheel import archive, elf, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import digest, strict_yaml
@@ -464,7 +464,7 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
 def test_device_code_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     """A small wheel may not keep the audit busy for hours: the bytes that its entries state count together, in all libraries."""
     packed = zstandard.compress(bytes(1000))
-    entry = fatbins.entry(packed, flags=0x8000, packed=len(packed), whole=fatbin.MOST_BYTES)
+    entry = fatbins.entry(packed, flags=0x8000, packed=len(packed), whole=elf.MOST_IMAGE_BYTES)
     (tmp_path / "bomb").write_bytes(fatbins.container(*[entry] * 70))
     (tmp_path / "bomb.s").write_text(
         f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{tmp_path}/bomb"\n'

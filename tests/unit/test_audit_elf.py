@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from sparkwright.audit import device_code
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.audit.wheel import LibraryAudit
-from sparkwright.audit.wheel_reader import Contents
+from sparkwright.audit.wheel import Contents, LibraryAudit
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support.fatbins import container, entry
 
 from sparkwright.audit import device_code
-from sparkwright.builder.wheel import elf, fatbin
-from sparkwright.builder.wheel.fatbin import FatbinEntry, FatbinUnreadable
+from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.elf import ElfUnreadable, FatbinEntry
 from sparkwright.core import process
 from sparkwright.core.digest import sha256_bytes, sha256_file
 
@@ -26,7 +26,7 @@ PACKINGS = {"none": "", "speed": "lz4", "balance": "zstd", "size": "zstd"}
 
 
 def read(data: bytes) -> list[FatbinEntry]:
-    return list(fatbin.entries(data, [(0, len(data))]))
+    return list(elf.fatbin_entries(data, [(0, len(data))]))
 
 
 def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> None:
@@ -39,7 +39,7 @@ def test_entries_are_read_in_their_order_with_the_unit_that_they_belong_to() -> 
         ("ptx", "sm_80", 0),
         ("cubin", "sm_90a", 1),
     ]
-    assert [fatbin.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
+    assert [elf.unpack(data, one).rstrip(b"\0") for one in found] == [b"one", b"two", b"three"]
 
 
 @pytest.mark.parametrize("flag", [0x8000, 0x2000])
@@ -52,7 +52,7 @@ def test_packed_entries_unpack_to_what_was_packed(flag: int) -> None:
     )
     data = container(entry(packed, flags=flag, packed=len(packed), whole=len(text)))
 
-    assert fatbin.unpack(data, read(data)[0]) == text
+    assert elf.unpack(data, read(data)[0]) == text
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_packed_entries_unpack_to_what_was_packed(flag: int) -> None:
 )
 def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) -> None:
     """A version, a kind or a size that this reader does not know is an error that names it, and never passed over."""
-    with pytest.raises(FatbinUnreadable, match=says):
+    with pytest.raises(ElfUnreadable, match=says):
         read(data)
 
 
@@ -97,8 +97,8 @@ PACKED = zstandard.ZstdCompressor().compress(bytes(1000))
 def test_damaged_packing_is_refused(packed: bytes, flags: int, whole: int, says: str) -> None:
     """Neither more nor less may come out than the table states; no more is held in memory."""
     data = container(entry(packed, flags=flags, packed=len(packed), whole=whole))
-    with pytest.raises(FatbinUnreadable, match=says):
-        fatbin.unpack(data, read(data)[0])
+    with pytest.raises(ElfUnreadable, match=says):
+        elf.unpack(data, read(data)[0])
 
 
 @given(st.integers(0, 300), st.binary(min_size=1, max_size=8))
@@ -113,9 +113,9 @@ def test_any_change_gives_an_error_or_entries_inside_the_file(place: int, change
     try:
         for one in read(data):
             assert one.offset + one.stored <= len(data)
-            assert one.size <= fatbin.MOST_BYTES
-            fatbin.unpack(data, one)
-    except FatbinUnreadable:
+            assert one.size <= elf.MOST_IMAGE_BYTES
+            elf.unpack(data, one)
+    except ElfUnreadable:
         pass
 
 
@@ -157,9 +157,9 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
 
     with elf.mapped(library) as data:
         host = elf.shared_object(data)
-        found = list(fatbin.entries(data, host.fatbins))
+        found = list(elf.fatbin_entries(data, host.fatbins))
         ours = Counter(
-            sha256_bytes(fatbin.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b""))
+            sha256_bytes(elf.unpack(data, one).rstrip(b"\0" if one.kind == "ptx" else b""))
             for one in found
         )
         forms = device_code.read(data, host, "sm_12", compiled=True).images

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.arch import cmake_file
+from sparkwright.builder.arch.rules import parse_cmake, replace_arguments
 
 BRANCHES = b"""\
 # set(LIST "0") in a comment is no command
@@ -26,7 +26,7 @@ endfunction()
 
 
 def test_commands_have_their_scopes() -> None:
-    commands = [command for command in cmake_file.parse(BRANCHES, "CMakeLists.txt") if command.name == "set"]
+    commands = [command for command in parse_cmake(BRANCHES, "CMakeLists.txt") if command.name == "set"]
     assert [(command.line, command.scopes) for command in commands] == [
         (4, ("if(A VERSION_GREATER_EQUAL 2.0)",)),
         (7, ("elseif(B)", "foreach(x IN LISTS LIST)")),
@@ -36,7 +36,7 @@ def test_commands_have_their_scopes() -> None:
 
 
 def test_arguments_have_their_bytes() -> None:
-    command = next(command for command in cmake_file.parse(BRANCHES, "x") if command.line == 7)
+    command = next(command for command in parse_cmake(BRANCHES, "x") if command.line == 7)
     assert command.texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
     assert [argument.quoted for argument in command.arguments] == [False, False, True, True, False]
     assert all(BRANCHES[argument.start : argument.end].decode() == argument.text for argument in command.arguments)
@@ -44,8 +44,8 @@ def test_arguments_have_their_bytes() -> None:
 
 def test_offsets_count_bytes_not_letters() -> None:
     text = 'message("für")\r\nset(LIST "1")\r\n'.encode()
-    argument = cmake_file.parse(text, "x")[1].arguments[1]
-    assert cmake_file.replace(text, {argument: "2"}) == text.replace(b'"1"', b'"2"')
+    argument = parse_cmake(text, "x")[1].arguments[1]
+    assert replace_arguments(text, {argument: "2"}) == text.replace(b'"1"', b'"2"')
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_offsets_count_bytes_not_letters() -> None:
 )
 def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
     with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
-        cmake_file.parse(text, "sub/CMakeLists.txt")
+        parse_cmake(text, "sub/CMakeLists.txt")
 
 
 def test_deep_nesting_is_no_recursion() -> None:
     depth = 3000
-    commands = cmake_file.parse(b"if(A)\n" * depth + b"set(X y)\n" + b"endif()\n" * depth, "x")
+    commands = parse_cmake(b"if(A)\n" * depth + b"set(X y)\n" + b"endif()\n" * depth, "x")
     assert len(commands[-1].scopes) == depth

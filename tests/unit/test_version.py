@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from tests.refusals import refusal
 
-from sparkwright.builder import source_tree
-from sparkwright.builder.wheel import version
-from sparkwright.forks.stack import Project
+from sparkwright.builder import source_tree, workspace
+from sparkwright.builder.wheel import archive
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -23,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def label(mini: Mini, fork: str = "vllm") -> str:
     context = mini.context()
-    return version.label(context, source_tree.make(context, fork))
+    return source_tree.label(context, source_tree.make(context, fork))
 
 
 def patch_of(mini: Mini) -> Path:
@@ -53,37 +51,15 @@ def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
     vllm, needed = (source_tree.make(context, fork) for fork in ("vllm", "cutlass"))
     readme = next(iter(context.objects.paths(needed.tree)))
     other = msgspec.structs.replace(needed, tree=context.objects.with_files(needed.tree, {readme: b"another\n"}))
-    before = version.patch_set(context.objects, (vllm, needed))
-    assert before == version.patch_set(context.objects, (vllm,)) != version.patch_set(context.objects, (vllm, other))
-
-
-
-NVCC = '[[packages]]\nname = "nvidia-cuda-nvcc"\nversion = "{}"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", ""), (NVCC.format("12.9.86"), "cu129"), (NVCC.format("13.0.88") + NVCC.format("13.0.48"), "cu130")]
-)
-def test_the_cuda_of_a_label_is_the_locked_compilers(mini: Mini, text: str, expected: str) -> None:
-    (mini.root / "build" / "demo" / "pylock.toml").write_text(text)
-
-    assert version.cuda(Project(mini.root, "demo")) == expected
-
-
-@pytest.mark.parametrize("text", [NVCC.format("13.0") + NVCC.format("13.1"), "packages = [{}]", "packages = 3", "[[", None])
-def test_a_lock_that_does_not_name_one_cuda_release_is_refused(mini: Mini, text: str | None) -> None:
-    path = mini.root / "build" / "demo" / "pylock.toml"
-    path.write_text(text) if text is not None else path.unlink()
-
-    with refusal("file-invalid", match=r"pylock\.toml"):
-        version.cuda(Project(mini.root, "demo"))
+    before = source_tree.patch_set(context.objects, (vllm, needed))
+    assert before == source_tree.patch_set(context.objects, (vllm,)) != source_tree.patch_set(context.objects, (vllm, other))
 
 
 @pytest.mark.parametrize(
     ("old", "expected"), [("0.33.0", "0.33.0+spark.1"), ("0.7.2.post1", "0.7.2.post1+spark.1"), ("1.0+cu130", "1.0+spark.1")]
 )
 def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
-    assert version.labelled(old, "spark.1") == expected
+    assert archive.labelled(old, "spark.1") == expected
 
 
 OURS = "mini_vllm-0.33.0+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl"
@@ -105,18 +81,18 @@ OURS = "mini_vllm-0.33.0+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86
     ],
 )
 def test_a_build_supersedes_those_of_its_release_stack_and_machine(name: str, expected: bool) -> None:
-    assert version.superseded(OURS, [name]) == ([name] if expected else [])
+    assert archive.superseded(OURS, [name]) == ([name] if expected else [])
 
 
 def test_flags_are_added_to_those_of_the_fork_from_the_outer_folder_to_the_inner() -> None:
     paths = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in"), Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}
     host = "-ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed"
-    names = " ".join(version.NAMES)
+    names = " ".join(workspace.NVCC_NAMES)
 
-    assert version.flags({"CMAKE_CXX_FLAGS": '-D"X=a b"', "X": "1"}, paths) == {
+    assert workspace.reproducible_flags({"CMAKE_CXX_FLAGS": '-D"X=a b"', "X": "1"}, paths) == {
         "X": "1",
         "CMAKE_C_FLAGS": host,
         "CMAKE_CXX_FLAGS": f'-D"X=a b" {host}',
         "CMAKE_CUDA_FLAGS": f"{names} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
-    assert version.flags({}, {}) == {"CMAKE_CUDA_FLAGS": names}
+    assert workspace.reproducible_flags({}, {}) == {"CMAKE_CUDA_FLAGS": names}

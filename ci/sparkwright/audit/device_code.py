@@ -36,7 +36,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.audit.policy import is_generation
-from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.builder.wheel import elf
 from sparkwright.core import process
 from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError
@@ -151,7 +151,7 @@ def read(
             images.append(image)
             if visit:
                 visit(image, content)
-    except (elf.ElfUnreadable, fatbin.FatbinUnreadable) as error:
+    except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
     hashes = sorted(image.sha256 for image in images if image.sha256)
     digest = sha256_bytes(canonical(hashes)) if compiled else _sections_digest(data, library)
@@ -181,25 +181,25 @@ def _images(
     and, *with_ptx*, of its PTX.
 
     Raises:
-        fatbin.FatbinUnreadable: As `fatbin.entries` and `fatbin.unpack`.
+        elf.ElfUnreadable: As `elf.fatbin_entries` and `elf.unpack`.
         elf.ElfUnreadable: A cubin cannot be read.
     """
     if library.machine == elf.CUDA:
-        yield _cubin(data, fatbin.FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
-    for entry in fatbin.entries(data, library.fatbins):
+        yield _cubin(data, elf.FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
+    for entry in elf.fatbin_entries(data, library.fatbins):
         if entry.kind == "cubin" and is_generation(entry.arch, generation):
             yield _cubin(data, entry)
         elif entry.kind == "cubin" or not with_ptx:
             yield DeviceImage(entry.kind, entry.container, entry.arch, entry.arch), b""
         else:
-            text = fatbin.unpack(data, entry)
+            text = elf.unpack(data, entry)
             match = _PTX_TARGET.search(text[:_PTX_HEAD])
             target, sha256 = match[1].decode() if match else entry.arch, sha256_bytes(text)
             yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
 
 
-def _cubin(data: elf.Buffer, entry: fatbin.FatbinEntry) -> tuple[DeviceImage, bytes]:
-    content = fatbin.unpack(data, entry)
+def _cubin(data: elf.Buffer, entry: elf.FatbinEntry) -> tuple[DeviceImage, bytes]:
+    content = elf.unpack(data, entry)
     target, kernels = read_cubin(content)
     target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
     return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content

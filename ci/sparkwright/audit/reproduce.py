@@ -18,7 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.audit import device_code, wheel_reader
+from sparkwright.audit import device_code
+from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.builder import pipeline
 from sparkwright.builder.errors import BuildError
@@ -152,7 +153,7 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
         scratch: Folder for libraries while they are read.
 
     Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `wheel_reader.walk`.
+        wheel-invalid, archive-unsafe, disk-full: As `audit_wheel.walk`.
     """
     (hashes, codes), (new_hashes, new_codes) = (
         _read(path, policy, scratch) for path in (first, again)
@@ -185,9 +186,9 @@ def _read(
     wheel: Path, policy: AuditPolicy, scratch: Path
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
     """Return the hash and size of each member of *wheel*, and the digest of its device code."""
-    subject, codes = wheel_reader.subject(wheel), dict[str, str]()
+    subject, codes = audit_wheel.read_subject(wheel), dict[str, str]()
 
-    def visit(binary: wheel_reader.Binary) -> None:
+    def visit(binary: audit_wheel.Binary) -> None:
         wants = policy.library(subject.name, binary.name)
         compiled = wants is not None and wants.role == "target"
         with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
@@ -195,7 +196,7 @@ def _read(
             code = device_code.read(data, shared, policy.generation, compiled=compiled)
             codes[binary.name] = code.digest
 
-    findings = wheel_reader.walk(wheel, subject, scratch, visit)
+    findings = audit_wheel.walk(wheel, subject, scratch, visit)
     with zip_file(wheel) as archive:
         listed, info = zip_members(archive, wheel.name), WheelName.of(wheel.name).info
         hashes = records(archive, listed, info, wheel.name)

@@ -2,6 +2,10 @@
 The audit: every library of a wheel against the policy and the unit manifest, from the bytes that
 would be installed.
 
+The wheel is read as hostile: the names in it are compared and never written to, and RECORD is held
+against the bytes; `sparkwright.forks.archive.zip_members` checks the limits of the archive before
+anything is unpacked.
+
 Operators are read from the strings in a library's read-only data. torch learns of an operator
 twice: ``def`` gives its schema (``name(Tensor a, …) -> Tensor``), ``impl`` its name with the
 function. Both are strings that end in NUL. A build that leaves a unit out for its arch keeps the
@@ -16,19 +20,28 @@ ABI by torch-abi-audit's.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
+import hashlib
 import re
 import tempfile
 import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from email.message import Message
+from email.parser import BytesParser
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
+import msgspec
 from msgspec.structs import replace
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sparkwright.audit import device_code, wheel_reader
+from sparkwright.audit import device_code
 from sparkwright.audit.policy import (
     AuditPolicy,
     DistributionPolicy,
@@ -45,15 +58,23 @@ from sparkwright.audit.report import (
 )
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf, graft
+from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
+from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.digest import canonical, sha256_bytes
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.core.store import translate_disk_full
+from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
 FORM = 7
+_ENTRY = b"PK\x01\x02"
+#: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
+_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
+#: Bytes that the compressed device code of all libraries may unpack to: minutes of work.
+MOST_UNPACKED = 64 * 1024**3
 #: Seconds from the beginning of an audit to the end of its last disassembly; that of the official
 #: vLLM wheel takes half a minute.
 MOST_SECONDS = 900.0
@@ -83,9 +104,198 @@ _TORCH_INTERNAL = re.compile(r"(?<!\d)(?:2at|3c10|5torch(?!6stable|10headeronly)
 _TORCH_STABLE = ("torch_", "aoti_torch_")
 
 
+# Reading.
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """
+    The statements of a wheel's directory and metadata.
+
+    Attributes:
+        names: Of all members.
+        python: Its ``Requires-Python``; empty without one.
+        requires: Its ``Requires-Dist``.
+        ours: Whether it holds a build record of sparkwright.
+        units: The unit manifest in that record.
+    """
+
+    names: tuple[str, ...] = ()
+    python: str = ""
+    requires: tuple[str, ...] = ()
+    ours: bool = False
+    units: tuple[CompiledUnit, ...] = ()
+
+
+class Binary(msgspec.Struct, frozen=True):
+    """An ELF member: its name in the wheel, the path of its copy, its sha256 and its size."""
+
+    name: str
+    path: Path
+    sha256: str
+    size: int
+
+
+class _Units(msgspec.Struct):
+    """The part of a build record that the audit reads."""
+
+    units: tuple[CompiledUnit, ...] = ()
+
+
+def read_subject(wheel: Path) -> AuditedWheel:
+    """
+    Return what the file name and the bytes of *wheel* state.
+
+    Raises:
+        wheel-invalid: The file is missing or not a regular file, its name is not a wheel's, or its
+            directory is longer than any wheel's.
+    """
+    sha, entries = hashlib.sha256(), 0
+    try:
+        if wheel.exists() and not wheel.is_file():
+            raise OSError("It is not a regular file.")
+        name, version, _, tags = parse_wheel_filename(wheel.name)
+        with wheel.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                sha.update(block)
+                entries += block.count(_ENTRY)
+    except (InvalidWheelFilename, OSError) as error:
+        what = f"{wheel.name} is not a wheel."
+        raise WheelError("wheel-invalid", what, details=[str(error)]) from error
+    # zipfile reads the whole directory into memory, so its length is bounded first; archives that
+    # are members count a little too.
+    if entries > 2 * archives.MOST_MEMBERS:
+        what = f"{wheel.name} has more than {archives.MOST_MEMBERS} members."
+        raise WheelError("wheel-invalid", what)
+    platforms = tuple(sorted({tag.platform for tag in tags}))
+    return AuditedWheel(
+        wheel.name, sha.hexdigest(), wheel.stat().st_size, name, str(version), platforms
+    )
+
+
+def _metadata(
+    archive: zipfile.ZipFile, listed: dict[str, zipfile.ZipInfo], about: AuditedWheel
+) -> tuple[str, Message]:
+    """Return the name of the ``.dist-info`` folder, and the METADATA in it."""
+    folders = sorted({name.partition("/")[0] for name in listed if ".dist-info/" in name})
+    if len(folders) != 1:
+        what = f"{about.file} has {len(folders)} .dist-info folders instead of one."
+        raise WheelError("wheel-invalid", what, details=folders)
+    text = member_text(archive, listed, f"{folders[0]}/METADATA", about.file)
+    metadata = BytesParser().parsebytes(text, headersonly=True)
+    name, version = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
+    if (name, version) != (about.name, about.version):
+        what = f"{about.file} holds another distribution."
+        raise WheelError("wheel-invalid", what, details=[f"METADATA: {name} {version}"])
+    return folders[0], metadata
+
+
+def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
+    """
+    Return what the directory and the metadata of *wheel* state.
+
+    Raises:
+        wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
+    """
+    with archives.zip_file(wheel) as archive:
+        listed = archives.zip_members(archive, about.file)
+        folder, metadata = _metadata(archive, listed, about)
+        record = f"{folder}/{BUILD_RECORD}"
+        ours = record in listed
+        text = member_text(archive, listed, record, about.file) if ours else b"{}"
+        units = msgspec.json.decode(text, type=_Units).units
+    requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
+    python = str(metadata["Requires-Python"] or "")
+    return Contents(tuple(sorted(listed)), python, requires, ours, units)
+
+
+def walk(
+    wheel: Path, about: AuditedWheel, scratch: Path, visit: Callable[[Binary], None]
+) -> tuple[AuditFinding, ...]:
+    """
+    Read every member of *wheel* once, and return the differences between RECORD and the members.
+
+    Args:
+        scratch: An existing folder that holds an ELF member while *visit* is called with it, up to
+            half a gigabyte for vLLM.
+
+    Raises:
+        wheel-invalid: The archive is damaged, holds more than any wheel, or is another distribution
+            than its name states.
+        archive-unsafe: A member's name leaves its folder, or it is a link.
+        disk-full: There is no room for a member.
+    """
+    damage_guard = partial(archives.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
+    findings, unpacked = list[AuditFinding](), 0
+    with (
+        archives.opened(wheel) as archive,
+        translate_disk_full(scratch),
+        tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
+        console.progress(f"reading {wheel.name}", about.size, "bytes") as progress,
+    ):
+        # Errors of *visit* are no damage of the archive.
+        with damage_guard():
+            listed = archives.zip_members(archive, about.file)
+            info_folder, _ = _metadata(archive, listed, about)
+            rows = records(archive, listed, info_folder, about.file)
+        unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
+        copy = Path(folder, "library")
+        for name, info in sorted(listed.items()):
+            with damage_guard(), archive.open(info) as stream:
+                sha256, is_binary = _stream_hash(stream, copy)
+            if name not in unsigned:
+                findings += _differences(name, rows.get(name), sha256, info.file_size)
+            if is_binary:
+                unpacked += _unpacked_bytes(copy)
+                if unpacked > MOST_UNPACKED:
+                    what = f"{about.file} holds more device code than any wheel."
+                    raise WheelError("wheel-invalid", what, details=[f"library: {name}"])
+                visit(Binary(name, copy, sha256, info.file_size))
+                copy.unlink()
+            progress.update(progress.done + info.compress_size, name)
+    message = "RECORD lists it, the wheel does not hold it"
+    lost = rows.keys() - listed.keys() - unsigned
+    findings += [AuditFinding(name, "record-surplus", message) for name in lost]
+    return tuple(sorted(findings))
+
+
+def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
+    """Return the sha256 of *stream*; write it to *copy* if it begins like ELF, and return so."""
+    sha, block = hashlib.sha256(), stream.read(1 << 20)
+    is_binary = block.startswith(elf.MAGIC)
+    with copy.open("wb") if is_binary else contextlib.nullcontext() as output:
+        while block:
+            sha.update(block)
+            if output is not None:
+                output.write(block)
+            block = stream.read(1 << 20)
+    return sha.hexdigest(), is_binary
+
+
+def _unpacked_bytes(library: Path) -> int:
+    """Return the bytes that the device code of *library* would unpack to; 0 if it is unreadable."""
+    with contextlib.suppress(elf.ElfUnreadable), elf.mapped(library) as data:
+        return elf.unpacked_bytes(data, elf.shared_object(data).fatbins)
+    return 0
+
+
+def _differences(
+    name: str, row: tuple[str, str] | None, sha256: str, size: int
+) -> Iterator[AuditFinding]:
+    digest = "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
+    if row is None:
+        yield AuditFinding(name, "record-missing", "RECORD does not list it")
+    elif row[0].rstrip("=") != digest or row[1] not in ("", str(size)):
+        stated = f"{row[0] or 'no hash'} and {row[1]} bytes"
+        message = f"RECORD has {stated}; it is {digest}, {size} bytes"
+        yield AuditFinding(name, "record-mismatch", message)
+
+
+# The audit.
+
+
 def policy_kind(path: Path) -> Literal["stack", "any"]:
     """Return ``stack`` for a wheel that holds our build record, else ``any``."""
-    return "stack" if wheel_reader.contents(path, wheel_reader.subject(path)).ours else "any"
+    return "stack" if read_contents(path, read_subject(path)).ours else "any"
 
 
 def cached_audit(
@@ -137,19 +347,19 @@ def audit(
         disk-full: There is no room for the largest library and its cubins.
     """
     deadline = time.monotonic() + MOST_SECONDS
-    about = wheel_reader.subject(wheel)
-    contents = wheel_reader.contents(wheel, about)
+    about = read_subject(wheel)
+    contents = read_contents(wheel, about)
     libraries, findings = list[AuditedLibrary](), list[AuditFinding]()
     parent = scratch or Path(tempfile.gettempdir())
 
-    def visit(binary: wheel_reader.Binary) -> None:
+    def visit(binary: Binary) -> None:
         audited = LibraryAudit(policy, about, contents, binary.name, ours=judged == "stack")
         with tempfile.TemporaryDirectory(prefix="cubins-", dir=parent) as cubins:
             libraries.append(audited.inspect(binary, programs, Path(cubins), deadline))
         findings.extend(audited.findings)
 
     with translate_disk_full(parent):
-        findings += wheel_reader.walk(wheel, about, parent, visit)
+        findings += walk(wheel, about, parent, visit)
     listed = policy.distributions.get(about.name) or DistributionPolicy("not listed")
     findings += _check_members(about, contents.names, listed)
     present = [policy.library(about.name, library.name) for library in libraries]
@@ -202,7 +412,7 @@ class LibraryAudit:
         self,
         policy: AuditPolicy,
         about: AuditedWheel,
-        contents: wheel_reader.Contents,
+        contents: Contents,
         name: str,
         *,
         ours: bool = True,
@@ -222,7 +432,7 @@ class LibraryAudit:
         rule: str,
         message: str,
         images: Iterable[device_code.DeviceImage] = (),
-        units: Iterable[graft.CompiledUnit] = (),
+        units: Iterable[CompiledUnit] = (),
     ) -> None:
         """Add a finding about the library, these *units* and those that *images* come from."""
         hashes = {image.sha256 for image in images}
@@ -231,7 +441,7 @@ class LibraryAudit:
         self.findings.append(AuditFinding(self._name, rule, message, names))
 
     def inspect(
-        self, binary: wheel_reader.Binary, programs: Path, scratch: Path, deadline: float
+        self, binary: Binary, programs: Path, scratch: Path, deadline: float
     ) -> AuditedLibrary:
         """
         Return what the library holds, and report the differences from the policy.

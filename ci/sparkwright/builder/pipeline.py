@@ -22,7 +22,7 @@ from sparkwright.builder.arch import plan
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.environment import toolchain
-from sparkwright.builder.wheel import graft, sbom, source_wheel, version
+from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.workspace import Workspace
 from sparkwright.core import digest
 from sparkwright.core.console import console, size
@@ -110,7 +110,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
         series = {path.name: digest.sha256_file(path) for path in files}
         parts[f"forks/{stack}/{name}/series"] = series
-    label = (project.spec.arch, project.spec.label, version.LABELS, spec)
+    label = (project.spec.arch, project.spec.label, spec)
     parts |= {
         f"forks/{stack}/stack.yaml": label,
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
@@ -246,7 +246,7 @@ def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     # `pip install dist/*.whl` must not meet two builds of one release. A wheel that is not in the
     # store stays.
     names = [path.name for path in context.output.glob("*.whl")]
-    for name in version.superseded(built.filename, names):
+    for name in archive.superseded(built.filename, names):
         sha256 = digest.sha256_file(context.output / name)
         if (context.store.root / "wheels" / sha256 / name).exists():
             (context.output / name).unlink()
@@ -278,7 +278,7 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
     out = context.store.root / "work" / context.project.stack / fork / "out"
     with context.store.building(out) as folder:
         source = source_tree.make(context, fork)
-        label = version.label(context, source)
+        label = source_tree.label(context, source)
         settings = toolchain.settings(context, fork)
         kind = context.project.fork(fork).build
         if kind == "graft":

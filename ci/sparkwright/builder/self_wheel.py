@@ -21,7 +21,6 @@ from sparkwright.builder.environment.pylock import Interpreter, LockedWheel
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import SbomInput
-from sparkwright.builder.wheel.version import labelled
 from sparkwright.core import digest, project_data
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.errors import SourceError
@@ -61,7 +60,7 @@ def write(
         if path.is_file() and "__pycache__" not in path.parts
     }
     files |= project_data.carried() | dict(further or {})
-    version = labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName("sparkwright", version, "py3-none-any")
     wanted = "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
     metadata = (

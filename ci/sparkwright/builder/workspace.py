@@ -14,10 +14,12 @@ from sparkwright.builder.compile import ninja
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel import version
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.forks.context import RunContext
+
+#: nvcc's options for names that are the same in every run.
+NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
 
 
 class Workspace:
@@ -91,7 +93,7 @@ class Workspace:
         context = self._context
         renamed = {} if self.sandbox.mounts else self._mounts()
         prefixes = {folder.absolute(): INSIDE / name for folder, name in renamed.items()}
-        defines = version.flags(self.defines(), prefixes)
+        defines = reproducible_flags(self.defines(), prefixes)
         header = toolchain.python_header()
         if "VLLM_PYTHON_EXECUTABLE" in defines and not header.exists():
             todo = "Install the headers of this Python: sudo apt-get install python3-dev"
@@ -178,3 +180,40 @@ class Workspace:
             what = f"environment.yaml has an unknown placeholder {{{error.args[0]}}}."
             details = [f"known: {', '.join(folders)}"]
             raise FileError("file-invalid", what, details=details) from None
+
+
+def reproducible_flags(defines: Mapping[str, str], paths: Mapping[Path, Path]) -> dict[str, str]:
+    """
+    Return the CMake entries *defines* with the compiler flags that keep folders and process ids out
+    of objects.
+
+    With nvcc 13.0.88 and GCC 12 (measured): without a flag, two objects of one unit differ in the
+    process id that nvcc gives its intermediate files; with ``--objdir-as-tempdir`` these lie beside
+    the object, named after it. A unit that defines nothing for others (it registers its operators
+    by itself; three units of vLLM 0.33.0) also has the process id in the names of its kernels,
+    unless there is a seed; one seed does for all, as these names hold a hash of the source's path
+    besides. ``__FILE__`` follows ``-ffile-prefix-map``, in device code, too. No flag changes the
+    names of device functions and variables with internal linkage, which hold a hash of their
+    source's real path, so cubins of such units are equal only in folders of equal name, as
+    `Sandbox.create` gives them.
+
+    Args:
+        paths: Folder → its name in objects, if programs see it by another one; empty in a sandbox
+            with fixed names.
+    """
+    # GCC takes the last mapping that fits, so inner folders come after outer ones. A blank, a comma
+    # or such would end the option.
+    host = [
+        f"-ffile-prefix-map={source}={name}"
+        for source, name in sorted(paths.items())
+        if not re.search(r"[\s,;=$\"'\\]", str(source))
+    ]
+    added = {
+        "CMAKE_C_FLAGS": host,
+        "CMAKE_CXX_FLAGS": host,
+        "CMAKE_CUDA_FLAGS": [*NVCC_NAMES, *(f"-Xcompiler={flag}" for flag in host)],
+    }
+    joined = {
+        name: " ".join([defines.get(name, ""), *more]) for name, more in added.items() if more
+    }
+    return {**defines, **{name: text.strip() for name, text in joined.items()}}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright import demo as package
-from sparkwright.audit import report, wheel, wheel_reader
+from sparkwright.audit import report, wheel
 from sparkwright.builder import pipeline, source_tree
 from sparkwright.builder.arch import plan
 from sparkwright.builder.environment import pylock, toolchain
@@ -288,7 +288,7 @@ def run_gates(context: RunContext) -> str:
             verdicts = ladder.climb(
                 [ready.rung(name) for name in ("G0", "G2")],
                 stack=context.project.stack,
-                wheel=wheel_reader.subject(path),
+                wheel=wheel.read_subject(path),
                 device_code=ready.device_code,
                 host=facts,
             )

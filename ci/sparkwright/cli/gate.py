@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.audit import wheel, wheel_reader
+from sparkwright.audit import wheel
 from sparkwright.builder import pipeline
 from sparkwright.cli import bench, options
 from sparkwright.core.console import console
@@ -111,7 +111,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         result = ladder.climb(
             [ready.rung(name) for name in names],
             stack=context.project.stack,
-            wheel=wheel_reader.subject(inputs.wheel) if inputs.wheel else None,
+            wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
             device_code=ready.device_code if "G0" in names else str,
             host={**facts, **companions},
             keep_going=arguments.keep_going,

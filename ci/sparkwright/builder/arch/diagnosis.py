@@ -17,8 +17,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from sparkwright.builder.arch import cmake_file
-from sparkwright.builder.arch.rules import ArchRule
+from sparkwright.builder.arch.rules import ArchRule, CMakeCommand, parse_cmake
 from sparkwright.builder.configure import Call, TranslationUnit
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
@@ -175,8 +174,8 @@ class Trace:
             del values[:width]
         return pairs
 
-    def _parse(self, file: str) -> dict[tuple[str, int], cmake_file.CMakeCommand]:
-        commands = cmake_file.parse(self._read(file) or b"", file)
+    def _parse(self, file: str) -> dict[tuple[str, int], CMakeCommand]:
+        commands = parse_cmake(self._read(file) or b"", file)
         return {(command.name, command.line): command for command in commands}
 
     def _cause(self, variable: str, call: Call | None, value: str, why: str) -> ArchCause:

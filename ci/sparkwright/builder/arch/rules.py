@@ -10,22 +10,42 @@ A guard names code that compiles for the requested arch and fails when it runs t
 tests for one arch by number and traps on every other. No configure shows that, so a guard searches
 the final tree. A guard that matches nothing would pass silently, so each must match the unpatched
 source.
+
+CMake's text is split into tokens as cmake-language(7) defines them, because an arch list in a
+comment, in a string or in another branch looks the same to a regular expression. An edit replaces a
+range of bytes; every other byte stays as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 
-from sparkwright.builder.arch import cmake_file
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.git_store import Objects
+
+_OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "macro", "block"))
+_CLOSERS = frozenset(
+    ("elseif", "else", "endif", "endforeach", "endwhile", "endfunction", "endmacro", "endblock")
+)
+#: An unquoted argument may hold quoted parts (-DA="b c"), and references with parentheses.
+_TOKEN = re.compile(
+    r"""
+      (?P<blank>\s+ | \#\[(?P<comment>=*)\[.*?\](?P=comment)\] | \#(?!\[=*\[)[^\n]*)
+    | (?P<parenthesis>[()])
+    | "(?P<quoted>(?:\\.|[^"\\])*)"
+    | \[(?P<mark>=*)\[(?P<bracket>.*?)\](?P=mark)\]
+    | (?P<unquoted>(?:\\.|\$\([^()]*\)|[^\s()\#"\\])(?:\\.|"(?:\\.|[^"\\\n])*"|[^\s()\#"\\])*)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 #: Text that a person wrote, not blank; a `Line` has no line break.
 Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -171,6 +191,121 @@ def load(path: Path) -> ArchRules:
     return rules
 
 
+# CMake.
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """
+    An argument as it is written.
+
+    Attributes:
+        text: The text between the quotes or brackets, with references and escapes as written.
+        start: Offset of the first byte of *text* in the file.
+        end: Offset after its last byte.
+        quoted: Is it quoted or bracketed, so that CMake never splits it?
+    """
+
+    text: str
+    start: int
+    end: int
+    quoted: bool
+
+
+class CMakeCommand(msgspec.Struct, frozen=True):
+    """
+    A command.
+
+    Attributes:
+        name: In lower case.
+        line: Its first line, from 1.
+        scopes: The branches and bodies around it, outermost first, each as the command that opens
+            it: ``elseif(A VERSION_LESS 2)``.
+    """
+
+    name: str
+    line: int
+    arguments: tuple[Argument, ...]
+    scopes: tuple[str, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(argument.text for argument in self.arguments)
+
+
+def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
+    """
+    Return the commands of *data* in document order, without those that close a scope.
+
+    Raises:
+        rule-mismatch: The text is not well-formed CMake; the message names *origin* and the line.
+    """
+    # One letter a byte, so that offsets count bytes, and bytes of any encoding survive.
+    text = data.decode("latin-1")
+    commands, scopes = list[CMakeCommand](), list[str]()
+    unclosed, arguments = list[int](), list[Argument]()
+    name, start, opening, depth = "", 0, 0, 0
+    for token in _tokens(text, origin):
+        kind = str(token.lastgroup)
+        if depth == 0 and kind == "unquoted" and not name:
+            name, start = token[0].lower(), token.start()
+        elif depth == 0 and token[0] == "(" and name:
+            opening, depth = token.end(), 1
+        elif depth == 0:
+            _refuse_cmake(text, origin, token.start())
+        elif kind != "parenthesis":
+            arguments.append(Argument(token[kind], *token.span(kind), kind != "unquoted"))
+        elif token[0] == "(" or depth > 1:
+            depth += 1 if token[0] == "(" else -1
+        else:
+            if name in _CLOSERS and not scopes:
+                _refuse_cmake(text, origin, start)
+            if name in _CLOSERS:
+                scopes.pop()
+                unclosed.pop()
+            if name in _OPENERS or name not in _CLOSERS:
+                line = text.count("\n", 0, start) + 1
+                commands.append(CMakeCommand(name, line, tuple(arguments), tuple(scopes)))
+            if name in _OPENERS:
+                scopes.append(f"{name}({' '.join(text[opening : token.start()].split())})")
+                unclosed.append(start)
+            name, depth, arguments = "", 0, []
+    if name or unclosed:
+        _refuse_cmake(text, origin, start if name else unclosed[-1])
+    return tuple(commands)
+
+
+def _tokens(text: str, origin: str) -> Iterator[re.Match[str]]:
+    """Yield the tokens of *text* without blanks and comments."""
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            _refuse_cmake(text, origin, position)
+        if token["blank"] is None:
+            yield token
+        position = token.end()
+
+
+def _refuse_cmake(text: str, origin: str, position: int) -> NoReturn:
+    line = text.count("\n", 0, position) + 1
+    raise FileError(
+        "rule-mismatch",
+        f"{origin} is not well-formed CMake at line {line}.",
+        details=[f"{origin}:{line}: {text.splitlines()[line - 1].strip()[:100]}"],
+        todo="Compare the file with upstream's.",
+    )
+
+
+def replace_arguments(data: bytes, values: Mapping[Argument, str]) -> bytes:
+    """Return *data* with each of these arguments replaced by its new value."""
+    for argument in sorted(values, key=lambda argument: argument.start, reverse=True):
+        data = data[: argument.start] + values[argument].encode() + data[argument.end :]
+    return data
+
+
+# The rewrite.
+
+
 def rewrite(
     read: Callable[[str], bytes | None], rules: Sequence[ArchRule]
 ) -> tuple[dict[str, bytes], tuple[Site, ...]]:
@@ -187,14 +322,14 @@ def rewrite(
         rule-mismatch: A rule does not match exactly one place, has no effect, or
             its file is missing or malformed.
     """
-    values: dict[str, dict[cmake_file.Argument, str]] = {}
+    values: dict[str, dict[Argument, str]] = {}
     sites: list[Site] = []
     for rule in rules:
         text = read(rule.file)
         if text is None:
             what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
             raise FileError("rule-mismatch", what, details=[rule.file])
-        command = _match(rule, cmake_file.parse(text, rule.file))
+        command = _match(rule, parse_cmake(text, rule.file))
         argument = command.arguments[rule.argument]
         if argument in values.setdefault(rule.file, {}):
             what = f"Rule {rule.name} changes a list that another rule changes."
@@ -202,11 +337,11 @@ def rewrite(
         after = ";".join([*filter(None, [argument.text]), *rule.append])
         values[rule.file][argument] = after
         sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
-    changed = {file: cmake_file.replace(read(file) or b"", new) for file, new in values.items()}
+    changed = {file: replace_arguments(read(file) or b"", new) for file, new in values.items()}
     return changed, tuple(sites)
 
 
-def _match(rule: ArchRule, commands: Sequence[cmake_file.CMakeCommand]) -> cmake_file.CMakeCommand:
+def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
     """Return the command whose list *rule* changes."""
     candidates = {
         command: _mismatch(rule, command)
@@ -232,7 +367,7 @@ def _match(rule: ArchRule, commands: Sequence[cmake_file.CMakeCommand]) -> cmake
     return matches[0]
 
 
-def _mismatch(rule: ArchRule, command: cmake_file.CMakeCommand) -> str:
+def _mismatch(rule: ArchRule, command: CMakeCommand) -> str:
     """Return why *rule* does not change *command*; empty if it does."""
     value = command.arguments[rule.argument].text
     if not all(any(text in scope for scope in command.scopes) for text in rule.under):

@@ -38,6 +38,8 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 #: Projects whose wheels make the code that nvcc writes.
 CODE_GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 
+NVCC = "nvidia-cuda-nvcc"
+
 #: Project, file name and sha256.
 LockedWheel = tuple[str, str, str]
 
@@ -88,6 +90,18 @@ def wheels(
 ) -> tuple[LockedWheel, ...]:
     """Return the selection of the stack's ``pylock.toml``, as `select` does."""
     return select(project.build_folder / "pylock.toml", machine, python)
+
+
+def cuda(project: Project) -> str:
+    """
+    Return the CUDA release that ``pylock.toml`` locks, as PyTorch writes it (``cu130``); empty if
+    it locks no compiler.
+
+    Raises:
+        file-invalid: As `select`.
+    """
+    versions = [file.split("-")[1] for name, file, _ in wheels(project) if name == NVCC]
+    return "".join("cu" + "".join(version.split(".")[:2]) for version in versions)
 
 
 def select(

@@ -34,7 +34,6 @@ from uv import find_uv_bin
 
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.environment.pylock import LockedWheel
-from sparkwright.builder.wheel import version
 from sparkwright.core import digest, process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
@@ -315,7 +314,12 @@ class Toolchain(msgspec.Struct, frozen=True):
         """Return the variables under which build programs run; *extra* ones come first."""
         folders = [self.root / "bin", self.cuda / "bin", os.environ.get("PATH", os.defpath)]
         own = {
-            **version.VARIABLES,
+            # Neither the day nor the machine shows in the output. This is 1980-01-01, the earliest
+            # day that a zip archive can state; with a source's own date, a commit without effect
+            # would give another wheel.
+            "SOURCE_DATE_EPOCH": "315532800",
+            "PYTHONHASHSEED": "0",
+            "TZ": "UTC",
             "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),

@@ -1,22 +1,32 @@
 """
-The tables of an ELF file, read as hostile: every offset, count and name is bounded before it is
-used.
+ELF files and the device code in them, read as hostile: every offset, count and name is bounded
+before it is used.
 
 pyelftools would read the same, but follows names and a section table of any stride without an end,
 so that a file of some megabytes keeps it busy for hours. Only what Linux loads and CUDA makes is
 read: 64 bits, little-endian. What a library asks of the loader is read by its segments, as the
 loader does, whatever its section table states. Numbers are those of the System V ABI.
+
+Fatbins are the containers in which nvcc puts the device code of a translation unit. NVIDIA does not
+publish the format; this is what nvcc 13.0 writes and cuobjdump 13.5 reads alike
+(`tests/unit/test_audit_fatbin.py` compares the two). A section holds containers one after the
+other, with zeros between them: magic, version 1, size of the header, size of the rest. A container
+holds entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the
+stored bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit
+21) from ``sm_120``, as the driver needs to know before it decompresses anything; the ptxas options
+in the cubin state the same a second time (`sparkwright.audit.device_code`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,11 +57,24 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 #: end of another string.
 _VERSION = re.compile(rb"(GLIBC|GLIBCXX|CXXABI|GCC)_(\d{1,9}(?:\.\d{1,9})+)\0")
 
+FATBIN_MAGIC = 0xBA55ED50
+_CONTAINER = struct.Struct("<IHHQ")
+_FATBIN_ENTRY = struct.Struct("<HHIQII4xI8xQ8xQ")
+_FATBIN_VERSION, _ENTRY_VERSION = 1, 0x0101
+_KINDS: dict[int, Literal["ptx", "cubin"]] = {1: "ptx", 2: "cubin"}
+_LZ4, _ZSTD, _EXACT, _FAMILY = 0x2000, 0x8000, 1 << 20, 1 << 21
+
+#: The largest cubin of the official wheels has 17 MB; an entry that states more than this is
+#: refused. A library of theirs has at most some hundred entries.
+MOST_IMAGE_BYTES, MOST_ENTRIES = 512 * 1024**2, 100_000
+#: LZ4 cannot encode more in a byte.
+_LZ4_RATIO = 255
+
 Buffer = bytes | mmap.mmap
 
 
 class ElfUnreadable(ValueError):
-    """The file begins like ELF but cannot be read as such."""
+    """The file begins like ELF and cannot be read as such, or its device code cannot."""
 
 
 class ElfSection(msgspec.Struct, frozen=True):
@@ -276,3 +299,133 @@ def _symbols(data: Buffer, listed: Sequence[ElfSection]) -> Iterator[tuple[str, 
         for name, info, _, index, _, _ in symbols:
             if info >> 4 in (_DEFINED if index else _REQUIRED):
                 yield strings.name(name), bool(index)
+
+
+# Fatbins.
+
+
+class FatbinEntry(msgspec.Struct, frozen=True):
+    """
+    A cubin or a PTX text.
+
+    Attributes:
+        arch: As the table states it (``sm_121f``); a cubin's own note may differ.
+        offset, stored: Where its bytes lie in the file, and how many.
+        size: Its uncompressed size.
+        container: The number of its container: one per translation unit.
+    """
+
+    kind: Literal["ptx", "cubin"]
+    arch: str
+    offset: int
+    stored: int
+    size: int
+    compression: Literal["", "lz4", "zstd"]
+    container: int
+
+    @property
+    def target(self) -> str:
+        """The arch as nvcc's options name it: ``compute_80`` for PTX."""
+        return self.arch.replace("sm_", "compute_") if self.kind == "ptx" else self.arch
+
+
+def fatbin_entries(data: Buffer, parts: Iterable[tuple[int, int]]) -> Iterator[FatbinEntry]:
+    """
+    Yield the entries of the containers in *parts* (offset, size) of *data*, in their order.
+
+    Raises:
+        ElfUnreadable: A version or a kind is not supported, a size leads out of its section, or
+            there are too many entries.
+    """
+    count = container = 0
+    for begin, size in parts:
+        position, end = begin, begin + size
+        while end - position >= _CONTAINER.size:
+            magic, version, header, rest = _CONTAINER.unpack_from(data, position)
+            if magic == 0 and position % 8 == 0 and not any(data[position : position + 8]):
+                position += 8
+                continue
+            if (magic, version) != (FATBIN_MAGIC, _FATBIN_VERSION):
+                supported = f"supported is {FATBIN_MAGIC:#010x} of version {_FATBIN_VERSION}"
+                stated = f"{magic:#010x} of version {version} at offset {position}"
+                raise ElfUnreadable(f"no fatbin begins with {stated}; {supported}")
+            if header < _CONTAINER.size or rest > end - position - header:
+                what = f"a fatbin at offset {position} ends beyond its section: {rest} bytes"
+                raise ElfUnreadable(what)
+            position += header
+            for entry in _container_entries(data, position, position + rest, container):
+                count += 1
+                if count > MOST_ENTRIES:
+                    raise ElfUnreadable(f"it holds more than {MOST_ENTRIES} entries")
+                yield entry
+            container += 1
+            position += rest
+
+
+def _container_entries(
+    data: Buffer, position: int, end: int, container: int
+) -> Iterator[FatbinEntry]:
+    while position < end:
+        where = f"an entry at offset {position}"
+        if end - position < _FATBIN_ENTRY.size:
+            raise ElfUnreadable(f"{where} has no room for its header")
+        kind, version, header, size, packed, _, number, flags, whole = _FATBIN_ENTRY.unpack_from(
+            data, position
+        )
+        if version != _ENTRY_VERSION or kind not in _KINDS:
+            supported = f"supported is version {_ENTRY_VERSION:#06x}, and the kinds 1 and 2"
+            stated = f"version {version:#06x} and kind {kind}"
+            raise ElfUnreadable(f"{where} is of {stated}; {supported}")
+        if header < _FATBIN_ENTRY.size or size > end - position - header or packed > size:
+            raise ElfUnreadable(f"{where} ends beyond its fatbin: {size} bytes")
+        arch = f"sm_{number}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
+        compression: Literal["", "lz4", "zstd"] = (
+            "lz4" if flags & _LZ4 else "zstd" if flags & _ZSTD else ""
+        )
+        stored, whole = (packed or size, whole) if compression else (size, size)
+        most = stored * _LZ4_RATIO if compression == "lz4" else MOST_IMAGE_BYTES
+        if compression and whole > min(most, MOST_IMAGE_BYTES):
+            raise ElfUnreadable(f"{where} states that it unpacks to {whole} bytes")
+        position += header
+        yield FatbinEntry(_KINDS[kind], arch, position, stored, whole, compression, container)
+        position += size
+
+
+def unpacked_bytes(data: Buffer, parts: Iterable[tuple[int, int]]) -> int:
+    """
+    Return the bytes to which the compressed entries in *parts* of *data* would unpack, up to the
+    first that cannot be read.
+    """
+    total = 0
+    with contextlib.suppress(ElfUnreadable):
+        for entry in fatbin_entries(data, parts):
+            total += entry.size if entry.compression else 0
+    return total
+
+
+def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
+    """
+    Return the bytes of *entry*; PTX without the zeros at its end.
+
+    Raises:
+        ElfUnreadable: They do not decompress to the size that the table states.
+    """
+    import lz4.block
+    import zstandard
+
+    content = data[entry.offset : entry.offset + entry.stored]
+    what = f"the {entry.compression} data at offset {entry.offset}"
+    try:
+        if entry.compression == "lz4":
+            content = bytes(lz4.block.decompress(content, uncompressed_size=entry.size))
+        elif entry.compression == "zstd":
+            unpacker = zstandard.ZstdDecompressor(max_window_size=MOST_IMAGE_BYTES)
+            with unpacker.stream_reader(content) as stream:
+                # A byte more than the table states would show that the table is wrong.
+                content = stream.read(entry.size + 1)
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
+        raise ElfUnreadable(f"{what}: {error}") from error
+    if len(content) != entry.size:
+        states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
+        raise ElfUnreadable(f"{what} {states}")
+    return content.rstrip(b"\0") if entry.kind == "ptx" else content

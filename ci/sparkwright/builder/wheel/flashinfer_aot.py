@@ -29,10 +29,10 @@ from sparkwright import __version__
 from sparkwright.builder import pipeline
 from sparkwright.builder.compile import ninja
 from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel import archive, graft, sbom, version
+from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.core import digest, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
@@ -50,7 +50,7 @@ PLATFORM = "manylinux_2_28"
 _UNWANTED = re.compile(r"FLASHINFER_.*|CC|CXX|MAX_JOBS|CUDA_PATH")
 #: A module's name becomes that of a folder, here and in the wheel.
 _NAME = re.compile(r"\w[\w.+-]*")
-_SCRIPT = Path(__file__).parents[1] / "_scripts" / "flashinfer_modules.py"
+_SCRIPT = Path(__file__).with_name("flashinfer_modules.py")
 
 _PACKAGE = '''\
 """FlashInfer's modules for {arch}, compiled ahead of time by sparkwright; FlashInfer's loader reads this."""
@@ -275,7 +275,7 @@ def _dist_info(
             "arch": record.arch,
             "toolchain": record.tools,
             "compiler": record.compiler,
-            "cuda": version.cuda(context.project),
+            "cuda": pylock.cuda(context.project),
         },
     )
     return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)

@@ -19,9 +19,8 @@ from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.environment.toolchain import ForkEnvironment
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
-from sparkwright.builder.wheel import archive, elf, fatbin
+from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.sbom import DistInfoFiles
-from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
 from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.git_store import blob_id
@@ -213,7 +212,7 @@ def write(
     Raises:
         target-mismatch: See `platform_tag`.
     """
-    version = labelled(archive.WheelName.of(base.name).version, label)
+    version = archive.labelled(archive.WheelName.of(base.name).version, label)
     return archive.rewrite(
         base,
         folder,
@@ -260,10 +259,10 @@ def _device_code(path: Path) -> tuple[tuple[str, str], ...]:
         with elf.mapped(path) as data:
             if any(section.name == elf.RELOCATABLE_FATBIN for section in elf.sections(data)):
                 return ()
-            entries = fatbin.entries(data, elf.shared_object(data).fatbins)
-            code = ((entry.target, sha256_bytes(fatbin.unpack(data, entry))) for entry in entries)
+            entries = elf.fatbin_entries(data, elf.shared_object(data).fatbins)
+            code = ((entry.target, sha256_bytes(elf.unpack(data, entry))) for entry in entries)
             return tuple(sorted(code))
-    except (OSError, elf.ElfUnreadable, fatbin.FatbinUnreadable) as error:
+    except (OSError, elf.ElfUnreadable) as error:
         what = f"{path.name} is not an object file with device code."
         raise BuildError("compile-failed", what, details=[str(error)]) from error
 

@@ -22,7 +22,6 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder import source_tree
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.wheel import version
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core import digest
 from sparkwright.forks.context import RunContext
@@ -95,7 +94,7 @@ def gather(
         "fork": source.fork,
         "built": project.fork(source.fork).build,
         "arch": project.spec.arch,
-        "cuda": version.cuda(project) if compiled is not None else "",
+        "cuda": pylock.cuda(project) if compiled is not None else "",
         **properties,
     }
     return SbomInput(
@@ -130,7 +129,7 @@ def vendored(context: RunContext, source: source_tree.SourceTree) -> dict[str, V
 
 def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
     """Return the CUDA compiler that pylock.toml locks for this machine."""
-    return tuple(wheel for wheel in pylock.wheels(context.project) if wheel[0] == version.NVCC)
+    return tuple(wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVCC)
 
 
 def _hex(recorded: str) -> str:

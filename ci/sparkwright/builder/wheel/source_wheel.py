@@ -14,7 +14,6 @@ from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.sbom import DistInfoFiles
-from sparkwright.builder.wheel.version import labelled
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import RunContext
@@ -104,7 +103,7 @@ def build_by_backend(
         if len(wheels) != 1:
             what = f"{fork}'s build backend made {len(wheels)} wheels instead of one."
             raise BuildError("build-failed", what, details=[f"full log: {log}"])
-        version = labelled(archive.WheelName.of(wheels[0].name).version, label)
+        version = archive.labelled(archive.WheelName.of(wheels[0].name).version, label)
         return archive.rewrite(
             wheels[0],
             folder,
@@ -133,7 +132,7 @@ def build_headers(
     """
     package = distribution.replace("-", "_")
     name = archive.WheelName(
-        package, labelled(_cutlass_version(context, tree), label), "py3-none-any"
+        package, archive.labelled(_cutlass_version(context, tree), label), "py3-none-any"
     )
     files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for source in (*_FOLDERS, _LIBRARY):

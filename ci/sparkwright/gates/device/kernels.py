@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import device_code, wheel_reader
-from sparkwright.builder.wheel import elf, fatbin
+from sparkwright.audit import device_code
+from sparkwright.audit import wheel as audit_wheel
+from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
-from sparkwright.builder.wheel.fatbin import FatbinUnreadable
 from sparkwright.gates import limited
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
@@ -87,16 +87,16 @@ def fitting(library: Path, gpu: Gpu, folder: Path) -> tuple[Cubin, ...] | None:
     Write the cubins of *library* that the rules let run on *gpu* into *folder* and return them; None where it holds no device code.
 
     Raises:
-        ElfUnreadable, FatbinUnreadable: The library, or a cubin in it, is damaged.
+        ElfUnreadable: The library, or a cubin in it, is damaged.
     """
     with elf.mapped(library) as data:
         host = elf.shared_object(data)
         if not host.fatbins:
             return None
         found: list[Cubin] = []
-        for entry in fatbin.entries(data, host.fatbins):
+        for entry in elf.fatbin_entries(data, host.fatbins):
             if entry.kind == "cubin" and device_code.loads(entry.arch, (gpu.major, gpu.minor)):
-                found.append(_written(fatbin.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
+                found.append(_written(elf.unpack(data, entry), entry.arch, folder / f"{len(found):05}.{entry.arch}.cubin"))
         return tuple(found)
 
 
@@ -170,16 +170,16 @@ def checks(wheel: Path, gpu: Gpu, seconds: float, scratch: Path) -> tuple[Check,
         seconds: For the kernels of one library.
 
     Raises:
-        wheel-invalid, archive-unsafe: See `sparkwright.audit.wheel_reader`.
+        wheel-invalid, archive-unsafe: See `sparkwright.audit.wheel`.
     """
     made: list[Check] = []
 
-    def visit(binary: wheel_reader.Binary) -> None:
+    def visit(binary: audit_wheel.Binary) -> None:
         with tempfile.TemporaryDirectory(prefix="kernels-", dir=scratch) as folder:
             if check := library(binary.path, binary.name, gpu, seconds, Path(folder)):
                 made.append(check)
 
-    wheel_reader.walk(wheel, wheel_reader.subject(wheel), scratch, visit)
+    audit_wheel.walk(wheel, audit_wheel.read_subject(wheel), scratch, visit)
     return tuple(sorted(made, key=lambda check: check.name))
 
 
@@ -193,7 +193,7 @@ def library(path: Path, member: str, gpu: Gpu, seconds: float, folder: Path) -> 
     name = check_name(member)
     try:
         cubins = fitting(path, gpu, folder)
-    except (ElfUnreadable, FatbinUnreadable) as error:
+    except ElfUnreadable as error:
         return invalid(name, f"{member}: {error}", "code-unreadable")
     if cubins is None:
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.audit import wheel_reader
+from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.pipeline import BuildRecord
@@ -78,11 +78,11 @@ def inspect(path: Path, audit: AuditPolicy | None = None, *, scratch: Path | Non
     """
     name = WheelName.of(path.name)
     _check_archive(path)
-    about = wheel_reader.subject(path)
+    about = audit_wheel.read_subject(path)
     found = libraries.Found(about, audit)
     texts = _texts(path, name)
     _check_metadata(name, texts)
-    mismatches = wheel_reader.walk(path, about, scratch or Path(tempfile.gettempdir()), found.visit)
+    mismatches = audit_wheel.walk(path, about, scratch or Path(tempfile.gettempdir()), found.visit)
     if mismatches:
         raise WheelError(
             "wheel-mismatch",

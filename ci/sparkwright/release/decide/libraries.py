@@ -8,7 +8,7 @@ from typing import Literal
 from sparkwright.audit import device_code
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.audit.wheel_reader import Binary
+from sparkwright.audit.wheel import Binary
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core.errors import WheelError

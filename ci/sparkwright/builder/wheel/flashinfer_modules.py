@@ -70,6 +70,7 @@ def generate(call: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    """Answer the question in the file that the first argument names."""
     question = json.loads(pathlib.Path(sys.argv[1]).read_text("utf-8"))
     build = pathlib.Path(question["build"])
     open_package(pathlib.Path(question["package"]), build)

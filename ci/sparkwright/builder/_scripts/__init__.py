@@ -1,1 +1,0 @@
-"""Scripts that other interpreters run, with the standard library only."""
