@@ -11,7 +11,7 @@ from pathlib import Path
 import measure
 from sparkwright.cherry_picks import apply, patch
 from sparkwright.cherry_picks.patch import Patch
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch
 
 HEAD = "From: Bench <bench@bench.invalid>\nDate: Fri, 20 Nov 2026 12:00:00 +0000\nSubject: [PATCH] Change file {number}\n\nAs told.\n\n"

@@ -26,8 +26,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import measure
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed
 from sparkwright.release.manifest.records import (
@@ -101,7 +101,7 @@ class Books:
     def _wheel(self, project: str, machine: Machine, number: int) -> Wheel:
         version = f"0.33.0+spark.2026.11.{number}"
         filename = f"{project.replace('-', '_')}-{version}-cp38-abi3-manylinux_2_34_{machine}.whl"
-        sha256 = digest.sha256_bytes(filename.encode())
+        sha256 = sha256_bytes(filename.encode())
         url = places.wheel(sha256, filename)
         size = self._file(url, "wheel")
         self._file(f"{url}.metadata", "metadata")
@@ -116,7 +116,7 @@ class Books:
     def _proved(self, wheel: Wheel) -> Proved:
         evidence = []
         for kind in KINDS:
-            sha256 = digest.sha256_bytes(f"{kind}{wheel.sha256}".encode())
+            sha256 = sha256_bytes(f"{kind}{wheel.sha256}".encode())
             size = self._file(places.evidence(sha256), "evidence")
             evidence.append(msgspec.convert({"kind": kind, "sha256": sha256, "size": size}, Evidence))
         cells = tuple(Speed(f"1024/1024/{count}", "output_throughput", "pass", 1.01, 0.99, 1.03, 40.0, 0.1) for count in range(8))
@@ -124,8 +124,8 @@ class Books:
         return Proved(wheel.sha256, "7" * 64, (), rungs, cells if wheel.project == "vllm" else (), "stock", 0.02, evidence=tuple(evidence))
 
     def _record(self, record: Release | Proof, release: str) -> str:
-        data = digest.canonical(record)
-        sha256 = digest.sha256_bytes(data)
+        data = canonical(record)
+        sha256 = sha256_bytes(data)
         path = self.root / (places.proof(release, sha256) if isinstance(record, Proof) else places.release(sha256))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -272,7 +272,7 @@ def hashing(options: argparse.Namespace) -> int:
                 stream.write(os.urandom(1_000_000))
         for _ in range(options.runs + 1):
             began = time.perf_counter()
-            found = digest.sha256_file(path)
+            found = sha256_file(path)
             middle = time.perf_counter()
             said = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
             taken[0].append(middle - began)

@@ -27,9 +27,9 @@ from msgspec.structs import replace
 
 import measure
 from index import child
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -101,7 +101,7 @@ class Books:
     def _wheel(self, fork: str, project: str, machine: Machine, number: int, made: str) -> Wheel:
         version = f"0.33.0+spark.2026.11.{number}.p1a2b3c4d.cu130"
         filename = f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
-        sha256 = digest.sha256_bytes(filename.encode())
+        sha256 = sha256_bytes(filename.encode())
         return Wheel(filename, sha256, 412_345_678, fork, project, version, machine, places.wheel(sha256, filename), "1" * 64, made)
 
     def _proved(self, wheel: Wheel, number: int, made: str) -> Proved:
@@ -121,7 +121,7 @@ class Books:
         return Proved(wheel.sha256, "7" * 64, missing, rungs, speeds, "stock vllm 0.33.0", 0.02, host, tuple(evidence))
 
     def _evidence(self, kind: str, data: bytes) -> Evidence:
-        sha256 = digest.sha256_bytes(data)
+        sha256 = sha256_bytes(data)
         path = self.root / places.evidence(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -156,17 +156,17 @@ class Books:
             return
         day = self.began + datetime.timedelta(days=number)
         state: State = self.random.choice(("pass", "pass", "pass", "fail", "inconclusive", "invalid"))
-        wheel, end = digest.sha256_bytes(f"night {number}".encode()), times.text(day)
+        wheel, end = sha256_bytes(f"night {number}".encode()), times.text(day)
         data = self.result(wheel, 0.04 * (number > 250), end)
-        figures = () if number % 3 else measured.of(data, digest.sha256_bytes(f"result {number}".encode()))
+        figures = () if number % 3 else measured.of(data, sha256_bytes(f"result {number}".encode()))
         gated = Stage("gate", state, "" if state == "pass" else "gate-failed", "made up")
         stages = (Stage("build", "pass"), gated, Stage("publish", "not-run"))
         made = Night("pipeline", f"{number}", STACK, end, stages, f"https://ci.example/runs/{number}", "a" * 40, "", (), figures)
         night.write(self.root / "nights", made)
 
     def _put(self, name: str, record: Release | Proof) -> str:
-        data = digest.canonical(record)
-        sha256 = digest.sha256_bytes(data)
+        data = canonical(record)
+        sha256 = sha256_bytes(data)
         path = self.root / name.format(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -29,7 +29,7 @@ from tests.conftest import running
 
 from sparkwright.builder.container import builder_image, connected
 from sparkwright.builder.environment.pylock import Interpreter
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
@@ -177,7 +177,7 @@ def imported(address: str, layer: Path, kind: str, tag: str) -> str:
     system, _, architecture = kind.partition("/")
     description = {
         "architecture": architecture, "os": system, "config": {"Cmd": ["/bin/sh"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest.sha256_file(layer)}"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_file(layer)}"]},
     }  # fmt: skip
     texts = {
         "config.json": json.dumps(description).encode(),

@@ -20,7 +20,7 @@ from tests.containers.conftest import PATIENCE, missing, wait_for
 from tests.support import publishing, wheels, workflows
 from tests.support.publishing import Place
 
-from sparkwright.core.digest import sha256_file
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.release.signing import keys

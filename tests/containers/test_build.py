@@ -15,7 +15,7 @@ from docker import DockerClient
 
 from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.cli import main
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 
@@ -32,7 +32,7 @@ PATIENCE = 1500
 def members(wheel: Path) -> dict[str, str]:
     """Return the hash of each file of *wheel* that does not say where it was made."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name: digest.sha256_bytes(archive.read(name)) for name in archive.namelist() if Path(name).name not in RECORDS}
+        return {name: sha256_bytes(archive.read(name)) for name in archive.namelist() if Path(name).name not in RECORDS}
 
 
 def wheel_of(folder: Path) -> Path:

@@ -26,7 +26,7 @@ from sparkwright.builder.compile.ninja import CompilerCall
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.cli import demo as demo_verb
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
@@ -119,7 +119,7 @@ class Demo:
 
     def sha256(self) -> str:
         """Return the hash of that wheel."""
-        return digest.sha256_file(self.wheel())
+        return sha256_file(self.wheel())
 
     def members(self) -> dict[str, bytes]:
         """Return the files of that wheel by name."""

@@ -20,7 +20,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from uv import find_uv_bin
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -115,7 +115,7 @@ class Dsl:
     def files(self) -> dict[str, str]:
         """Return the sha256 of every file of the DSL but those that installers add."""
         found = (path for path in self.site.glob("nvidia_cutlass_dsl*/**/*") if path.is_file() and path.name not in ADDED)
-        return {path.relative_to(self.site).as_posix(): digest.sha256_file(path) for path in found if path.suffix != ".pyc"}
+        return {path.relative_to(self.site).as_posix(): sha256_file(path) for path in found if path.suffix != ".pyc"}
 
 
 def made(folder: Path, store: Store) -> Dsl:
@@ -143,7 +143,7 @@ def test_the_real_wheels_fit_the_reviewed_file(dsl: Dsl) -> None:
     assert [edit.state for edit in done.edits] == ["there already"]
     assert done.written == 0
     for edit in dsl.spec.edits:
-        assert digest.sha256_file(dsl.site / edit.file) == edit.after
+        assert sha256_file(dsl.site / edit.file) == edit.after
     for record in dsl.site.glob("nvidia_cutlass_dsl*/RECORD"):
         for name, value, count in csv.reader(io.StringIO(record.read_text())):
             data = (dsl.site / name).read_bytes()

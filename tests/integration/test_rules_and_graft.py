@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock, Lock
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def test_a_base_wheel_of_another_release_is_refused(demo: Demo) -> None:
     fresh = demo.folder / "other"
     fresh.mkdir()
     made = wheelfile.rewrite(base, fresh, version=locked.version, replace={"mini_vllm/envs.py": other})
-    sha256 = digest.sha256_file(made)
+    sha256 = sha256_file(made)
     # The folder of downloads is shared with the user's store, which this wheel must not get into.
     downloads = demo.folder / "store" / "downloads"
     downloads.unlink()

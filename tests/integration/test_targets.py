@@ -28,8 +28,8 @@ from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli.stages import lock_vendored
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import lock, package_index, resolve
 from sparkwright.forks.context import RunContext
@@ -204,7 +204,7 @@ class Parts:
         files = {f"widget/{target}.abi3.so": library.read_bytes() for target in ("_core", "_extra", "_other")}
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
         wheelfile.write(self.folder, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
-        sha256 = digest.sha256_file(self.folder / name.filename)
+        sha256 = sha256_file(self.folder / name.filename)
         place = package_index.path_of(self.store, sha256, name.filename)
         place.parent.mkdir(parents=True)
         shutil.copy(self.folder / name.filename, place)

@@ -41,7 +41,8 @@ from tests.support import (  # noqa: E402
 from sparkwright.builder.wheel import archive  # noqa: E402
 from sparkwright.builder.wheel.archive import WheelName  # noqa: E402
 from sparkwright.cli import main  # noqa: E402
-from sparkwright.core import digest, http  # noqa: E402
+from sparkwright.core import http  # noqa: E402
+from sparkwright.core.files import sha256_file  # noqa: E402
 from sparkwright.gates import ladder as ladders  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
 from sparkwright.release.evidence import make, predicates  # noqa: E402
@@ -337,7 +338,7 @@ def served(scene: Scene) -> Path:
 
 def proved(scene: Scene) -> Proved:
     """Return what is proved of it."""
-    sha256 = digest.sha256_file(served(scene))
+    sha256 = sha256_file(served(scene))
     return next(one for one in scene.index.proof(NEWEST).wheels if one.wheel == sha256)
 
 

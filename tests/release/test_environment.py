@@ -21,7 +21,7 @@ from tests.support import forked, wheels
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.package_index import path_of
 from sparkwright.release import environment
 from sparkwright.release.client import back, health, install, packages, state
@@ -271,10 +271,10 @@ def release_with_edits(scene: Scene) -> str:
     dsl = wheels.plain(folder, "mini-dsl", "1.0", files={"mini_dsl/guard.py": GUARD})
     change = {"anchor": "== 120", "replacement": "in (120, 121)"}
     edit = {
-        "name": "admit-121", "package": "mini-dsl", "file": "mini_dsl/guard.py", "before": digest.sha256_bytes(GUARD),
-        "after": digest.sha256_bytes(EDITED), "changes": [change], "reason": "the test wants it", "drop_when": "the test ends",
+        "name": "admit-121", "package": "mini-dsl", "file": "mini_dsl/guard.py", "before": sha256_bytes(GUARD),
+        "after": sha256_bytes(EDITED), "changes": [change], "reason": "the test wants it", "drop_when": "the test ends",
     }  # fmt: skip
-    package = {"name": "mini-dsl", "version": "1.0", "wheels": {dsl.name: digest.sha256_file(dsl)}}
+    package = {"name": "mini-dsl", "version": "1.0", "wheels": {dsl.name: sha256_file(dsl)}}
     spec = json.dumps({"reason": "the test wants it", "packages": [package], "edits": [edit]}).encode()
     made = scene.host.made["2"]
     return scene.index.add(made, [*scene.host.made["others"][::2], dsl], onsite=spec).name

@@ -17,7 +17,7 @@ from tests.release import attacks, world
 from tests.release.attacks import NEWEST, OLDER, Scene
 from tests.support import verdicts, wheels
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.forks.package_index import path_of
 from sparkwright.release import content, environment
 from sparkwright.release.client import address, back, health, install, state
@@ -166,8 +166,8 @@ def test_a_promotion_changes_the_record_and_no_package(scene: Scene) -> None:
     installs(scene, channel="candidate")
     before = {path: path.stat().st_mtime_ns for path in scene.user.site.rglob("*.py")}
     entries = tuple(replace(one, channel="verified") if one.name == "2026.11.3" else one for one in scene.index.manifest.entries)
-    proof = digest.canonical(replace(scene.index.proof("2026.11.3"), made=scene.index.manifest.expires))
-    entries = tuple(replace(one, proof=digest.sha256_bytes(proof)) if one.name == "2026.11.3" else one for one in entries)
+    proof = canonical(replace(scene.index.proof("2026.11.3"), made=scene.index.manifest.expires))
+    entries = tuple(replace(one, proof=sha256_bytes(proof)) if one.name == "2026.11.3" else one for one in entries)
     scene.index.write(places.proof(entries[-1].release, entries[-1].proof), proof)
     scene.index.save(replace(scene.index.manifest, serial=scene.index.manifest.serial + 1, entries=entries))
     done = installs(scene)
@@ -270,7 +270,7 @@ def test_a_file_damaged_in_the_store_is_fetched_again(scene: Scene) -> None:
     attacks.flipped(path_of(scene.user.context().store, wheel.sha256, wheel.filename))
 
     assert installs(scene).state == "installed"
-    assert digest.sha256_file(path_of(scene.user.context().store, wheel.sha256, wheel.filename)) == wheel.sha256
+    assert sha256_file(path_of(scene.user.context().store, wheel.sha256, wheel.filename)) == wheel.sha256
 
 
 def test_a_server_that_trickles_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tests.support import indexserver, verdicts, wheels
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import packages
@@ -59,7 +59,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def sha(data: bytes) -> str:
-    return digest.sha256_bytes(data)
+    return sha256_bytes(data)
 
 
 class Index:
@@ -137,8 +137,8 @@ class Index:
 
     def put(self, release: Release, proved: Sequence[Proved], lock: bytes, channel: Channel, onsite: bytes = b"") -> Entry:
         """Write the records of *release*, and publish it; nothing is checked."""
-        data = digest.canonical(release)
-        proof = digest.canonical(Proof(sha(data), BEGAN, tuple(proved)))
+        data = canonical(release)
+        proof = canonical(Proof(sha(data), BEGAN, tuple(proved)))
         entry = Entry(sha(data), sha(proof), release.name, release.stack, release.made, channel)
         self.write(places.release(entry.release), data)
         self.write(places.proof(entry.release, entry.proof), proof)
@@ -187,7 +187,7 @@ class Index:
         for path in others:
             name = WheelName.of(path.name)
             rows.append(
-                (packages.canonical(name.distribution), name.version, self._other(path), path.stat().st_size, digest.sha256_file(path))
+                (packages.canonical(name.distribution), name.version, self._other(path), path.stat().st_size, sha256_file(path))
             )
         text = 'lock-version = "1.0"\ncreated-by = "tests"\nrequires-python = ">=3.9"\n'
         for project, version, url, size, sha256 in sorted(rows):
@@ -196,7 +196,7 @@ class Index:
         return text.encode()
 
     def _other(self, path: Path) -> str:
-        kept = self.others / digest.sha256_file(path)[:16] / path.name
+        kept = self.others / sha256_file(path)[:16] / path.name
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, kept)
@@ -329,7 +329,7 @@ class User:
             if path.is_symlink():
                 found[name] = f"-> {path.readlink()}"
             elif path.is_file() and not name.endswith((".lock", ".pyc")):
-                found[name] = digest.sha256_file(path)
+                found[name] = sha256_file(path)
         return found
 
 

@@ -15,7 +15,7 @@ from filelock import FileLock
 from tests.support.serving import launch
 
 from sparkwright.cli.options import default_cache
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.server.client import Client
 from sparkwright.gates.server.serve import Server
 
@@ -70,7 +70,7 @@ def serving(python: Path, model: Path, folder: Path) -> Iterator[Broken]:
 
 def make(python: Path, cache: Path) -> Path:
     """Return the folder of the model that has learnt the answers of the words rung, made in a minute on the first use."""
-    key = digest.sha256_bytes(b"".join(path.read_bytes() for path in SOURCES))[:12]
+    key = sha256_bytes(b"".join(path.read_bytes() for path in SOURCES))[:12]
     folder = cache / f"learnt-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "learnt.lock"):

@@ -13,7 +13,7 @@ from filelock import FileLock
 from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 
 from sparkwright.cli.options import default_cache
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -33,7 +33,7 @@ def _trained(vllm_python: Path) -> Path:
     """Return the model, made in two minutes on the first use."""
     cache = default_cache() / "tests"
     sources = (*SOURCES, HERE / "trained.py", GATES / "corpus.yaml")
-    key = digest.sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
+    key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
     folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "trained.lock"):

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.gates.verdict import State
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed
@@ -82,8 +82,8 @@ class Made:
         before = next((one.release for one in reversed(self.manifest.entries) if one.stack == stack), "")
         locks = tuple(_lock(machine, found) for machine in ("aarch64", "x86_64")) if locked else ()
         release = told(Release(name, stack, self.at(), found, (FORK,), locks, before=before))
-        address = digest.sha256_bytes(digest.canonical(release))
-        self._write(places.release(address), digest.canonical(release))
+        address = sha256_bytes(canonical(release))
+        self._write(places.release(address), canonical(release))
         for lock in locks:
             self._write(places.lock(address, lock.machine), lock_bytes(lock.machine))
             self._write(places.requirements(address, lock.machine), requirements(found))
@@ -128,7 +128,7 @@ class Made:
         return path
 
     def _wheel(self, path: Path) -> Wheel:
-        sha256, name = digest.sha256_file(path), WheelName.of(path.name)
+        sha256, name = sha256_file(path), WheelName.of(path.name)
         with zipfile.ZipFile(path) as archive:
             metadata = archive.read(f"{name.info}/METADATA")
         place = self._write(places.wheel(sha256, path.name), path.read_bytes())
@@ -137,7 +137,7 @@ class Made:
         machine: Machine = "aarch64" if "aarch64" in name.tag else "x86_64" if "x86_64" in name.tag else "any"
         return Wheel(
             path.name, sha256, path.stat().st_size, project.split("-")[0], project, name.version, machine, places.wheel(sha256, path.name),
-            digest.sha256_bytes(metadata), STARTED, ">=3.9", libraries=(Library("_C.abi3.so", 1_200_000, "compiled", {"sm_121f": 108}),),
+            sha256_bytes(metadata), STARTED, ">=3.9", libraries=(Library("_C.abi3.so", 1_200_000, "compiled", {"sm_121f": 108}),),
         )  # fmt: skip
 
     def _prove(self, address: str, files: Sequence[Wheel], missing: Sequence[Missing], kinds: Sequence[str]) -> str:
@@ -149,14 +149,14 @@ class Made:
             held = tuple(self._evidence(kind, wheel, missing) for kind in kinds)
             measured = speeds if wheel.project == "vllm" and not missing else ()
             proved.append(Proved(wheel.sha256, "a" * 64, tuple(missing), rungs, measured, "stock", 0.02, {"gpu": "made up"}, held))
-        data = digest.canonical(Proof(address, STARTED, tuple(proved)))
-        proof = digest.sha256_bytes(data)
+        data = canonical(Proof(address, STARTED, tuple(proved)))
+        proof = sha256_bytes(data)
         self._write(places.proof(address, proof), data)
         return proof
 
     def _evidence(self, kind: str, wheel: Wheel, missing: Sequence[Missing]) -> Evidence:
         data = msgspec.json.encode({"kind": kind, "wheel": wheel.sha256, "missing": missing, "made": "up"})
-        sha256 = digest.sha256_bytes(data)
+        sha256 = sha256_bytes(data)
         self._write(places.evidence(sha256), data)
         return msgspec.convert({"kind": kind, "sha256": sha256, "size": len(data)}, Evidence)
 
@@ -180,7 +180,7 @@ def requirements(files: Sequence[Wheel]) -> bytes:
 
 def _lock(machine: Machine, files: Sequence[Wheel]) -> Lock:
     packages = {one.project: one.version for one in files} | {"torch": "2.14.0"}
-    return Lock(machine, digest.sha256_bytes(lock_bytes(machine)), digest.sha256_bytes(requirements(files)), packages)
+    return Lock(machine, sha256_bytes(lock_bytes(machine)), sha256_bytes(requirements(files)), packages)
 
 
 def tree(root: Path) -> dict[str, bytes]:

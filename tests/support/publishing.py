@@ -20,7 +20,7 @@ import msgspec
 import requests
 from tests.support import indexserver, verdicts, wheels
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -73,7 +73,7 @@ class Place:
             names[:] = [name for name in names if name != ground.WORK]
             for name in files:
                 path = Path(folder) / name
-                found[path.relative_to(self.root).as_posix()] = digest.sha256_file(path)
+                found[path.relative_to(self.root).as_posix()] = sha256_file(path)
         return found
 
 
@@ -139,7 +139,7 @@ class Client:
         where = urljoin(self.url, place)
         reply = self._session.get(where, timeout=60)
         assert reply.status_code == 200, (where, reply.status_code)
-        assert digest.sha256_bytes(reply.content) == sha256, where
+        assert sha256_bytes(reply.content) == sha256, where
         self._seen.add(unquote(urlsplit(where).path))
         return reply.content
 
@@ -159,7 +159,7 @@ def bare_index(folder: Path) -> Iterator[str]:
     made = wheels.plain(folder / "files", "ray", "2.60.0")
     page = folder / "simple" / "ray" / "index.html"
     page.parent.mkdir(parents=True)
-    link = f'<a href="../../files/{made.name}#sha256={digest.sha256_file(made)}">{made.name}</a>'
+    link = f'<a href="../../files/{made.name}#sha256={sha256_file(made)}">{made.name}</a>'
     page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
     (folder / "simple" / "index.html").write_text('<!DOCTYPE html><html><body><a href="ray/">ray</a></body></html>')
     with indexserver.serve(folder) as served:

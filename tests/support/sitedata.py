@@ -19,7 +19,7 @@ from tests.support.wheels import ROOT, STACK
 from tests.unit.reportdata import FORK, Maker
 
 from sparkwright.cherry_picks.drift import Drift, Line, Trial
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -110,7 +110,7 @@ class Made:
     def _wheel(self, fork: str, project: str, machine: Any, name: str, made: str) -> Wheel:
         version = f"0.33.0+spark.{name}"
         filename = f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
-        sha256 = digest.sha256_bytes(filename.encode())
+        sha256 = sha256_bytes(filename.encode())
         return Wheel(filename, sha256, 1234567, fork, project, version, machine, places.wheel(sha256, filename), "1" * 64, made)
 
     def _proved(
@@ -133,7 +133,7 @@ class Made:
 
     def evidence(self, kind: Any, data: bytes) -> Evidence:
         """Put a file of evidence."""
-        sha256 = digest.sha256_bytes(data)
+        sha256 = sha256_bytes(data)
         path = self.root / places.evidence(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -141,8 +141,8 @@ class Made:
 
     def put(self, name: str, record: Any) -> str:
         """Put *record* where *name* says, with ``{}`` for its sha256, and return that."""
-        data = digest.canonical(record)
-        sha256 = digest.sha256_bytes(data)
+        data = canonical(record)
+        sha256 = sha256_bytes(data)
         path = self.root / name.format(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -160,10 +160,10 @@ class Made:
         day = self.day(number)
         figures, files = (), ()
         if slower is not None:
-            wheel = digest.sha256_bytes(f"night {number}".encode())
+            wheel = sha256_bytes(f"night {number}".encode())
             data = msgspec.json.encode(result(wheel, 1000 + number, slower, f"{day}T03:00:00Z"))
-            figures = measured.of(msgspec.json.decode(data, type=Result), digest.sha256_bytes(data))  # type: ignore[assignment]
-            files = (File("vllm.throughput.json", "throughput", digest.sha256_bytes(data), len(data), state, wheel),)  # type: ignore[assignment]
+            figures = measured.of(msgspec.json.decode(data, type=Result), sha256_bytes(data))  # type: ignore[assignment]
+            files = (File("vllm.throughput.json", "throughput", sha256_bytes(data), len(data), state, wheel),)  # type: ignore[assignment]
         stages = (Stage("build", "pass"), Stage("gate", state, "" if state == "pass" else reference, says))
         url = f"https://ci.example/runs/{number}"
         made = Night(

@@ -33,7 +33,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.builder.wheel.graft import GraftManifest
 from sparkwright.cherry_picks.apply import AppliedPatch
-from sparkwright.core.digest import sha256_bytes, sha256_file
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceKind
 

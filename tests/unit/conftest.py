@@ -20,7 +20,8 @@ from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.pick import PullRequestSnapshot
 from sparkwright.cli import main, options
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
@@ -345,7 +346,7 @@ class Index:
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
         with self.page.open("a") as page:
-            page.write(f'<a href="../../{name}#sha256={digest.sha256_file(self.root / name)}">{name}</a>\n')
+            page.write(f'<a href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
         return self.root / name
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.core.errors import FileError
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import archive
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import archive, elf, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -541,7 +542,7 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
 
 def unit(name: str, *images: fatbins.Image) -> CompiledUnit:
     """Return the unit ``csrc/<name>.cu`` of the target ``_C``."""
-    code = tuple((listed, digest.sha256_bytes(payload)) for _, listed, payload in images)
+    code = tuple((listed, sha256_bytes(payload)) for _, listed, payload in images)
     gencode = ("compute_121f:sm_121f",)
     return CompiledUnit(f"csrc/{name}.cu", "_C", f"{name}.o", LIBRARY, gencode, code)
 

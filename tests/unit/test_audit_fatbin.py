@@ -16,7 +16,7 @@ from sparkwright.audit import device_code
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import ElfUnreadable, FatbinEntry
 from sparkwright.core import process
-from sparkwright.core.digest import sha256_bytes, sha256_file
+from sparkwright.core.files import sha256_bytes, sha256_file
 
 SOURCE = "__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n"
 

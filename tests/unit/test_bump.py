@@ -13,7 +13,7 @@ from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.forks import lock, resolve
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:
         name = f"widget_kit-{version}-{tag}.whl"
         (upstream.offered.root / name).write_bytes(b"PK\x05\x06" + bytes(18))
         with upstream.offered.page.open("a") as page:
-            page.write(f'<a href="../../{name}#sha256={digest.sha256_file(upstream.offered.root / name)}">{name}</a>\n')
+            page.write(f'<a href="../../{name}#sha256={sha256_file(upstream.offered.root / name)}">{name}</a>\n')
     upstream.stack.write_text(
         upstream.stack.read_text().replace("build: backend", "build: graft")
         + '    bases:\n      x86_64: {name: "widget-kit", version: "1.0.0", tag: "cp38-abi3-manylinux_2_28_x86_64"}\n'

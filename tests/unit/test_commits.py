@@ -16,8 +16,7 @@ from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import apply, patch, rebase
-from sparkwright.core.git import EXECUTABLE, REGULAR
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

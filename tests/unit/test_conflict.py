@@ -17,7 +17,7 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import apply, conflict, patch, series
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from tests.support import verdicts as made
 from tests.support import wheels
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.digest import canonical
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import canonical
 from sparkwright.gates import declared
 from sparkwright.gates.ladder import RUNGS, Ladder
 from sparkwright.gates.throughput.records import Result

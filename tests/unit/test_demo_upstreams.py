@@ -14,7 +14,7 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.environment import toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.core import git
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.demo import upstreams
 from sparkwright.demo.upstreams import SOURCES, TAGS
 from sparkwright.forks.stack import Project

@@ -13,7 +13,7 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import patch
 from sparkwright.cherry_picks.patch import Hunk, Section
 from sparkwright.core import git
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 
 #: Each example asks git several times.
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

@@ -13,7 +13,7 @@ from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series, upstream
 from sparkwright.cli import main
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _stack(host: Host, offered: Index) -> Host:
     path = offered.release("1.0", {"a.txt": TEXT, "b.txt": b"one\n"})
     offered.release("2.0rc1", {"a.txt": TEXT})
     host.work.commit({"a.txt": TEXT, "b.txt": b"one\n"}, "Release 1.0")
-    host.lock(sdist=FileLock(offered.project, "1.0", path.name, digest.sha256_file(path), path.stat().st_size))
+    host.lock(sdist=FileLock(offered.project, "1.0", path.name, sha256_file(path), path.stat().st_size))
     for count, name in enumerate(OURS, 1):
         host.ours(f"{name}.patch", {"a.txt": edited(*list(OURS.values())[:count])}, name)
     head = host.pull(7, {"b.txt": b"two\n"})

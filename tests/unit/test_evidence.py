@@ -30,8 +30,8 @@ from sparkwright.builder import self_wheel as program
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates import ladder as ladders
 from sparkwright.gates.ladder import Ladder
 from sparkwright.gates.throughput.records import Result
@@ -269,9 +269,9 @@ def resigned(case: Case, signer: KeySigner, kind: str, change: Callable[[dict[st
         edit(predicate)
         payloads[name] = replace(payloads[name], predicate=predicate)
 
-    before = digest.sha256_bytes(payloads[kind].encode())
+    before = sha256_bytes(payloads[kind].encode())
     edited(kind, change)
-    after = digest.sha256_bytes(payloads[kind].encode())
+    after = sha256_bytes(payloads[kind].encode())
 
     def follow(said: dict[str, Any]) -> None:
         for one in said["inputAttestations"]:
@@ -334,8 +334,8 @@ def test_a_statement_that_contradicts_the_rest_is_refused(case: Case, signer: Ke
 
 def with_raw(case: Case, signer: KeySigner, kind: str, data: bytes) -> Signed:
     """Return evidence whose statements name another raw file of *kind*; they are made of it without looking into it."""
-    before = digest.sha256_bytes(case.raw[kind])
-    after = digest.sha256_bytes(data)
+    before = sha256_bytes(case.raw[kind])
+    after = sha256_bytes(data)
     payloads = make.statements(case.wheel, case.fork, case.proved, case.raw, record=case.inspected.record)
     swaps, swapped = {before: after}, {}
     for name in ("provenance", "test-result", "summary"):
@@ -343,7 +343,7 @@ def with_raw(case: Case, signer: KeySigner, kind: str, data: bytes) -> Signed:
         for old, new in swaps.items():
             text = text.replace(old.encode(), new.encode())
         swapped[name] = msgspec.json.decode(text, type=Statement)
-        swaps[digest.sha256_bytes(payloads[name].encode())] = digest.sha256_bytes(swapped[name].encode())
+        swaps[sha256_bytes(payloads[name].encode())] = sha256_bytes(swapped[name].encode())
     return signed(case, signer, swapped, {**case.raw, kind: data})
 
 
@@ -481,7 +481,7 @@ def test_who_signed_counts(case: Case, signer: KeySigner, tmp_path: Path) -> Non
     envelope = json.loads(files[named.sha256])
     envelope["payload"] = envelope["payload"][:-8] + "AAAA" + envelope["payload"][-4:]
     data = json.dumps(envelope).encode()
-    changed = Evidence("summary", digest.sha256_bytes(data), len(data))
+    changed = Evidence("summary", sha256_bytes(data), len(data))
     swapped = replace(proved, evidence=tuple(changed if one.kind == "summary" else one for one in proved.evidence))
     assert ends_with(lambda: checked(case, signer, (swapped, {**files, changed.sha256: data}))) == "signature-invalid"
 
@@ -647,7 +647,7 @@ def test_a_wheel_that_says_something_else_inside_is_refused(case: Case, signer: 
     record = {**json.loads(zipfile.ZipFile(case.path).read(f"{info}/sparkwright.json")), "base": "0" * 64}
     changed = {"sparkwright.json": json.dumps(record).encode(), "sboms/sparkwright.cdx.json": case.inspected.sbom + b"\n"}[member]
     path = archive.rewrite(case.path, tmp_path, version=case.wheel.version, replace={f"{info}/{member}": changed})
-    wheel = replace(case.wheel, sha256=digest.sha256_file(path), size=path.stat().st_size)
+    wheel = replace(case.wheel, sha256=sha256_file(path), size=path.stat().st_size)
     other = replace(case, path=path, inspected=replace(case.inspected, wheel=wheel))
     proved = decision.decide(other.inspected, None, None, verdicts.policy())
     other, raw = replace(other, proved=proved), {"sbom": case.inspected.sbom}
@@ -719,7 +719,7 @@ def test_an_index_that_holds_something_else_is_told_apart(host: world.Host, tmp_
     path = host.made["2"][0]
     other = wheels.cutlass(tmp_path, label="spark.2026.12")
     assert refused(other, "--index", index.url, "--key", index.public) == "evidence-invalid"
-    proof = next(one for one in index.proof("2026.11.2").wheels if one.wheel == digest.sha256_file(path))
+    proof = next(one for one in index.proof("2026.11.2").wheels if one.wheel == sha256_file(path))
     index.path(places.evidence(index.named(proof.evidence, "provenance").sha256)).unlink()
     assert refused(path, "--index", index.url, "--key", index.public) == "evidence-invalid"
     index.path(places.evidence(index.named(proof.evidence, "summary").sha256)).write_text("<html>Sign in</html>")

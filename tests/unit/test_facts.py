@@ -19,8 +19,8 @@ from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.builder import self_wheel
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core.digest import sha256_bytes, sha256_file
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.release import content
 from sparkwright.release.decide import facts
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import refserved, verdicts, wheels
 
 from sparkwright.cli import gate, main, options
-from sparkwright.core.digest import sha256_file
+from sparkwright.core.files import sha256_file
 from sparkwright.gates import ladder
 from sparkwright.gates.athand import AtHand, Inputs
 from sparkwright.gates.ladder import RUNGS

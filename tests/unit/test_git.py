@@ -12,7 +12,7 @@ from tests.refusals import refusal
 from tests.support import forked
 
 from sparkwright.core import git
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 
 FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
 
@@ -163,7 +163,7 @@ def test_a_file_that_git_lacks_is_refused_by_its_path(objects: Objects) -> None:
 
 def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
     """Processes that begin together with a fresh cache directory all end up with the same store, and leave nothing else."""
-    program = "import sys; from pathlib import Path; from sparkwright.core.git_store import Objects; Objects(Path(sys.argv[1]))"
+    program = "import sys; from pathlib import Path; from sparkwright.core.git import Objects; Objects(Path(sys.argv[1]))"
     words = [sys.executable, "-c", program, str(tmp_path / "store" / "objects.git")]
     children = [subprocess.Popen(words) for _ in range(5)]
 

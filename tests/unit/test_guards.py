@@ -13,8 +13,7 @@ from sparkwright.builder import source_tree
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import Guard
 from sparkwright.core import strict_yaml
-from sparkwright.core.git import REGULAR
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import REGULAR, Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini

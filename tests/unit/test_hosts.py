@@ -14,8 +14,8 @@ from tests.refusals import refusal
 from tests.support import githubapi
 from tests.support.githubapi import Answer, Release, World, cut, drop, reply, starter, unheard
 
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_file
 from sparkwright.core.github import GitHub
 from sparkwright.release.publish import releases
 from sparkwright.release.publish.folder import UNFINISHED, Folder
@@ -34,11 +34,11 @@ def _wheel(tmp_path: Path) -> Path:
 
 
 def place(path: Path) -> str:
-    return f"files/{digest.sha256_file(path)}/{path.name}"
+    return f"files/{sha256_file(path)}/{path.name}"
 
 
 def put(host: Folder | GitHubReleases, path: Path) -> str:
-    return host.put(place(path), path, digest.sha256_file(path))
+    return host.put(place(path), path, sha256_file(path))
 
 
 class TestFolder:
@@ -63,7 +63,7 @@ class TestFolder:
 
         with refusal("wheel-name-taken") as caught:
             put(Folder(tmp_path), wheel)
-        assert digest.sha256_file(wheel) in str(caught.value.details)
+        assert sha256_file(wheel) in str(caught.value.details)
         assert (tmp_path / where).read_bytes() == b"damaged"
 
     def test_a_name_that_appears_meanwhile_is_not_replaced(self, tmp_path: Path, wheel: Path) -> None:
@@ -79,7 +79,7 @@ class TestFolder:
 
     def test_a_wheel_that_changes_while_it_is_read_is_not_published(self, tmp_path: Path, wheel: Path) -> None:
         """The bytes that are shipped are hashed on their way, so what was decided about is what is shipped."""
-        where, sha256 = place(wheel), digest.sha256_file(wheel)
+        where, sha256 = place(wheel), sha256_file(wheel)
         with wheel.open("ab") as stream:
             stream.write(b"!")
 
@@ -106,7 +106,7 @@ class TestFolder:
         ])  # fmt: skip
         script = script.replace("; def", "\ndef") + (
             f"\ntry:\n    Folder(Path({str(tmp_path / 'index')!r})).put({place(wheel)!r}, Path({str(wheel)!r}), "
-            f"{digest.sha256_file(wheel)!r}, moved)\nexcept StoreError as error:\n    print(error.reference)"
+            f"{sha256_file(wheel)!r}, moved)\nexcept StoreError as error:\n    print(error.reference)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

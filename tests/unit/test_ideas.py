@@ -10,7 +10,7 @@ from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ideas
 from sparkwright.cherry_picks.ideas import Finding, Idea, IdeaState, Probe
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release.manifest import change, signed, times
 from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
 from sparkwright.release.signing import Statement, Subject
@@ -37,15 +37,15 @@ def release(number: int, stack: str = "2026.11") -> Release:
     """Return a release with one wheel of its own and one that it shares with all of its stack."""
     own, shared = f"vllm-{number}.0-py3-none-any.whl", f"cutlass-{stack}-py3-none-any.whl"
     wheels = tuple(
-        Wheel(name, digest.sha256_bytes(name.encode()), 1, "vllm", "vllm", "1", "any", f"files/{name}", "0" * 64, at(number))
+        Wheel(name, sha256_bytes(name.encode()), 1, "vllm", "vllm", "1", "any", f"files/{name}", "0" * 64, at(number))
         for name in (own, shared)
     )
     return Release(f"{stack}.{number}", stack, at(number), wheels, (), ())
 
 
 def entry(made: Release, channel: Channel = "candidate") -> Entry:
-    address = digest.sha256_bytes(digest.canonical(made))
-    return Entry(address, digest.sha256_bytes(address.encode()), made.name, made.stack, made.made, channel)
+    address = sha256_bytes(canonical(made))
+    return Entry(address, sha256_bytes(address.encode()), made.name, made.stack, made.made, channel)
 
 
 def published(*channels: Channel, stack: str = "2026.11") -> Manifest:
@@ -242,7 +242,7 @@ def test_times_sort_as_their_texts_do(moment: Any, days: int) -> None:
 
 def sealed(predicate: dict[str, Any], subject: str = "", kind: str = signed.PREDICATE) -> bytes:
     """Return any predicate signed as a manifest, with the trusted key."""
-    address = subject or digest.sha256_bytes(digest.canonical(predicate))
+    address = subject or sha256_bytes(canonical(predicate))
     return SIGNER.sign(Statement((Subject("manifest", address),), kind, predicate))
 
 
@@ -283,7 +283,7 @@ def test_a_manifest_of_a_newer_program_is_read_as_far_as_it_is_known() -> None:
 )
 def test_a_signed_manifest_that_makes_no_sense_is_refused(spoil: Callable[[dict[str, Any]], object], says: str) -> None:
     """Even the right key cannot sign impossible times, names that leave the folder, terminal codes, or a log out of order."""
-    predicate = json.loads(digest.canonical(published("verified", "candidate", "candidate")))
+    predicate = json.loads(canonical(published("verified", "candidate", "candidate")))
     spoil(predicate)
     with refusal("manifest-invalid") as error:
         signed.read(sealed(predicate), TRUST, what="it")

@@ -10,7 +10,7 @@ import pytest
 
 from sparkwright.cherry_picks import pick, series
 from sparkwright.cherry_picks.ledger import PullState
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock
 from sparkwright.release.manifest.records import Fork, Need, Patch
 from sparkwright.release.notes import needs
@@ -32,7 +32,7 @@ def _made(host: Host, offered: Index) -> Host:
     """Return an upstream at release 1.0, with two patches of ours and an open pull request that the stack carries."""
     path = offered.release("1.0", {"a.txt": TEXT.encode(), "b.txt": b"one\n"})
     host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"one\n"}, "Release 1.0")
-    host.lock(sdist=FileLock("widget-kit", "1.0", path.name, digest.sha256_file(path), path.stat().st_size))
+    host.lock(sdist=FileLock("widget-kit", "1.0", path.name, sha256_file(path), path.stat().st_size))
     host.ours("first.patch", {"a.txt": edited(10)}, "Do the first")
     host.ours("second.patch", {"a.txt": edited(10, 30)}, "Do the second")
     head = host.pull(7, {"c.txt": b"picked\n"}, start="v1")

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release import notes
 from sparkwright.release.manifest.records import (
     Evidence,
@@ -39,7 +39,7 @@ MADE = "2026-11-22T07:30:00Z"
 
 
 def sha(text: str) -> str:
-    return digest.sha256_bytes(text.encode())
+    return sha256_bytes(text.encode())
 
 
 BASE = sha("official wheel")
@@ -99,7 +99,7 @@ RELEASE = Release(
         Need("vllm", "#40923", "needed", "0.33.1 lacks it and takes it; tried on 2026-11-21"),
         Need("vllm", "largest-scale.patch", "unknown", "nobody tried it on anything later than its own source"),
     ),
-    before=digest.sha256_bytes(digest.canonical(BEFORE)),
+    before=sha256_bytes(canonical(BEFORE)),
 )  # fmt: skip
 
 PROVED = Proved(
@@ -123,7 +123,7 @@ PROVED = Proved(
 
 def proof(release: Release = RELEASE, *proved: Proved) -> Proof:
     return Proof(
-        digest.sha256_bytes(digest.canonical(release)), MADE, proved or (PROVED, Proved(release.wheels[-1].sha256, sha("policy"), ()))
+        sha256_bytes(canonical(release)), MADE, proved or (PROVED, Proved(release.wheels[-1].sha256, sha("policy"), ()))
     )
 
 

@@ -14,8 +14,8 @@ from tests.support import indexserver, wheels
 from tests.support.indexdata import LACK, SIGNER, Made
 
 from sparkwright.cli import main
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release.manifest import places, times
 
 URL = "http://127.0.0.1/spark/"
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return (self.made.root / "b" / self.address(name) / "notes.md").read_text("utf-8")
 
     def address(self, name: str) -> str:
-        return digest.sha256_bytes(digest.canonical(self.made.releases[name]))
+        return sha256_bytes(canonical(self.made.releases[name]))
 
 
 def live(made: Made) -> Made:

@@ -31,7 +31,8 @@ from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
@@ -109,7 +110,7 @@ class Site:
         package = self.spec["packages"][number]
         path = path or self.wheels[package["name"]]
         self.wheels[package["name"]] = path
-        package["wheels"] = {path.name: digest.sha256_file(path)}
+        package["wheels"] = {path.name: sha256_file(path)}
         page = self.index / "simple" / package["name"] / "index.html"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(f'<!DOCTYPE html><html><body><a href="../../files/{path.name}">{path.name}</a></body></html>')
@@ -235,7 +236,7 @@ def test_the_note_says_where_it_came_from(site: Site) -> None:
     note = json.loads((info / "sparkwright.json").read_bytes())
 
     assert (info / "INSTALLER").read_text() == "sparkwright\n"
-    assert note["sha256"] == digest.sha256_file(site.wheels["mini-dsl-libs-cu13"])
+    assert note["sha256"] == sha256_file(site.wheels["mini-dsl-libs-cu13"])
     assert [(edit["name"], edit["after"]) for edit in note["edits"]] == [("admit-121", sha(EDITED))]
 
 

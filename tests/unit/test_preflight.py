@@ -18,7 +18,8 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
@@ -91,7 +92,7 @@ def with_base(mini: Mini, *members: str, requires: str = "", damage: bool = Fals
     files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(members, b"\x7fELF")
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
     archive.write(path.parent, name, files, metadata, pure=False)
-    sha256 = digest.sha256_file(path)
+    sha256 = sha256_file(path)
     run = mini.context()
     place = run.store.folder("downloads", sha256) / path.name
     path.rename(place)

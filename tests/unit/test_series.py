@@ -17,8 +17,8 @@ from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core import git
-from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.git_store import Objects, blob_id
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.git import Objects, blob_id
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:

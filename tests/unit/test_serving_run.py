@@ -21,7 +21,7 @@ from tests.refusals import refusal
 from tests.support import endings
 from tests.support.standin import Machine, _machine, _standin, alive, free_port
 
-from sparkwright.core import project_data
+from sparkwright.core import config
 from sparkwright.core.store import Store
 from sparkwright.operate.serving import held, run
 from sparkwright.operate.serving.asked import Asked
@@ -224,7 +224,7 @@ def test_a_machine_that_falls_below_its_floor_is_spared(machine: Machine, monkey
     for name in ("SPARKWRIGHT_STATE_DIR", "SPARKWRIGHT_CACHE_DIR"):
         monkeypatch.setenv(name, machine.environment[name])
     told = {"STANDIN": json.dumps({"record": str(machine.record), "load": 600})}
-    ready = resolved(Wish(model=str(machine.model), port=machine.port, floor=0, variables=told), Where(machine.python, project_data.root()))
+    ready = resolved(Wish(model=str(machine.model), port=machine.port, floor=0, variables=told), Where(machine.python, config.root()))
     starved = replace(ready, floor=10**9, needs=-(10**9))
     with refusal("memory-low"), held.held() as lock:
         run.serve(starved, lock, Asked(), Store(machine.folder / "cache"), machine.folder / "log")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.standin import Machine, _machine, _standin
 
 from sparkwright.builder import self_wheel
-from sparkwright.core import project_data
+from sparkwright.core import config
 from sparkwright.gates.recipes import fitting, workloads
 from sparkwright.gates.recipes import recipe as recipes
 
@@ -64,8 +64,8 @@ def test_the_data_is_a_root_that_every_recipe_loads_from(unpacked: Path) -> None
     assert recipes.names(data) == recipes.names(ROOT)
     assert workloads.load(data) == workloads.load(ROOT)
     fitting.check(data, recipes.load(data, "toy-cpu"), None, total=32_000)
-    assert project_data.root() == ROOT
-    assert project_data.root(data) == data
+    assert config.root() == ROOT
+    assert config.root(data) == data
 
 
 def bare(machine: Machine, unpacked: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -84,12 +84,12 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
     assert bare(machine, unpacked, "serve", "--health").returncode == 1
     again = (
-        "import sys; from pathlib import Path; from sparkwright.core import project_data; "
-        "print(project_data.__file__); print(len(project_data.carried()), project_data.root())"
+        "import sys; from pathlib import Path; from sparkwright.core import config; "
+        "print(config.__file__); print(len(config.carried()), config.root())"
     )
     said = subprocess.run(
         [sys.executable, "-P", "-c", again], env={**os.environ, "PYTHONPATH": str(unpacked)}, cwd=machine.folder, capture_output=True,
         text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     data = unpacked / "sparkwright" / "data"
-    assert said == [str(unpacked / "sparkwright" / "core" / "project_data.py"), f"{len(project_data.carried())} {data}"]
+    assert said == [str(unpacked / "sparkwright" / "core" / "config.py"), f"{len(config.carried())} {data}"]

@@ -18,7 +18,7 @@ from tests.refusals import allowed, refusal
 from tests.support import verdicts, wheels
 from uv import find_uv_bin
 
-from sparkwright.core.digest import sha256_file
+from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import Project

@@ -20,7 +20,7 @@ from tests.unit.reportdata import Maker, bench
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
-from sparkwright.core.digest import sha256_file
+from sparkwright.core.files import sha256_file
 from sparkwright.gates.throughput.tracks import by_block
 from sparkwright.gates.verdict import ORDER, State
 from sparkwright.operate.errors import LabError

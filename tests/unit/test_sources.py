@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.config import mirror_map
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch, lock, package_index, resolve, sdist_proof
+from sparkwright.forks import fetch, lock, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import (
     UNRESOLVED,
@@ -227,7 +228,7 @@ def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Ma
     path = tmp_path / "mini-1.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("mini-1/a.txt"))
-    locked = msgspec.structs.replace(SDIST, sha256=digest.sha256_file(path))
+    locked = msgspec.structs.replace(SDIST, sha256=sha256_file(path))
     run = dataclasses.replace(make(sdist=locked), source="sdist")
     path.rename(run.store.folder("downloads", locked.sha256) / path.name)
 
@@ -298,7 +299,7 @@ def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
         run = make(sdist=SDIST)
-        stored = run.store.folder("downloads", digest.sha256_file(path)) / path.name
+        stored = run.store.folder("downloads", sha256_file(path)) / path.name
         path.rename(stored)
         file = msgspec.structs.replace(SDIST, sha256=stored.parent.name)
         file = msgspec.structs.replace(file, tree=package_index.import_file(run, file))
@@ -320,7 +321,7 @@ def test_a_release_proves_the_commit_that_its_tag_names(
     said = "1 of 3 files of mini-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
     assert said in capsys.readouterr().err
     locked = msgspec.structs.replace(run.lock.forks["mini"], git=GitLock(URL, "v1", commit, repository.tree()))
-    proof = sdist_proof.prove(run, "mini", locked, GENERATED)
+    proof = resolve.prove(run, "mini", locked, GENERATED)
     assert proof == SdistProof(equal=1, generated=("PKG-INFO", "mini.egg-info/SOURCES.txt"), absent=1)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.core import digest
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
 HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
@@ -119,9 +119,9 @@ def test_a_record_is_read_back(tmp_path_factory: pytest.TempPathFactory, name: s
     """What was put under a key is what is got from it."""
     store = Store(tmp_path_factory.getbasetemp() / "store")
     record = Record(name, count)
-    store.put("stage", digest.key("stage", record), record)
+    store.put("stage", content_key("stage", record), record)
 
-    assert store.get("stage", digest.key("stage", record), Record) == record
+    assert store.get("stage", content_key("stage", record), Record) == record
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"name": "a"}', b'{"name": "a", "count": "1"}', b"\xff\xfe", b"\0" * 40, b"[" * 100_000])

@@ -17,9 +17,9 @@ from tests.unit.conftest import Repository as Work
 
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cli import main
-from sparkwright.core.git_store import Objects
+from sparkwright.core.console import LARGEST_SUMMARY, append_summary, markdown_block, markdown_text
+from sparkwright.core.git import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository
-from sparkwright.core.github_summary import LARGEST, append, block, plain
 from sparkwright.operate.upkeep import driftreport, foreseen, issue, proposal
 
 
@@ -258,14 +258,14 @@ def test_a_full_page_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     page = tmp_path / "page.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
     for _ in range(30):
-        append("x" * 100_000)
-    assert 0 < page.stat().st_size <= LARGEST
+        append_summary("x" * 100_000)
+    assert 0 < page.stat().st_size <= LARGEST_SUMMARY
 
 
 @given(st.text(max_size=60))
 def test_plain_text_has_no_markup(text: str) -> None:
     """Whatever a stranger wrote is one line without a live mark of Markdown or a mention."""
-    found = plain(text)
+    found = markdown_text(text)
     bare = found.replace("\\", "")
     assert "\n" not in found
     assert "@" not in bare or "@\u200b" in bare
@@ -276,7 +276,7 @@ def test_plain_text_has_no_markup(text: str) -> None:
 @given(st.lists(st.text(alphabet=st.sampled_from("`a \t")), max_size=5))
 def test_no_line_ends_its_block(lines: list[str]) -> None:
     """The fence of a block is longer than every run of its own marks inside."""
-    first, *_, last, end = block(lines).split("\n")
+    first, *_, last, end = markdown_block(lines).split("\n")
     fence = first.removesuffix("text")
     assert (last, end) == (fence, "")
     assert all(fence not in line for line in lines)

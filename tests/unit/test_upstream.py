@@ -14,7 +14,7 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from tests.refusals import refusal
 from sparkwright.builder import vendored
 from sparkwright.builder.configure import Call
 from sparkwright.builder.vendored import Declaration
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import resolve
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, VendoredLock
+from sparkwright.forks.stack import SourceError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository

@@ -38,8 +38,8 @@ import msgspec
 from sparkwright.audit.policy import is_generation
 from sparkwright.builder.wheel import elf
 from sparkwright.core import process
-from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import canonical, sha256_bytes
 
 #: A note holds one command line; a larger one is not a note.
 _LARGEST_NOTE = 1 << 16

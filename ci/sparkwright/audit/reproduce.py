@@ -25,13 +25,12 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import MACHINES, Project, stack_names
+from sparkwright.forks.stack import MACHINES, Project, SourceError, stack_names
 
 #: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
 #: on them, and cost records, which plan memory and are no result of a build.
@@ -169,7 +168,7 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    sha256, new_sha256 = digest.sha256_file(first), digest.sha256_file(again)
+    sha256, new_sha256 = sha256_file(first), sha256_file(again)
     same: Verdict = "identical" if sha256 == new_sha256 else "same-device-code"
     return Rebuild(
         first.name,

@@ -60,10 +60,9 @@ from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import elf, graft
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
 from sparkwright.builder.wheel.graft import CompiledUnit
-from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
@@ -304,13 +303,13 @@ def cached_audit(
     """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
     policy = load(context.project.audit_file, context.project.spec.arch)
     inputs = {
-        "wheel": digest.sha256_file(path),
+        "wheel": sha256_file(path),
         "name": path.name,
         "policy": policy,
         "judged": judged,
         "form": FORM,
     }
-    key = digest.key("audit", inputs)
+    key = content_key("audit", inputs)
     if stored := context.store.get("audit", key, AuditReport):
         return stored
     programs, scratch = toolchain.obtain(context).cuda / "bin", context.store.folder("work")

@@ -42,13 +42,13 @@ from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.pylock import Interpreter, LockedWheel
 from sparkwright.builder.environment.sandbox import VARIABLE
 from sparkwright.builder.errors import ContainerError
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import Failure, FileError, SparkwrightError, StoreError
+from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 #: Seconds for one answer of the engine; builds and waits have no limit.
 PATIENCE = 60
@@ -356,16 +356,16 @@ def builder_image(
     with console.step(f"builder image for {target}"):
         base_id = prepare_base(context, engine, base, target)
         # By its id, which a second tag on the same image does not change.
-        inputs = {"base": base_id, "dockerfile": digest.sha256_bytes(text), "platform": target}
-        key, arguments = digest.key("image", inputs), {"BASE": base}
+        inputs = {"base": base_id, "dockerfile": sha256_bytes(text), "platform": target}
+        key, arguments = content_key("image", inputs), {"BASE": base}
         files = {"Dockerfile": text}
         system = build_image(context, engine, "system", key, arguments, target, files)
         python = image_python(engine, system)
         with tempfile.TemporaryDirectory() as folder:
             wheels = [self_wheel.write(Path(folder)), *self_wheel.required(context, python)]
             files |= {f"wheels/{path.name}": path.read_bytes() for path in wheels}
-        hashes = {name: digest.sha256_bytes(data) for name, data in files.items()}
-        key = digest.key("image", {"system": system, "files": hashes})
+        hashes = {name: sha256_bytes(data) for name, data in files.items()}
+        key = content_key("image", {"system": system, "files": hashes})
         image = build_image(context, engine, "builder", key, arguments, target, files)
     return system, image, python
 

@@ -24,13 +24,13 @@ from sparkwright.builder.compile.costs import Costs
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
 from sparkwright.builder.workspace import Workspace
-from sparkwright.core import digest
 from sparkwright.core.console import console, size
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
+from sparkwright.forks.stack import SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel. 2 added the bill of
 #: materials, 3 the unit manifest, and 4 changed the order of the bill of materials.
@@ -108,21 +108,21 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     }
     for name in concerned:
         files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
-        series = {path.name: digest.sha256_file(path) for path in files}
+        series = {path.name: sha256_file(path) for path in files}
         parts[f"forks/{stack}/{name}/series"] = series
     label = (project.spec.arch, project.spec.label, spec)
     parts |= {
         f"forks/{stack}/stack.yaml": label,
         f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
-        f"build/{stack}/pylock.toml": digest.sha256_file(project.build_folder / "pylock.toml"),
+        f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
         "this machine": here,
         "--target": context.machine,
         "--targets": settings.targets,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
-    return {name: digest.key("input", part) for name, part in parts.items()}
+    return {name: content_key("input", part) for name, part in parts.items()}
 
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def stored(context: RunContext, key: str) -> BuiltWheel | None:
 
 def current(context: RunContext, fork: str) -> BuiltWheel | None:
     """Return the wheel that a build of *fork* would take from the store; None if it would build."""
-    return stored(context, digest.key("wheel", inputs(context, fork)))
+    return stored(context, content_key("wheel", inputs(context, fork)))
 
 
 def last_wheel(context: RunContext, fork: str) -> Path | None:
@@ -203,7 +203,7 @@ def reuse(
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
     """
-    key, name = digest.key("wheel", parts), context.named(f"{context.project.stack}-{fork}")
+    key, name = content_key("wheel", parts), context.named(f"{context.project.stack}-{fork}")
     built = stored(context, key)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
@@ -230,7 +230,7 @@ def put(
     transplant: graft.GraftManifest | None = None,
 ) -> BuiltWheel:
     """Move the wheel at *path* to the store and return its record."""
-    sha256, length = digest.sha256_file(path), path.stat().st_size
+    sha256, length = sha256_file(path), path.stat().st_size
     built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
     with context.store.building(_stored_path(context, built).parent) as folder:
         kept = path.rename(folder / path.name)
@@ -247,10 +247,10 @@ def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     # store stays.
     names = [path.name for path in context.output.glob("*.whl")]
     for name in archive.superseded(built.filename, names):
-        sha256 = digest.sha256_file(context.output / name)
+        sha256 = sha256_file(context.output / name)
         if (context.store.root / "wheels" / sha256 / name).exists():
             (context.output / name).unlink()
-    if path.exists() and (path.samefile(source) or digest.sha256_file(path) == built.sha256):
+    if path.exists() and (path.samefile(source) or sha256_file(path) == built.sha256):
         return
     with translate_disk_full(context.output), context.store.replacing(path) as temporary:
         try:

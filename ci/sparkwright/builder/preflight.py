@@ -25,13 +25,13 @@ from sparkwright.builder.errors import BuildError
 from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 
 def check(context: RunContext, source: SourceTree, *, building: bool = True) -> None:
@@ -135,7 +135,7 @@ def base_wheel(context: RunContext, source: SourceTree) -> Iterator[str]:
     settings = toolchain.spec(context.project).forks[source.fork]
     path = package_index.path_of(context.store, locked.sha256, locked.filename)
     # The store may have held it for weeks since its download was verified.
-    if (sha256 := digest.sha256_file(path)) != locked.sha256:
+    if (sha256 := sha256_file(path)) != locked.sha256:
         raise SourceError(
             "source-mismatch",
             f"{path.name} in the store is no longer the file that the lock names.",

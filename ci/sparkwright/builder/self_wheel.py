@@ -21,9 +21,10 @@ from sparkwright.builder.environment.pylock import Interpreter, LockedWheel
 from sparkwright.builder.wheel import archive, sbom
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import SbomInput
-from sparkwright.core import digest, project_data
+from sparkwright.core import config
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 
 def stated_requirements(extra: str = "full") -> list[str]:
@@ -59,7 +60,7 @@ def write(
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    files |= project_data.carried() | dict(further or {})
+    files |= config.carried() | dict(further or {})
     version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName("sparkwright", version, "py3-none-any")
     wanted = "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
@@ -90,7 +91,7 @@ def required(
     """
     lines = [*requirements] or stated_requirements()
     store = context.store
-    key = digest.key("program", {"requires": lines, "python": python})
+    key = content_key("program", {"requires": lines, "python": python})
     files = store.get("program", key, tuple[LockedWheel, ...])
     if files is None:
         if context.offline:

@@ -21,9 +21,9 @@ from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.builder.environment import pylock
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
-from sparkwright.core import digest
 from sparkwright.core.console import console
-from sparkwright.core.git_store import Objects
+from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -64,7 +64,7 @@ def make(context: RunContext, fork: str) -> SourceTree:
     patched = series.apply_series(context, source)
     rules = rules_of(context).of(fork)
     inputs = {"tree": patched.tree, "rules": rules.rules, "guards": rules.guards}
-    key = digest.key("rewrite", inputs)
+    key = content_key("rewrite", inputs)
     stored = context.store.get("rewrite", key, SourceTree)
     if (
         stored
@@ -109,6 +109,6 @@ def patch_set(objects: Objects, trees: Iterable[SourceTree]) -> str:
     changes = {}
     for tree in trees:
         if raw := objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
-            changes[tree.fork] = digest.sha256_bytes(raw)
+            changes[tree.fork] = sha256_bytes(raw)
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
-    return f"p{digest.key('patch-set', changes)[:8]}" if changes else "p0"
+    return f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"

@@ -19,9 +19,9 @@ from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
 from sparkwright.forks import fetch as sources
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import ForkLock, VendoredLock
 from sparkwright.forks.resolve import require_safe
+from sparkwright.forks.stack import SourceError
 
 #: The folder of a source in the build folder, which FetchContent itself would choose.
 FOLDER = f"{DEPS}/%s-src"

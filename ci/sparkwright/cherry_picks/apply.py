@@ -23,8 +23,7 @@ import msgspec
 
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.core.console import console
-from sparkwright.core.git import EXECUTABLE, REGULAR
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
 #: The mark of a last line without a line end.

@@ -19,8 +19,7 @@ from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch, lock, package_index, resolve
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import ForkSpec, Project, StackSpec, WheelSpec
+from sparkwright.forks.stack import ForkSpec, Project, SourceError, StackSpec, WheelSpec
 
 
 class Bump(msgspec.Struct, frozen=True):

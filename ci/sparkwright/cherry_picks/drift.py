@@ -22,11 +22,12 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
-from sparkwright.core import digest, process
+from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 #: Share of its added lines that are in a base on which a patch conflicts, from which on the base
 #: most likely has it.
@@ -192,7 +193,7 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
 
 
 def _key(context: RunContext, fork: str) -> str:
-    return digest.key("drift", {"stack": context.project.stack, "fork": fork})
+    return content_key("drift", {"stack": context.project.stack, "fork": fork})
 
 
 def last(context: RunContext, fork: str) -> Drift | None:

@@ -20,10 +20,10 @@ from sparkwright.cherry_picks import upstream
 from sparkwright.cherry_picks.ledger import Prose
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 IdeaState = Literal["needed", "unknown", "absorbed"]
 #: The first state of any probe decides: one missing piece is enough, and all must be there to do

@@ -18,8 +18,8 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
+from sparkwright.forks.stack import SourceError
 
 PullState = Literal["open", "merged", "closed", "unresolved"]
 

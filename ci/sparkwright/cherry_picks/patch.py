@@ -22,10 +22,9 @@ from typing import ClassVar
 
 import msgspec
 
-from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import Advice, SparkwrightError
-from sparkwright.core.git import SUBMODULE
-from sparkwright.core.git_store import Objects
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.git import SUBMODULE, Objects
 
 #: What upstream knows of a change; the vocabulary is Yocto's, less what does not apply to a fork.
 STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")

@@ -18,14 +18,15 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Ledger, PullState, Record
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.core import digest, github
+from sparkwright.core import github
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.github import GitHub
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED
+from sparkwright.forks.stack import SourceError
 
 
 class PullRequestSnapshot(msgspec.Struct, frozen=True):
@@ -132,7 +133,7 @@ def record(
         merge=pull.merge,
         seen=previous.seen if previous and "state" in old else today,
         date=history.commit(context.objects, tip).date,
-        sha256=digest.sha256_bytes(data),
+        sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
         files=tuple(part.path for part in patch.sections(data)),
         stacks=previous.stacks if previous else {},

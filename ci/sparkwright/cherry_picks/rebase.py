@@ -19,12 +19,13 @@ import msgspec
 from sparkwright.cherry_picks import apply, series
 from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
-from sparkwright.core import digest, git
+from sparkwright.core import git
 from sparkwright.core.console import console, printable
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git_store import Objects
+from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 #: The refs of the base and of the last pick.
 BASE, PICKS = "refs/sparkwright/base", "refs/sparkwright/picks"
@@ -277,7 +278,7 @@ def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
 def _inputs(context: RunContext, fork: str, files: Iterable[str]) -> str:
     """Return the digest of what a worktree is made from, and of the *files* to be replaced."""
     paths = [context.project.root / name for name in files]
-    return digest.key("rebase", [series.pins(context, fork), *map(digest.sha256_file, paths)])
+    return content_key("rebase", [series.pins(context, fork), *map(sha256_file, paths)])
 
 
 def _require(context: RunContext, fork: str) -> Path:

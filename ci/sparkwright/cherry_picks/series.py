@@ -26,7 +26,7 @@ from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import Patch, PatchError, sections
 from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.core import digest
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 
@@ -145,7 +145,7 @@ def diff_between(context: RunContext, ledger: Ledger, base: str, tip: str) -> by
 
 def _path(context: RunContext, record: Record) -> Path:
     pins = [record.base, record.tip, record.sha256, record.patch_id, record.files]
-    return context.store.root / "diffs" / digest.key("diff", pins)
+    return context.store.root / "diffs" / content_key("diff", pins)
 
 
 def stored_diff(context: RunContext, record: Record) -> bytes:
@@ -155,7 +155,7 @@ def stored_diff(context: RunContext, record: Record) -> bytes:
     """
     path = _path(context, record)
     data = path.read_bytes() if path.exists() else b""
-    return data if digest.sha256_bytes(data) == record.sha256 else b""
+    return data if sha256_bytes(data) == record.sha256 else b""
 
 
 def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
@@ -178,7 +178,7 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
     data = diff_between(context, ledger, record.base, record.tip)
     pinned = {"sha256": record.sha256, "patch-id": record.patch_id, "files": sorted(record.files)}
     actual = {
-        "sha256": digest.sha256_bytes(data),
+        "sha256": sha256_bytes(data),
         "patch-id": patch.patch_id(context.objects, data),
         "files": sorted(part.path for part in patch.sections(data)),
     }
@@ -221,7 +221,7 @@ def as_patch(record: Record, data: bytes) -> Patch:
     """Return the patch of *record* whose diff is *data*; without one it has no hash."""
     return Patch(
         name=record.name,
-        sha256=digest.sha256_bytes(data) if data else "",
+        sha256=sha256_bytes(data) if data else "",
         subject=record.title,
         status="Backport",
         reason=record.reason,
@@ -308,7 +308,7 @@ def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
         (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
         for record in (book.carried(stack) if book else ())
     ]
-    return [*picks, *((name, digest.sha256_file(folder / name)) for name in names(folder))]
+    return [*picks, *((name, sha256_file(folder / name)) for name in names(folder))]
 
 
 def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
@@ -321,7 +321,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
         backport-stale: See `check_backports`.
     """
     pinned = {"base": source.tree, "series": pins(context, source.fork)}
-    key = digest.key("apply", pinned)
+    key = content_key("apply", pinned)
     stored = context.store.get("apply", key, PatchedTree)
     if stored and context.objects.whole(stored.tree):
         return stored

@@ -20,15 +20,15 @@ import msgspec
 from sparkwright.cherry_picks import ledger, patch
 from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
-from sparkwright.core import digest
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git_store import Objects
+from sparkwright.core.files import content_key
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.stack import SourceError
 
 #: The id of an empty tree, which git knows without having it.
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -297,7 +297,7 @@ def _stored(context: RunContext, release: Release) -> str:
 
 
 def _key(release: Release) -> str:
-    return digest.key("release", {"sha256": release.sha256, "folder": release.folder})
+    return content_key("release", {"sha256": release.sha256, "folder": release.folder})
 
 
 def releases(context: RunContext, project: str, *, optional: bool = False) -> list[Release]:
@@ -313,7 +313,7 @@ def releases(context: RunContext, project: str, *, optional: bool = False) -> li
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    key, by_version = digest.key("releases", project), {}
+    key, by_version = content_key("releases", project), {}
     if context.offline:
         stored = context.store.get("releases", key, list[Release]) or []
         return [release for release in stored if _stored(context, release)]

@@ -33,8 +33,7 @@ from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext, StandaloneContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates import host, ladder
 from sparkwright.gates.athand import Inputs
 from sparkwright.gates.ready import Ready

@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.builder import host_info
 from sparkwright.cli import install, options
-from sparkwright.core import project_data
+from sparkwright.core import config
 from sparkwright.core.console import console, size
 from sparkwright.forks import lock, package_index, resolve
 from sparkwright.forks.stack import Project
@@ -138,7 +138,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
         facts["part full"],
         "installed" if facts["part full"] else "the part full is not installed",
         "needed by all commands but those that install and serve releases",
-        project_data.install_full(),
+        config.install_full(),
         otherwise="missing",
     )
     if not facts["gpus"]:

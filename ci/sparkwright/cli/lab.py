@@ -17,10 +17,10 @@ import msgspec
 
 from sparkwright.cli import options
 from sparkwright.cli import release as releases
-from sparkwright.core import files, github_summary
+from sparkwright.core import files
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
-from sparkwright.core.github import GitHub
+from sparkwright.core.github import GitHub, run_url
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.image import picked
 from sparkwright.operate.runner import (
@@ -594,7 +594,7 @@ def _record(arguments: argparse.Namespace) -> Night:
         "stack": arguments.stack or "",
         "ended": arguments.ended or times.now(),
         "stages": [*stages, *documents.values()],
-        "url": github_summary.run_url(),
+        "url": run_url(),
         "commit": os.environ.get("GITHUB_SHA", ""),
         "began": arguments.began,
         "files": files,

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from sparkwright import __version__
 from sparkwright.cli import options
-from sparkwright.core import project_data
 from sparkwright.core.console import OutputClosed, console, open_streams
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.store import translate_disk_full
@@ -159,7 +158,9 @@ def run(words: Sequence[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "sparkwright"):
             raise
-        install = project_data.install_full()
+        from sparkwright.core import config
+
+        install = config.install_full()
         raise CommandError(
             "part-missing",
             f"`sparkwright {words[0]}` needs the Python package {package}, which is not installed.",

@@ -240,10 +240,10 @@ def find_root() -> Path:
     Raises:
         not-provided: There is no such folder.
     """
-    from sparkwright.core import project_data
-    from sparkwright.forks.errors import SourceError
+    from sparkwright.core import config
+    from sparkwright.forks.stack import SourceError
 
-    if root := project_data.checkout():
+    if root := config.checkout():
         return root
     raise SourceError(
         "not-provided",

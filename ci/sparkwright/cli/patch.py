@@ -22,14 +22,12 @@ from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.series import Backport
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
-from sparkwright.core import github_summary
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.git_store import Objects
-from sparkwright.core.github import ADDRESS, GitHub, Repository
+from sparkwright.core.git import Objects
+from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project, stack_names
+from sparkwright.forks.stack import Project, SourceError, stack_names
 from sparkwright.operate.upkeep import bumped, driftreport, foreseen
 
 _FLAG = {"action": "store_true"}
@@ -344,7 +342,7 @@ def drift(arguments: argparse.Namespace) -> int:
     issue = None
     if arguments.issue:
         repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.issue)
-        run, author = github_summary.run_url(), arguments.author
+        run, author = run_url(), arguments.author
         issue = driftreport.keep_issue(repository, reports, author=author, run=run)
         console.result(f"issue {issue.done} {issue.url}")
     shown = [

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.cli import install, options
-from sparkwright.core import project_data
+from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
@@ -161,7 +161,7 @@ def serve(arguments: argparse.Namespace) -> int:
     with Asked() as supervision:
         store, wish = options.standalone(arguments).store, _wish(arguments)
         python = arguments.python or install.chosen(arguments.into) / "bin" / "python"
-        where = Where(python, project_data.root(arguments.root), arguments.log)
+        where = Where(python, config.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve
         return run(store, wish, where, supervision, dry=arguments.dry_run)
 

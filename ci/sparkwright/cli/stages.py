@@ -27,9 +27,8 @@ from sparkwright.forks import fetch as sources
 from sparkwright.forks import lock as locks
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
-from sparkwright.forks.stack import MACHINES
+from sparkwright.forks.stack import MACHINES, SourceError
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

@@ -1,19 +1,32 @@
 """
-The user's configuration: ``config.yaml`` in the platform's folder, or the file that
-``SPARKWRIGHT_CONFIG`` names.
+The user's configuration, and the folder of the reviewed data: a checkout, or, for machines that
+only serve, the installed program.
+
+The configuration is ``config.yaml`` in the platform's folder, or the file that
+``SPARKWRIGHT_CONFIG`` names. The wheel of the program carries `CARRIED` below ``sparkwright/data``,
+laid out as in a checkout, so that whoever reads them need not know which of the two it reads.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import platformdirs
 
+from sparkwright import __version__
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
+
+#: What travels with the program; pyproject.toml says the same to the build backend.
+CARRIED = ("ci/gates/contract.yaml", "ci/gates/workloads.yaml", "ci/recipes/*")
+
+PACKAGE = Path(__file__).parents[1]
+#: Of an installed program.
+DATA = PACKAGE / "data"
 
 
 class CompilerCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,3 +83,43 @@ def mirror_map(options: list[str]) -> dict[str, str]:
         if not url or not replacement:
             raise UsageError("usage", f"--mirror {option!r} is not of the form URL=REPLACEMENT.")
     return {**config().mirrors, **{url: replacement for url, _, replacement in pairs}}
+
+
+def checkout() -> Path | None:
+    """
+    Return the checkout to work on: the nearest folder upwards that holds stacks, else the one this
+    program lies in, if it does.
+    """
+    places = (Path.cwd(), *Path.cwd().parents, PACKAGE.parents[1])
+    return next((folder for folder in places if any(folder.glob("forks/*/stack.yaml"))), None)
+
+
+def root(named: Path | None = None) -> Path:
+    """
+    Return the folder below which ``ci/recipes`` and ``ci/gates`` lie: *named*, else a checkout's,
+    else the program's own.
+    """
+    return named or checkout() or DATA
+
+
+def install_full() -> str:
+    """Return the command that installs the program with the part `full`."""
+    own = PACKAGE.parents[1]
+    part = f"'sparkwright[full]=={__version__}'"
+    if (own / "pyproject.toml").exists():
+        part = f"--editable '{own}[full]'"
+    return f"{sys.executable} -m pip install {part}"
+
+
+def carried() -> dict[str, bytes]:
+    """
+    Return the files that the program's wheel carries, by their names in it; the same from a
+    checkout and from an installed program.
+    """
+    own = PACKAGE.parents[1]
+    source = own if (own / "ci" / "recipes").is_dir() else DATA
+    files = sorted(path for pattern in CARRIED for path in source.glob(pattern))
+    return {
+        f"{PACKAGE.name}/data/{path.relative_to(source).as_posix()}": path.read_bytes()
+        for path in files
+    }

@@ -3,7 +3,8 @@ Print all output of the program.
 
 Messages go to standard error; standard output carries results, or one JSON document with
 ``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
-failures become annotations, and tables and failures stand on the page of the job, too.
+failures become annotations, and tables and failures stand on the summary page of the job, too, with
+every text escaped: no markup, no link, no mention.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from sparkwright.core import github_summary
 from sparkwright.core.errors import SparkwrightError, StoreError
 
 #: The errors of a disk, or of a user's share of it, that is full.
@@ -253,7 +254,7 @@ class Console:
         from rich.table import Table
 
         if result and self.github:
-            github_summary.append(github_summary.table(title, columns, rows))
+            append_summary(markdown_table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
         table = Table(
             title=printable(title) or None,
@@ -312,8 +313,74 @@ class Console:
         lines += [f"  what to do: {error.todo}"]
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
-            github_summary.append(github_summary.block(lines))
+            append_summary(markdown_block(lines))
         self._say("\n".join(lines))
+
+
+#: GitHub drops the page of a step that has more than 1 MiB (docs.github.com, job summaries).
+LARGEST_SUMMARY = 900_000
+
+#: What Markdown, or the sites that render it, take for their own.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
+#: A mention, an address or an issue that a site would make a link of; a character without width
+#: ends it.
+_LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
+
+
+def markdown_text(text: str) -> str:
+    """Return *text*, one printable line of it, as plain text in Markdown."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return markdown_escape(" ".join(printable.split()))
+
+
+def markdown_escape(line: str) -> str:
+    """Return *line* with markup, links and mentions escaped."""
+    return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
+
+
+def _markdown_cell(text: str) -> str:
+    """Return *text* as a cell of a table; its line ends stay."""
+    return "<br>".join(markdown_text(line) for line in text.split("\n"))
+
+
+def markdown_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """
+    Return a table; a column whose heading begins with ``>`` is aligned to the right, as
+    `console.table` has it.
+    """
+    head = " | ".join(markdown_text(column.removeprefix(">")) or " " for column in columns)
+    marks = " | ".join("---:" if column.startswith(">") else "---" for column in columns)
+    lines = [f"| {' | '.join(map(_markdown_cell, row))} |" for row in rows]
+    return "\n".join(
+        [
+            *([f"**{_markdown_cell(title)}**", ""] if title else []),
+            f"| {head} |",
+            f"| {marks} |",
+            *lines,
+            "",
+        ]
+    )
+
+
+def markdown_block(lines: Sequence[str]) -> str:
+    """Return *lines* in a code block that none of them can end."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    printable = [
+        "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
+        for line in lines
+    ]
+    return "\n".join([f"{fence}text", *printable, fence, ""])
+
+
+def append_summary(text: str) -> None:
+    """
+    Append *text* to the page of this step, if there is one and it has room; errors are ignored.
+    """
+    page, data = os.environ.get("GITHUB_STEP_SUMMARY", ""), f"\n{text}".encode(errors="replace")
+    with contextlib.suppress(OSError), Path(page).open("ab") as sink:
+        if sink.tell() + len(data) <= LARGEST_SUMMARY:
+            sink.write(data)
 
 
 def open_streams() -> None:

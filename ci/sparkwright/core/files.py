@@ -1,5 +1,5 @@
 """
-Read untrusted files, within bounds.
+Read untrusted files, within bounds, and address content by its sha256.
 
 Only regular files are read: a named pipe, a device or a folder is refused instead of waited for.
 Size, encoding and the nesting of JSON are bounded, and a key that appears twice is refused instead
@@ -8,6 +8,7 @@ of losing one of its values.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 #: Bytes of the largest text file that is read whole.
 LARGEST = 64 << 20
+
+#: Part of every content key. Raise it when the meaning of a record changes and its fields do not,
+#: so that old results are not reused.
+KEY_FORMAT = 1
 
 _invalid = partial(FileError, "file-invalid")
 
@@ -96,3 +101,30 @@ def read_json(path: Path, kind: type[T], *, limit: int = LARGEST, failure: Failu
 def _unique(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
         raise ValueError("a key appears twice")
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the sha256 of *data* in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of the file at *path* in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def canonical(record: Any) -> bytes:
+    """Return *record* as JSON with sorted keys: equal records give equal bytes."""
+    return msgspec.json.encode(record, order="deterministic")
+
+
+def content_key(kind: str, record: Any) -> str:
+    """
+    Return the address of what *record* determines.
+
+    Args:
+        kind: The stage, so that equal inputs of two stages do not share an address.
+        record: Plain data or msgspec structs; it must hold no path, date or job count.
+    """
+    return sha256_bytes(canonical({"format": KEY_FORMAT, "kind": kind, "record": record}))

@@ -1,5 +1,5 @@
 """
-Run git, by GitPython's command layer.
+Run git, by GitPython's command layer, and address trees by their ids in an object database.
 
 The user's git configuration never leaks in: its files are switched off and its variables removed,
 except those that say how to reach a host.
@@ -7,16 +7,20 @@ except those that say how to reach a host.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
 from sparkwright.core.errors import GitError
 from sparkwright.core.process import refuse_full_disk, wrap_with_limits
+from sparkwright.core.store import translate_disk_full
 
 #: Variables about reaching hosts, which must stay; GIT_DIR, GIT_INDEX_FILE and their like would
 #: redirect our commands.
@@ -158,3 +162,225 @@ def _pass_progress(stream: io.BufferedReader, on_progress: OnProgress) -> str:
             elif line.strip():
                 messages.append(line)
     return b"\n".join([*messages, pending]).decode("utf-8", "replace")
+
+
+class Objects:
+    """
+    The object database at *path*, a bare repository; made when missing.
+
+    Attributes:
+        path: The repository.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if (path / "HEAD").exists():
+            return
+        with translate_disk_full(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                run(["init", "-q", "--bare", "--template=", "new"], cwd=Path(scratch))
+                info = Path(scratch) / "new" / "info"
+                info.mkdir()
+                # A tree's own .gitattributes must not change bytes on checkout; this file outranks
+                # it (gitattributes(5)).
+                (info / "attributes").write_text(
+                    "* -text -eol -filter -ident -working-tree-encoding -export-subst\n"
+                )
+                # Another process may have made the repository meanwhile.
+                with contextlib.suppress(OSError):
+                    info.parent.rename(path)
+
+    def run(self, arguments: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
+        """Run git in the repository; see `sparkwright.core.git.run`."""
+        env = {**HERE, **(options.pop("env", None) or {})}
+        return run(arguments, cwd=self.path, env=env, **options)
+
+    def _text(self, *arguments: str, **options: Any) -> str:
+        """Return the output of git, in which the bytes of paths may be surrogates."""
+        return self.run(arguments, **options)[1].decode("utf-8", "surrogateescape")
+
+    def borrow(self, folder: Path) -> None:
+        """
+        Make the objects of every repository in *folder* available here, as alternates
+        (gitrepository-layout(5)).
+        """
+        from filelock import FileLock
+
+        objects = self.path / "objects"
+        alternates = objects / "info" / "alternates"
+        alternates.parent.mkdir(exist_ok=True)
+        # The list is read under the lock: another process may just have made a repository.
+        with FileLock(alternates.with_name("alternates.lock")):
+            others = sorted(path / "objects" for path in folder.glob("*.git"))
+            text = "".join(f"{os.path.relpath(other, objects)}\n" for other in others)
+            if not alternates.exists() or alternates.read_text() != text:
+                fresh = alternates.with_name("alternates.new")
+                fresh.write_text(text)
+                fresh.replace(alternates)
+
+    def missing(self, ids: Collection[str]) -> list[str]:
+        """Return those of *ids* that the repository does not have, sorted."""
+        names = "".join(f"{name}\n" for name in sorted(ids)).encode()
+        out = self._text("cat-file", "--batch-check", stdin=names) if ids else ""
+        return [line.split()[0] for line in out.splitlines() if line.endswith(" missing")]
+
+    def has(self, name: str) -> bool:
+        """Return True if the object *name* (``<id>^{tree}`` and such) exists with that type."""
+        return self.run(["cat-file", "-e", name], check=False)[0] == 0
+
+    def whole(self, tree: str) -> bool:
+        """Return True if *tree* exists with everything below it, down to the last file."""
+        return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
+
+    def resolve(self, name: str) -> str:
+        """Return the id of the object that *name* means."""
+        return self._text("rev-parse", "--verify", "--quiet", "--end-of-options", name).strip()
+
+    def blob(self, tree: str, path: str) -> bytes | None:
+        """Return the file at *path* of *tree*, or None when there is none."""
+        status, data, _ = self.run(["cat-file", "blob", f"{tree}:{path}"], check=False)
+        return data if status == 0 else None
+
+    def paths(self, tree: str, folder: str = "") -> dict[str, tuple[str, str]]:
+        """Return every file below *folder* of *tree*: path → (mode, blob id)."""
+        below = [f"{folder}/"] if folder else []
+        out = self._text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
+        rows = (row.split("\t", 1) for row in out.split("\0") if row)
+        return {path: (head.split()[0], head.split()[2]) for head, path in rows}
+
+    def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
+        """
+        Yield every regular file below *folder* of *tree* with its bytes, by one call of git for all
+        of them.
+        """
+        entries = self.paths(tree, folder).items()
+        files = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
+        yield from self.contents(files)
+
+    def contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+        """
+        Yield the bytes of *blobs* (path → id) by their paths, by one call of git for all of them.
+        """
+        ids = "".join(f"{blob}\n" for blob in blobs.values()).encode()
+        out = self.run(["cat-file", "--batch"], stdin=ids)[1]
+        start = 0
+        for path, blob in blobs.items():
+            head = out.index(b"\n", start)
+            words = out[start:head].decode().split()
+            if words[:2] != [blob, "blob"]:
+                what = f"git does not have {path}."
+                raise GitError("git-failed", what, details=[" ".join(words)])
+            start = head + 1 + int(words[2]) + 1
+            yield path, out[head + 1 : start - 1]
+
+    def changes(self, before: str, after: str) -> dict[str, str]:
+        """
+        Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
+        ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
+        """
+        return self.successive_changes([before, after])[0]
+
+    def successive_changes(self, trees: Sequence[str]) -> list[dict[str, str]]:
+        """Return the `changes` from each of *trees* to the next, by one call of git."""
+        pairs = "".join(f"{before} {after}\n" for before, after in pairwise(trees))
+        words = ["diff-tree", "--stdin", "-r", "-z", "--no-renames", "--name-status"]
+        changes, number = [dict[str, str]() for _ in trees[1:]], -1
+        parts = self._text(*words, stdin=pairs.encode()).split("\0")
+        for status, path in zip(parts[::2], parts[1::2], strict=False):
+            # A line with both trees stands before the first status of each pair.
+            number += status.count("\n")
+            changes[number][path] = status.rpartition("\n")[2]
+        return changes
+
+    def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
+        """Return *tree* with the bytes of *files* at their paths; modes stay."""
+        modes = self.paths(tree)
+        rows = (
+            _file(path, modes[path][0] if path in modes else REGULAR, data)
+            for path, data in files.items()
+        )
+        return self._import([_entry(tree, ""), *rows])
+
+    def without_paths(self, tree: str, paths: Iterable[str]) -> str:
+        """Return *tree* less the files and folders *paths*."""
+        return self._import([_entry(tree, ""), *(b"D " + _quoted(path) for path in paths)])
+
+    def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
+        """Return *tree* with the trees of *folders* in place of the submodules at their paths."""
+        rows = (_entry(folder, path) for path, folder in folders.items())
+        return self._import([_entry(tree, ""), *rows])
+
+    def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
+        """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
+        return self._import(_file(*file) for file in files)
+
+    def _import(self, commands: Iterable[bytes]) -> str:
+        """Return the id of the tree that *commands* of git-fast-import(1) make."""
+        ref = f"refs/import/{os.getpid()}"
+        with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
+            stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
+            stream.writelines(commands)
+            stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
+            stream.seek(0)
+            options = ["--quiet", "--done", "--force", "--depth=0"]
+            words = ["-c", "core.compression=1", "fast-import", *options]
+            return self._text(*words, stdin=stream).split()[2]
+
+    def checkout(self, tree: str, folder: Path, index: Path) -> None:
+        """
+        Make *folder* hold exactly the tracked files of *tree*, touching only those that differ.
+
+        Files that git does not track (a build's generated sources) stay. An interrupted checkout is
+        finished by the next.
+
+        Args:
+            index: The index that goes with the folder; it remembers what is there.
+        """
+        with translate_disk_full(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+        # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git
+        # can own it.
+        Path(f"{index}.lock").unlink(missing_ok=True)
+        places = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
+        env = {name: str(path) for name, path in places.items()}
+        refresh = ["update-index", "-q", "--refresh"]
+        if index.exists() and self.run(refresh, env=env, check=False)[0] > 1:
+            index.unlink()
+        pending = Path(f"{index}.pending")
+        left = pending.read_text() if pending.exists() else ""
+        pending.write_text(tree)
+        self.run(["read-tree", "--reset", "-u", tree], env=env)
+        if left and left != tree and self.has(f"{left}^{{tree}}"):
+            # A killed checkout of another tree wrote files that its index never came to know.
+            for path in self.paths(left).keys() - self.paths(tree).keys():
+                (folder / path).unlink(missing_ok=True)
+        pending.unlink()
+
+    def archive(self, tree: str, folder: Path) -> None:
+        """Write the files of *tree* to the empty *folder*, without an index of its own."""
+        with tempfile.TemporaryDirectory(dir=self.path) as scratch:
+            self.checkout(tree, folder, Path(scratch) / "index")
+
+    def submodules(self, tree: str) -> dict[str, str]:
+        """Return the submodules of *tree*: path → commit."""
+        return {path: pin for path, (mode, pin) in self.paths(tree).items() if mode == SUBMODULE}
+
+
+def _quoted(path: str) -> bytes:
+    """Return *path* as the end of a command of fast-import."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"\n'.encode("utf-8", "surrogateescape")
+
+
+def _file(path: str, mode: str, data: bytes) -> bytes:
+    return f"M {mode} inline ".encode() + _quoted(path) + b"data %d\n%s\n" % (len(data), data)
+
+
+def _entry(tree: str, path: str) -> bytes:
+    return f"M 040000 {tree} ".encode() + _quoted(path)
+
+
+def blob_id(data: bytes) -> str:
+    """Return the id that git gives a file of these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

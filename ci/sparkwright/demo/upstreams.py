@@ -29,9 +29,10 @@ from pathlib import Path
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest, git, process
+from sparkwright.core import git, process
 from sparkwright.core.errors import CommandError
-from sparkwright.forks.errors import SourceError
+from sparkwright.core.files import sha256_file
+from sparkwright.forks.stack import SourceError
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -218,7 +219,7 @@ def write_index(root: Path, wheel: Path) -> None:
     """
     page = root / "simple" / NAME / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    address = f"../../{wheel.relative_to(root)}#sha256={digest.sha256_file(wheel)}"
+    address = f"../../{wheel.relative_to(root)}#sha256={sha256_file(wheel)}"
     page.write_text(f'<!DOCTYPE html>\n<a href="{address}">{wheel.name}</a>\n', "utf-8")
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.mirror import Mirror, mirrored

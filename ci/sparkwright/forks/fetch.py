@@ -10,15 +10,14 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import content_key
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import package_index, resolve, sdist_proof
+from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
-from sparkwright.forks.stack import KINDS, SourceKind
+from sparkwright.forks.stack import KINDS, SourceError, SourceKind
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -53,7 +52,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             asked for.
         source-mismatch, source-unreachable, source-unresolved, offline, archive-unsafe: The source
             is not what the lock names, or cannot be had.
-        sdist-differs: See `sdist_proof.prove`.
+        sdist-differs: See `resolve.prove`.
     """
     locked = locked or context.lock.forks[fork]
     kinds = [kind for kind in KINDS if getattr(locked, kind)]
@@ -69,7 +68,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         "ignored": sorted(ignored),
         "generated": generated,
     }
-    key = digest.key("source", record)
+    key = content_key("source", record)
     stored = context.store.get("source", key, FetchedSource)
     if stored and context.objects.whole(stored.tree):
         return stored
@@ -82,7 +81,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
                 locked = resolve.pin_commit(context, spec, locked, git, commit)
             tree = _git_tree(context, fork, git, locked.vendored, ignored)
             if provable and not proven:
-                proven = bool(sdist_proof.prove(context, fork, locked, generated))
+                proven = bool(resolve.prove(context, fork, locked, generated))
             origin = f"{git.url} @ {commit}"
             fetched = FetchedSource(fork, kind, origin, commit, tree, proven)
         elif file := locked.sdist if kind == "sdist" else locked.wheel:

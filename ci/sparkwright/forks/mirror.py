@@ -17,12 +17,12 @@ from typing import Any
 
 from sparkwright.core import git
 from sparkwright.core.console import console
-from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import GitError
-from sparkwright.core.git_store import Objects
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.git import Objects
 from sparkwright.core.http import redact_credentials
 from sparkwright.core.store import Store
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest, http
+from sparkwright.core import http
 from sparkwright.core.console import console, one_line
+from sparkwright.core.files import sha256_file
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import archive
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.lock import FileLock
+from sparkwright.forks.stack import SourceError
 
 #: In the order in which they are asked.
 VARIABLES = ("SPARKWRIGHT_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
@@ -157,7 +158,7 @@ def obtain(
             )
         partial = store.folder("downloads", sha256) / f"{filename}.part"
         _download(offer.url, partial)
-        actual = digest.sha256_file(partial)
+        actual = sha256_file(partial)
         if actual != sha256:
             partial.unlink()
             raise SourceError(

@@ -5,18 +5,26 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import SUBMODULE, Objects
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import package_index, sdist_proof
+from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.lock import UNRESOLVED, FileLock, ForkLock, GitLock, Lock, VendoredLock
-from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, WheelSpec
+from sparkwright.forks.lock import (
+    UNRESOLVED,
+    FileLock,
+    ForkLock,
+    GitLock,
+    Lock,
+    SdistProof,
+    VendoredLock,
+)
+from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceError, WheelSpec
 
 MODULES = ".gitmodules"
 
@@ -24,6 +32,8 @@ MODULES = ".gitmodules"
 #: git's.
 _HELPER = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9+.-]*::")
 _LONGEST = 2048
+#: Files that the error of a proof names at most.
+SHOWN = 20
 
 
 def resolve(context: RunContext, earlier: Lock | None = None) -> Lock:
@@ -72,7 +82,7 @@ def resolve_fork(
             sources |= pin(context, fork, declared, entry, below if entry.resolved else None)
         locked = ForkLock(git, sdist, wheel, bases, dict(sorted(sources.items())))
         if specs.sdist and specs.sdist.generated and locked.whole:
-            proof = sdist_proof.prove(context, name, locked, specs.sdist.generated)
+            proof = prove(context, name, locked, specs.sdist.generated)
             locked = msgspec.structs.replace(locked, proof=proof)
         return locked
 
@@ -205,6 +215,63 @@ def require_safe(text: str, origin: str) -> str:
         what = f"{origin} names a source by an address that may run a command."
         raise SourceError("declaration-unsafe", what, details=[f"{text[:_LONGEST]!r}"])
     return text
+
+
+def prove(
+    context: RunContext, fork: str, locked: ForkLock, generated: Collection[str]
+) -> SdistProof | None:
+    """
+    Compare the locked source distribution with the locked commit, and say so; None if the lock has
+    no source distribution. The files themselves need not be in the store: their ids are compared.
+
+    Args:
+        generated: Patterns (`fnmatch`) of files that the release process writes.
+
+    Raises:
+        sdist-differs: A file of the source distribution is not the commit's or a submodule's, and
+            not generated.
+        source-mismatch, source-unreachable, offline, archive-unsafe: The file cannot be had.
+    """
+    objects, git, file = context.objects, locked.git, locked.sdist
+    if not git or not file:
+        return None
+    trees = {
+        f"{path}/": objects.resolve(f"{entry.commit}^{{tree}}")
+        for path, entry in locked.vendored.items()
+        if entry.kind == "submodule" and objects.has(f"{entry.commit}^{{commit}}")
+    }
+    commit = {
+        folder + path: blob
+        for folder, tree in {"": git.tree, **trees}.items()
+        for path, (mode, blob) in objects.paths(tree).items()
+        if mode != SUBMODULE
+    }
+    whole = objects.has(file.tree)
+    released = objects.paths(file.tree if whole else package_index.import_file(context, file))
+    differing = {
+        path: "differs" if path in commit else "is not in the commit"
+        for path, (_, blob) in released.items()
+        if commit.get(path) != blob
+    }
+    wrong = [
+        f"{path} {fault}"
+        for path, fault in differing.items()
+        if not any(fnmatchcase(path, pattern) for pattern in generated)
+    ]
+    if wrong:
+        rest = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise SourceError(
+            "sdist-differs",
+            f"The commit of {fork} differs from the released source distribution.",
+            details=[*wrong[:SHOWN], *rest],
+        )
+    proof = SdistProof(
+        equal=len(released) - len(differing),
+        generated=tuple(sorted(differing)),
+        absent=len(commit.keys() - released.keys()),
+    )
+    console.note(proof.describe(file.filename))
+    return proof
 
 
 def unresolved(project: Project, lock: Lock) -> list[str]:

@@ -15,8 +15,8 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.core.digest import canonical, sha256_bytes, sha256_file
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.served import Served

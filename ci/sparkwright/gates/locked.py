@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.core import digest
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
 
 
@@ -19,7 +19,7 @@ def obtain(context: RunContext, name: str, title: str, lock: Path) -> Path:
         command-failed: The installer failed.
     """
     wheels = pylock.select(lock)
-    key = digest.key(name, {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
+    key = content_key(name, {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
     root = context.store.root / "environments" / f"{name}-{key[:16]}"
     with toolchain.completing(context.store, root) as lacking:
         if lacking:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from sparkwright.audit.report import AuditReport
 from sparkwright.builder.environment import toolchain
 from sparkwright.core import strict_yaml
-from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates import athand, audited
 from sparkwright.gates.athand import AtHand, Inputs, patient
 from sparkwright.gates.device import rung as device

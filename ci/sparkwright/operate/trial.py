@@ -17,7 +17,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext, StandaloneContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.release.client import install
 from sparkwright.release.client.install import Done, Wish
 from sparkwright.release.decide import policy as policies

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.core import digest, process
+from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, PythonError, WheelError
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.layout import File, Layout
 
@@ -179,7 +180,7 @@ def _hash(site: Path, name: str) -> str:
     if not path.parent.resolve().is_relative_to(site):
         raise PythonError("environment-unusable", f"{path} leads out of the environment.", details=[str(path.parent.resolve())])
     try:
-        return digest.sha256_file(path)
+        return sha256_file(path)
     except FileNotFoundError:
         return ""
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest, process
+from sparkwright.core import process
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.release.environment import Environment, access_guard
 
 #: How much of the key names the folder, in hex digits.
@@ -71,14 +72,14 @@ def key(environment: Environment) -> str:
     """
     with access_guard(environment.site):
         installed = {info.name: _described(info) for info in sorted(environment.site.glob("*.dist-info"))}
-    return digest.key("caches", {"installed": installed, "python": [*environment.version, environment.abi], "nvcc": nvcc_version()})
+    return content_key("caches", {"installed": installed, "python": [*environment.version, environment.abi], "nvcc": nvcc_version()})
 
 
 def _described(info: Path) -> str:
     """Return the hash of RECORD; a distribution without one (Debian's own, say) is told by its METADATA."""
     for name in ("RECORD", "METADATA"):
         if (info / name).is_file():
-            return digest.sha256_file(info / name)
+            return sha256_file(info / name)
     return ""
 
 

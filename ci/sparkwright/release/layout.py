@@ -21,8 +21,8 @@ import msgspec
 
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import digest
 from sparkwright.core.errors import WheelError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import Edit, Package
@@ -170,7 +170,7 @@ def _edited(edit: Edit, file: File | None) -> File:
         )
     with file.open(edit.file) as stream:
         data = stream.read()
-    _expect(edit, "before the edit", edit.before, digest.sha256_bytes(data))
+    _expect(edit, "before the edit", edit.before, sha256_bytes(data))
     for change in edit.changes:
         anchor = change.anchor.encode()
         if (count := data.count(anchor)) != 1:
@@ -181,7 +181,7 @@ def _edited(edit: Edit, file: File | None) -> File:
                 todo=_TODO,
             )
         data = data.replace(anchor, change.replacement.encode())
-    _expect(edit, "after the edit", edit.after, digest.sha256_bytes(data))
+    _expect(edit, "after the edit", edit.after, sha256_bytes(data))
     return File(edit.after, len(data), file.package, file.known, data=data, executable=file.executable)
 
 
@@ -207,7 +207,7 @@ def _described(package: Package, path: Path, info: str, files: dict[str, File], 
 
 
 def _ours(package: Package, data: bytes) -> File:
-    return File(digest.sha256_bytes(data), len(data), package.name, data=data)
+    return File(sha256_bytes(data), len(data), package.name, data=data)
 
 
 def _digest(sha256: str) -> str:

@@ -17,8 +17,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, WheelError
 from sparkwright.forks.archive import safe_path
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, SourceError
 
 if TYPE_CHECKING:
     from packaging.tags import Tag

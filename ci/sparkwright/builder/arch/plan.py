@@ -23,8 +23,8 @@ from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
 from sparkwright.builder.environment import toolchain
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.workspace import Workspace
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
 
 #: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign:
@@ -129,7 +129,7 @@ def obtain(
         "target": toolchain.target_key(context, tools),
         "compiler": toolchain.compiler(context),
     }
-    key = digest.key("plan", inputs)
+    key = content_key("plan", inputs)
     stored = context.store.get("plan", key, PlanComparison)
     if stored and configured:
         _configure_and_examine(context, tools, source)

@@ -29,7 +29,7 @@ import msgspec
 from sparkwright.builder.errors import BuildError
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 
 _OPENERS = frozenset(("if", "elseif", "else", "foreach", "while", "function", "macro", "block"))
 _CLOSERS = frozenset(

@@ -15,7 +15,8 @@ from pathlib import PurePath
 import msgspec
 
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -108,7 +109,7 @@ class Costs:
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
         return cls(
             context.store,
-            f"{fork}-{digest.key('costs', parts)[:16]}",
+            f"{fork}-{content_key('costs', parts)[:16]}",
             shipped.units if shipped else {},
             toolchain.spec(context.project).forks[fork].memory,
         )

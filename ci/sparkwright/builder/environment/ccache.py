@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.core import config, digest, process
+from sparkwright.core import config, process
 from sparkwright.core.console import console
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
 
 #: The one setting of the user that reaches a build; it may hold a password.
@@ -56,7 +57,7 @@ def variables(context: RunContext, env: Mapping[str, str], base: Path | None) ->
         "CCACHE_DEPEND": "true",
         # ccache would examine nvcc and the host compiler's driver alone; the code is made by the
         # programs that these call.
-        "CCACHE_COMPILERCHECK": f"string:{digest.key('compilers', compilers)[:32]}",
+        "CCACHE_COMPILERCHECK": f"string:{content_key('compilers', compilers)[:32]}",
         # Objects hold no name of their folder: there is no debug information in them.
         "CCACHE_NOHASHDIR": "true",
         "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),

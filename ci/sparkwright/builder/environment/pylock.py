@@ -24,8 +24,7 @@ from sparkwright.core import process
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import MACHINES, Project
+from sparkwright.forks.stack import MACHINES, Project, SourceError
 
 #: glibc 2.*this*: of DGX OS 7 (Ubuntu 24.04), on which wheels of another machine are to run;
 #: nothing newer is taken or linked against.

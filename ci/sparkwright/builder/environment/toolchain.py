@@ -34,9 +34,10 @@ from uv import find_uv_bin
 
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.environment.pylock import LockedWheel
-from sparkwright.core import digest, process, strict_yaml
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -347,7 +348,7 @@ def _tools(context: RunContext) -> Toolchain:
         "machine": platform.machine(),
         "additions": ADDITIONS,
     }
-    key = digest.key("environment", inputs)
+    key = content_key("environment", inputs)
     return Toolchain(key, context.store.root / "environments" / key[:16])
 
 
@@ -527,12 +528,12 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
         "tools": tools.key,
         "wheels": _linked_wheels(context),
         "compiler": require_compiler(context),
-        "python": digest.sha256_file(_python_config()) if python_header().exists() else "",
+        "python": sha256_file(_python_config()) if python_header().exists() else "",
         "machine": context.machine,
         "toolchain": _CROSS,
         "additions": ADDITIONS,
     }
-    return digest.key("target", parts)
+    return content_key("target", parts)
 
 
 def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:

@@ -33,9 +33,10 @@ from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.environment.sandbox import Sandbox
 from sparkwright.builder.errors import BuildError
 from sparkwright.builder.wheel import archive, graft, sbom
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -201,13 +202,13 @@ def inputs(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> 
     parts: dict[str, object] = {
         sources.filename: sources.sha256,
         f"build/{stack}/aot.yaml": (spec.distribution, calls),
-        f"build/{stack}/pylock.toml": digest.sha256_file(folder / "pylock.toml"),
+        f"build/{stack}/pylock.toml": sha256_file(folder / "pylock.toml"),
         f"forks/{stack}/stack.yaml": context.project.spec.arch,
         "this machine": here,
         "--target": context.machine,
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
-    return {name: digest.key("input", part) for name, part in parts.items()}
+    return {name: content_key("input", part) for name, part in parts.items()}
 
 
 def stored(context: RunContext, spec: AotSpec) -> pipeline.BuiltWheel | None:
@@ -215,7 +216,7 @@ def stored(context: RunContext, spec: AotSpec) -> pipeline.BuiltWheel | None:
     sources = pipeline.current(context, spec.fork)
     if sources is None:
         return None
-    return pipeline.stored(context, digest.key("wheel", inputs(context, spec, sources)))
+    return pipeline.stored(context, content_key("wheel", inputs(context, spec, sources)))
 
 
 def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> pipeline.BuiltWheel:
@@ -251,7 +252,7 @@ def _dist_info(
     libraries: Mapping[AotModule, bytes],
 ) -> sbom.DistInfoFiles:
     """Return the build record of the wheel, and the parts for its bill of materials."""
-    hashes = {module: digest.sha256_bytes(data) for module, data in libraries.items()}
+    hashes = {module: sha256_bytes(data) for module, data in libraries.items()}
     record = JitCacheRecord(
         sparkwright=__version__,
         stack=context.project.stack,

@@ -22,8 +22,8 @@ from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.sbom import DistInfoFiles
 from sparkwright.core.console import console
-from sparkwright.core.digest import sha256_bytes
-from sparkwright.core.git_store import blob_id
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.git import blob_id
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 

@@ -23,7 +23,7 @@ from sparkwright import __version__
 from sparkwright.builder import source_tree
 from sparkwright.builder.environment import pylock, toolchain
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, VendoredLock
 
@@ -190,9 +190,9 @@ def document(sbom_input: SbomInput, name: WheelName) -> bytes:
         "components": parts,
         "dependencies": [{"ref": "wheel", "dependsOn": [part["bom-ref"] for part in parts]}],
     }
-    sha256 = digest.sha256_bytes(digest.canonical(content))
+    sha256 = sha256_bytes(canonical(content))
     content["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, sha256).urn
-    return msgspec.json.format(digest.canonical(content)) + b"\n"
+    return msgspec.json.format(canonical(content)) + b"\n"
 
 
 def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparkwright.core import digest, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import canonical, sha256_bytes
 
 #: Characters of a text: enough for 512 tokens of any tokenizer whose tokens have less than 12 characters on average.
 LENGTH = 6000
@@ -100,4 +101,4 @@ def _text(paragraphs: Mapping[str, tuple[str, ...]], number: int) -> str:
 
 def digest_of(made: tuple[str, ...]) -> str:
     """Return the sha256 of texts."""
-    return digest.sha256_bytes(digest.canonical(made))
+    return sha256_bytes(canonical(made))

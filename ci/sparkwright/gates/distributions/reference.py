@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, content_key, sha256_bytes
 from sparkwright.gates.distributions.divergence import Floats, Scores
 from sparkwright.gates.served import Served
 
@@ -71,7 +71,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 def tokens_digest(texts: Sequence[Sequence[int]]) -> str:
     """Return the sha256 of the token ids of *texts*."""
-    return digest.sha256_bytes(digest.canonical(texts))
+    return sha256_bytes(canonical(texts))
 
 
 Count = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -99,7 +99,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = ""
 
     def own_digest(self) -> str:
-        return digest.key("distribution-reference", msgspec.structs.replace(self, digest=""))
+        return content_key("distribution-reference", msgspec.structs.replace(self, digest=""))
 
 
 def save(reference: Reference, path: Path) -> None:

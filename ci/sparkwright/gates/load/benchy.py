@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.builder.environment import pylock
-from sparkwright.core import digest
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import limited, locked
 from sparkwright.gates.load import progress, prompts
@@ -145,4 +145,4 @@ def obtain(context: RunContext) -> Benchy:
     """
     lock_file = folder(context) / "pylock.toml"
     version = next(filename.split("-")[1] for name, filename, _ in pylock.select(lock_file) if name == "llama-benchy")
-    return Benchy(locked.obtain(context, "llama-benchy", "llama-benchy", lock_file), version, digest.sha256_file(lock_file))
+    return Benchy(locked.obtain(context, "llama-benchy", "llama-benchy", lock_file), version, sha256_file(lock_file))

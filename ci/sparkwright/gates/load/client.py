@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.core import digest
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.gates.load import flight, prompts, recorded
 from sparkwright.gates.load.flight import Flight
 from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run
@@ -45,9 +45,9 @@ class Own:
         requests = tuple(
             Request(one.began, one.ttft, one.seconds, one.prompt, one.tokens, one.chunks, one.error) for one in self.answers(order)
         )
-        parts = [digest.sha256_file(Path(part)) for part in (__file__, flight.__file__, recorded.__file__)]
+        parts = [sha256_file(Path(part)) for part in (__file__, flight.__file__, recorded.__file__)]
         ends = [one.began + one.seconds for one in requests]
-        return Run(self.name, digest.key("client", parts), max(ends, default=0.0), requests)
+        return Run(self.name, content_key("client", parts), max(ends, default=0.0), requests)
 
     def answers(self, order: Order) -> tuple[recorded.Seen, ...]:
         """Make the load and return the requests with the tokens that came: the probe wants the same ones each time."""

@@ -24,13 +24,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.core import digest
 from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.files import sha256_file
 from sparkwright.forks import lock, package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates import limited
 from sparkwright.gates.load import detailed
 from sparkwright.gates.load.metrology import policy
@@ -179,7 +178,7 @@ def obtain(context: RunContext) -> VllmRs:
             if not program.exists():
                 with context.store.building(folder) as made:
                     _extract(wheel, made / "vllm-rs")
-    return VllmRs(program, base.version, digest.sha256_file(program))
+    return VllmRs(program, base.version, sha256_file(program))
 
 
 def _extract(wheel: Path, program: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.gates.machine.conditions import Normal
 from sparkwright.gates.machine.policy import SentinelPolicy
@@ -44,7 +44,7 @@ class Kept:
 
     def __init__(self, store: Store, fingerprint: Mapping[str, str], policy: SentinelPolicy, device: str) -> None:
         self._store = store
-        self._key = digest.key("sentinel", [dict(fingerprint), policy.matrix, device])
+        self._key = content_key("sentinel", [dict(fingerprint), policy.matrix, device])
         self.sessions = (store.get("sentinel", self._key, History) or History()).sessions
 
     def slower(self, normal: Normal) -> tuple[Reason, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.errors import ModelError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).

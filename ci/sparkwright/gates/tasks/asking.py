@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.served import Served
 from sparkwright.gates.server.client import Client
@@ -117,8 +117,8 @@ def answer(policy: TasksPolicy, task: str, context: RunContext, python: Path, ur
 def settings_digest(context: RunContext, settings: TaskPolicy, version: str) -> str:
     """Return the digest of what decides the questions and how an answer is judged."""
     deciding = msgspec.structs.replace(settings, floors={}, seconds=1)
-    own = digest.sha256_file(_folder(context) / settings.file) if settings.file else ""
-    return digest.key("task-settings", {"settings": deciding, "file": own, "harness": version})
+    own = sha256_file(_folder(context) / settings.file) if settings.file else ""
+    return content_key("task-settings", {"settings": deciding, "file": own, "harness": version})
 
 
 def largest() -> tuple[dict[str, str], ...]:
@@ -144,7 +144,7 @@ def own_task(context: RunContext, settings: TaskPolicy, work: Path) -> str:
 
 
 def _name(question: Question) -> str:
-    return digest.sha256_bytes(f"{question.doc_id} {question.doc_hash} {question.prompt_hash}".encode())[:16]
+    return sha256_bytes(f"{question.doc_id} {question.doc_hash} {question.prompt_hash}".encode())[:16]
 
 
 def judged(settings: TaskPolicy, path: Path) -> list[Question]:

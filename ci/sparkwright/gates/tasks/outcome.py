@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sparkwright.core import digest
+from sparkwright.core.files import content_key
 from sparkwright.gates.served import Served
 
 #: Bytes; 1319 questions take 30 kB.
@@ -62,7 +62,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def save(outcome: Outcome, path: Path) -> None:
     """Write *outcome* to *path*, whole or not at all."""
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(msgspec.json.encode(_File(outcome, digest.key("task-outcome", outcome))))
+    temporary.write_bytes(msgspec.json.encode(_File(outcome, content_key("task-outcome", outcome))))
     temporary.replace(path)
 
 
@@ -81,7 +81,7 @@ def load(path: Path) -> Outcome:
         file = msgspec.json.decode(data, type=_File)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise OutcomeInvalid(f"{path.name} is no saved outcome: {error!s:.200}") from error
-    if file.digest != digest.key("task-outcome", file.outcome):
+    if file.digest != content_key("task-outcome", file.outcome):
         raise OutcomeInvalid(f"{path.name} was changed after it was written")
     if len(file.outcome.questions) != len(file.outcome.right) or len(set(file.outcome.questions)) != len(file.outcome.questions):
         raise OutcomeInvalid(f"{path.name} does not have one answer for each question")

@@ -17,7 +17,7 @@ import msgspec
 
 from sparkwright.core.errors import FileError
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.served import Served, same_model
 from sparkwright.gates.server import answers
 from sparkwright.gates.server.client import ServerInvalid

@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import athand, host
 from sparkwright.gates.load import metrology, vllmrs

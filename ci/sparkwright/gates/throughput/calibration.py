@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.core.digest import canonical, sha256_bytes
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.gates.recipes.cells import Cell
 from sparkwright.gates.statistics import calibration as aa

@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import sha256_file
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.server import installed

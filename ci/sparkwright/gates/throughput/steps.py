@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, modules, roofline
 from sparkwright.gates.model.roofline import Bandwidth

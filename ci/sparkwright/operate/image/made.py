@@ -14,8 +14,8 @@ from docker import DockerClient
 from sparkwright.builder import container
 from sparkwright.builder.environment.pylock import Interpreter
 from sparkwright.builder.errors import ContainerError
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import installed, picked, selected
 from sparkwright.operate.image.labels import SERIAL, labels
@@ -61,12 +61,12 @@ class _Stages(msgspec.Struct, frozen=True):
 
     def set_key(self, found: Picked, program: Mapping[str, str]) -> str:
         facts = {"system": self.system, "release": found.entry.release, "program": program, "script": installed.SCRIPT}
-        return digest.key("serve-set", facts)
+        return content_key("serve-set", facts)
 
     def key(self, set_key: str, labelled: Mapping[str, str]) -> str:
         # The index's serial grows with every other release, and changes nothing of this one.
         said = {name: value for name, value in labelled.items() if name != SERIAL}
-        return digest.key("serve", {"set": set_key, "entrypoint": digest.sha256_bytes(self.entrypoint), "labels": said})
+        return content_key("serve", {"set": set_key, "entrypoint": sha256_bytes(self.entrypoint), "labels": said})
 
 
 def make(context: RunContext, asked: Asked, found: Picked, base: str) -> Made:
@@ -105,7 +105,7 @@ def _make(context: RunContext, reached: DockerClient, platform: str, found: Pick
 
 def _stages(context: RunContext, base: str, platform: str) -> _Stages:
     text, entrypoint = container.read_dockerfile(context, DOCKERFILE), container.read_dockerfile(context, ENTRYPOINT)
-    key = digest.key("image", {"base": base, "dockerfile": digest.sha256_bytes(text), "platform": platform})
+    key = content_key("image", {"base": base, "dockerfile": sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import FileError, StoreError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.operate.image.made import Made
 from sparkwright.operate.image.picked import Picked
 from sparkwright.release.errors import ReleaseError
@@ -120,7 +120,7 @@ def published(publisher: Publisher, kept: ImageRecord) -> str:
         with tempfile.NamedTemporaryFile(dir=publisher.root / ground.WORK) as file:
             file.write(data)
             file.flush()
-            Folder(publisher.root).put(where, Path(file.name), digest.sha256_bytes(data))
+            Folder(publisher.root).put(where, Path(file.name), sha256_bytes(data))
     return where
 
 

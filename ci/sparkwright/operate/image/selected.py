@@ -13,9 +13,9 @@ from packaging.tags import Tag
 from sparkwright.builder import self_wheel
 from sparkwright.builder.environment import pylock
 from sparkwright.builder.environment.pylock import Interpreter
-from sparkwright.core import digest
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import ImageError
@@ -104,7 +104,7 @@ def _requires(path: Path, picked: Picked) -> list[str]:
 
 def addresses(paths: Sequence[Path]) -> dict[str, str]:
     """Return the file name of each of *paths* → its sha256."""
-    return {path.name: digest.sha256_file(path) for path in paths}
+    return {path.name: sha256_file(path) for path in paths}
 
 
 def lines(paths: Sequence[Path], downloads: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
 #: Bytes of a line that are looked at, and read at once.
@@ -47,7 +47,7 @@ class Starts(msgspec.Struct, frozen=True):
 
 def key(*parts: str) -> str:
     """Return the address of what decides how long a start takes."""
-    return digest.key("starts", list(parts))
+    return content_key("starts", list(parts))
 
 
 def recall(store: Store, address: str) -> Starts:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint
 

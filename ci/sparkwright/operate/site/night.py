@@ -15,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.core.files import reading
+from sparkwright.core.files import reading, sha256_bytes
 from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.gates import ladder
 from sparkwright.gates.verdict import State
@@ -137,7 +136,7 @@ class _Sniffed(msgspec.Struct, frozen=True):
 
 
 def _looked(name: str, data: bytes) -> tuple[File, tuple[Measured, ...]]:
-    sha256, size = digest.sha256_bytes(data), len(data)
+    sha256, size = sha256_bytes(data), len(data)
     try:
         sniffed = msgspec.json.decode(data, type=_Sniffed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

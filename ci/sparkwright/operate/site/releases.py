@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
@@ -129,7 +129,7 @@ def _records(index: Catalogue, entry: Entry) -> tuple[Release, Proof]:
 
 def _local(index: Catalogue, name: str, sha256: str, kind: type[T]) -> T:
     data = address.small(index.address, name, most=MOST_RECORD, failure=partial(ReleaseError, "index-damaged"))
-    if data is None or digest.sha256_bytes(data) != sha256:
+    if data is None or sha256_bytes(data) != sha256:
         raise ReleaseError("index-damaged", f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
     try:
         return msgspec.json.decode(data, type=kind)
@@ -190,6 +190,6 @@ def _evidence(index: Catalogue, one: Evidence) -> bytes:
         return index.evidence(one)
     name = places.evidence(one.sha256)
     data = address.small(index.address, name, most=min(one.size, MOST_RECORD), failure=partial(TrustError, "evidence-invalid"))
-    if data is None or digest.sha256_bytes(data) != one.sha256:
+    if data is None or sha256_bytes(data) != one.sha256:
         raise TrustError("evidence-invalid", f"{name} is missing." if data is None else f"{name} has other bytes than its hash says.")
     return data

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.operate.site import charts
 from sparkwright.operate.site import nights as calendars
 from sparkwright.operate.site.drifts import Report
@@ -60,7 +60,7 @@ def _parts(drawn: Sequence[tuple[History, Chart]]) -> Iterator[list[tuple[Histor
 def slug(text: str) -> str:
     """Return *text* as a part of a file name, another one for another text."""
     plain = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60]
-    return plain if plain == text and plain != "index" else f"{plain or 'recipe'}-{digest.sha256_bytes(text.encode())[:8]}"
+    return plain if plain == text and plain != "index" else f"{plain or 'recipe'}-{sha256_bytes(text.encode())[:8]}"
 
 
 def debt(found: Found) -> Iterator[tuple[str, bytes]]:

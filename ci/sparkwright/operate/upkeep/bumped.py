@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sparkwright.cherry_picks.bump import Bump
 from sparkwright.core import git
+from sparkwright.core.console import markdown_block, markdown_table, markdown_text
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import Repository
-from sparkwright.core.github_summary import block, plain, table
 from sparkwright.forks.stack import Project
 from sparkwright.operate.upkeep import foreseen, proposal
 from sparkwright.operate.upkeep.foreseen import Foreseen
@@ -66,10 +66,10 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
     rows = [[one.patch, _MEANS[one.state], made.gone.get(one.patch, "")] for one in made.trials]
     predicted = foreseen.lines(units) if units else ["nothing of this fork is compiled"]
     parts = [
-        f"Made by `sparkwright patch bump`: {plain(made.fork)} of {plain(stack)} to {plain(made.base.name)}. Nothing was built yet.", "",
-        "### Patches", "", table("", ["patch", "on the new base it", "because"], rows),
-        "### Range-diff of both series", "", block(range_diff or ["no patches"]),
-        "### Predicted recompiles", "", *(f"- {plain(line)}" for line in predicted),
+        f"Made by `sparkwright patch bump`: {markdown_text(made.fork)} of {markdown_text(stack)} to {markdown_text(made.base.name)}. Nothing was built yet.", "",
+        "### Patches", "", markdown_table("", ["patch", "on the new base it", "because"], rows),
+        "### Range-diff of both series", "", markdown_block(range_diff or ["no patches"]),
+        "### Predicted recompiles", "", *(f"- {markdown_text(line)}" for line in predicted),
     ]  # fmt: skip
     text = "\n".join(parts) + "\n"
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition("\n")[0] + "\n```\n\n*Cut here; `git diff` has the rest.*\n"

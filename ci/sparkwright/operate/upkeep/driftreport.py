@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sparkwright.cherry_picks.drift import Document, Drift, Trial
 from sparkwright.core import files
+from sparkwright.core.console import markdown_block, markdown_table, markdown_text
 from sparkwright.core.errors import FileError
 from sparkwright.core.github import Repository
-from sparkwright.core.github_summary import block, plain, table
 from sparkwright.operate.upkeep import issue
 from sparkwright.operate.upkeep.issue import Kept
 
@@ -63,10 +63,10 @@ def body(drifts: Sequence[Drift], *, run: str = "") -> str:
     lines = [_first(drifts, len(found)), ""]
     if found:
         rows = [[one.stack, one.fork, trial.patch, trial.base, _MEANS[trial.state]] for one, trial in found]
-        lines += [table("", ["stack", "fork", "patch", "on", "what"], rows)]
+        lines += [markdown_table("", ["stack", "fork", "patch", "on", "what"], rows)]
     for one, trial in found:
         lines += list(_patch(one, trial))
-    lines += [f"All patches of {plain(one.stack)}, {plain(one.fork)}: {_counts(one)}." for one in drifts if one.trials]
+    lines += [f"All patches of {markdown_text(one.stack)}, {markdown_text(one.fork)}: {_counts(one)}." for one in drifts if one.trials]
     lines += ["", f"The night's log: <{run}>"] if run else []
     text = "\n".join(lines).rstrip() + "\n"
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition("\n")[0] + "\n```\n\n*Cut here; the night's log has the rest.*\n"
@@ -74,25 +74,25 @@ def body(drifts: Sequence[Drift], *, run: str = "") -> str:
 
 def _first(drifts: Sequence[Drift], count: int) -> str:
     days = max((one.day for one in drifts), default="")
-    newest = ", ".join(f"{plain(one.fork)} {plain(one.bases[-1])}" for one in drifts if one.bases)
+    newest = ", ".join(f"{markdown_text(one.fork)} {markdown_text(one.bases[-1])}" for one in drifts if one.bases)
     what = f"{count} of the patches ask for a person" if count else "every patch applies"
-    return f"As of {plain(days)}, on the newest of each upstream ({newest or 'none was reached'}), {what}."
+    return f"As of {markdown_text(days)}, on the newest of each upstream ({newest or 'none was reached'}), {what}."
 
 
 def _patch(one: Drift, trial: Trial) -> Iterator[str]:
-    yield f"### {plain(trial.patch)} of {plain(one.stack)} {_MEANS[trial.state]}"
+    yield f"### {markdown_text(trial.patch)} of {markdown_text(one.stack)} {_MEANS[trial.state]}"
     yield ""
     if trial.state == "conflict":
-        yield block(trial.says or ("git does not say where",))
-        yield f"To mend it: `sparkwright patch rebase --stack {plain(one.stack)} --fork {plain(one.fork)} --onto NAME`, then `sparkwright patch export`."
+        yield markdown_block(trial.says or ("git does not say where",))
+        yield f"To mend it: `sparkwright patch rebase --stack {markdown_text(one.stack)} --fork {markdown_text(one.fork)} --onto NAME`, then `sparkwright patch export`."
     else:
-        yield f"Because: {plain(trial.proof)}. The next bump drops it, or `patch export --drop` does."
+        yield f"Because: {markdown_text(trial.proof)}. The next bump drops it, or `patch export --drop` does."
     yield ""
 
 
 def _counts(one: Drift) -> str:
     newest = [trial for trial in one.trials if trial.base == one.bases[-1]]
-    return f"{sum(trial.state in ('applies', 'moves') for trial in newest)} of {len(newest)} apply on {plain(one.bases[-1])}"
+    return f"{sum(trial.state in ('applies', 'moves') for trial in newest)} of {len(newest)} apply on {markdown_text(one.bases[-1])}"
 
 
 def keep_issue(repository: Repository, drifts: Sequence[Drift], *, author: str, run: str = "") -> Kept:

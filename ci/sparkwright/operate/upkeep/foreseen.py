@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from sparkwright.core.git_store import Objects
+from sparkwright.core.git import Objects
 
 #: Files that a compiler is started on, and files that those include.
 UNITS, HEADERS = (".cu", ".cpp", ".cc", ".c", ".cxx"), (".h", ".hpp", ".cuh", ".inc", ".inl")

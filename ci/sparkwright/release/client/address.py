@@ -20,7 +20,7 @@ from sparkwright.core.errors import Failure
 from sparkwright.core.files import reading
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.forks.context import StandaloneContext
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.signing import trust
 

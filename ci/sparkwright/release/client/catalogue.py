@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import FileError, SparkwrightError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.release import spec
 from sparkwright.release.client import address
@@ -93,14 +93,14 @@ class Catalogue(msgspec.Struct, frozen=True):
     def _named(self, name: str, sha256: str, what: str, kind: type[msgspec.Struct] | None, most: int = MOST_RECORD) -> bytes:
         """Return the file *name*, known to have *sha256*, from the store or the index."""
         kept = self.context.store.root / "index" / sha256
-        if kept.is_file() and digest.sha256_bytes(data := kept.read_bytes()) == sha256:
+        if kept.is_file() and sha256_bytes(data := kept.read_bytes()) == sha256:
             return data
         found = address.small(
             self.address, name, most=most, failure=partial(InstallError, "download-invalid"), offline=self.context.offline
         )
         if found is None:
             raise ReleaseError("index-damaged", f"The index at {self.address} lacks {what}.", details=[f"file: {name}"])
-        if (other := digest.sha256_bytes(found)) != sha256:
+        if (other := sha256_bytes(found)) != sha256:
             raise _other(found, kind, f"{self.address} serves something else in the place of {what}.", name, sha256, other)
         self.context.store.write(f"index/{sha256}", found)
         return found
@@ -158,7 +158,7 @@ def read(context: StandaloneContext, where: Address, trust: Trust, *, signed_for
     if data is None:
         raise ReleaseError("index-missing", f"{where} holds no index of sparkwright.", details=[f"missing: {where.of(places.MANIFEST)}"])
     manifest, by = signed.opened(data, trust, what=f"the manifest of {where}", asked=signed_for or where.url)
-    found, index = digest.sha256_bytes(data), seen.index_id(manifest.url)
+    found, index = sha256_bytes(data), seen.index_id(manifest.url)
     seen.check(manifest, found, index, times.now(), context.state)
     seen.note(manifest, found, index, context.state)
     return Catalogue(context, where, trust, manifest, by)

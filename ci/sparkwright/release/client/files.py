@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sparkwright.core import digest, http
+from sparkwright.core import http
 from sparkwright.core.console import Progress, console
+from sparkwright.core.files import sha256_file
 from sparkwright.core.http import HttpFailure, redact_credentials
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import StandaloneContext
-from sparkwright.forks.errors import SourceError
 from sparkwright.forks.package_index import path_of
+from sparkwright.forks.stack import SourceError
 from sparkwright.release.client.state import Pinned
 from sparkwright.release.errors import InstallError, ReleaseError
 
@@ -76,7 +77,7 @@ def _one(context: StandaloneContext, one: Pinned, account: _Account) -> Path:
     path = path_of(context.store, one.sha256, one.filename)
     with context.store.lock(f"download-{one.sha256[:16]}"):
         if path.is_file():
-            if digest.sha256_file(path) == one.sha256:
+            if sha256_file(path) == one.sha256:
                 account.add(path.stat().st_size, one.filename)
                 return path
             console.warn(f"{path} was damaged in the store, and is fetched again")
@@ -98,7 +99,7 @@ def _bring(context: StandaloneContext, one: Pinned, partial: Path, account: _Acc
             _copy(one, partial, account)
         else:
             _resume(context.mirrored(one.url), one, partial, account)
-        if (found := digest.sha256_file(partial)) == one.sha256:
+        if (found := sha256_file(partial)) == one.sha256:
             return
         account.add(-partial.stat().st_size, one.filename)
         partial.unlink()

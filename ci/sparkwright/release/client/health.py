@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.release import content
 from sparkwright.release.client import caches, packages
 from sparkwright.release.client.state import Installed, Pinned, Placed
@@ -87,7 +87,7 @@ def _absent(place: Environment, pinned: Pinned, was: Placed, infos: list[str]) -
 
 def _untouched(place: Environment, was: Placed) -> bool:
     try:
-        return digest.sha256_file(place.site / was.info / "RECORD") == was.record and packages.stat(place.site / was.info) == was.stat
+        return sha256_file(place.site / was.info / "RECORD") == was.record and packages.stat(place.site / was.info) == was.stat
     except OSError:
         return False
 
@@ -116,7 +116,7 @@ def _as_stated(site: Path, name: str, value: str, shared: Hashes) -> bool:
     try:
         if not value:
             return (site / name).is_file()
-        found = _value(digest.sha256_file(site / name))
+        found = _value(sha256_file(site / name))
     except OSError:
         return False
     return found in {value.rstrip("="), *shared.get(name, ())}

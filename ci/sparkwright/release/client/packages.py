@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.release import content
 from sparkwright.release.client.state import Placed
 from sparkwright.release.environment import Environment, access_guard
@@ -79,7 +79,7 @@ def placed(place: Environment, info: str, *, found: bool = False, before: Placed
     folder = place.site / info
     with contextlib.suppress(FileNotFoundError):
         known = before.odd if before else odd(folder)
-        return Placed(info, digest.sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found, known)
+        return Placed(info, sha256_file(folder / "RECORD"), content.of_installed(folder), stat(folder), found, known)
     return Placed(info, "", "", "", found)
 
 
@@ -94,7 +94,7 @@ def odd(info: Path) -> dict[str, str]:
     for name, _, size in rows(info):
         with contextlib.suppress(OSError):
             if size.isdecimal() and not name.endswith(".pyc") and os.lstat(site / name).st_size != int(size):
-                found[name] = digest.sha256_file(site / name)
+                found[name] = sha256_file(site / name)
     return found
 
 

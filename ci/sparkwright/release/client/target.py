@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 
-from sparkwright.core import digest
 from sparkwright.core.errors import PythonError
-from sparkwright.forks.errors import SourceError
+from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.forks.stack import SourceError
 from sparkwright.release import sets
 from sparkwright.release.client import packages
 from sparkwright.release.client.catalogue import Catalogue
@@ -106,7 +106,7 @@ def chosen(catalogue: Catalogue, entry: Entry, release: Release, place: Environm
         _check_onsite(entry, onsite, pinned, place)
     own = {wheel.project: wheel for wheel in wheels_of(release, place.machine)}
     there = tuple(_ours(catalogue, own, one) for one in pinned.values() if own.get(one.project) is None or own[one.project].fork != SELF)
-    text = digest.canonical(onsite).decode() if onsite is not None else ""
+    text = canonical(onsite).decode() if onsite is not None else ""
     index, serial = catalogue.manifest.url, catalogue.manifest.serial
     return Chosen(entry.release, entry.name, entry.stack, entry.channel, entry.proof, index, serial, there, text), onsite
 
@@ -152,4 +152,4 @@ def _check_onsite(entry: Entry, onsite: OnsiteSpec, pinned: Mapping[str, Pinned]
 
 def proof_digest(proof: Proof) -> str:
     """Return the address of *proof*."""
-    return digest.sha256_bytes(digest.canonical(proof))
+    return sha256_bytes(canonical(proof))

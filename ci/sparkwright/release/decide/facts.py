@@ -23,8 +23,8 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.core.digest import sha256_bytes
 from sparkwright.core.errors import FileError, WheelError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin

@@ -13,8 +13,8 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
-from sparkwright.core.digest import sha256_file
 from sparkwright.core.errors import WheelError
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.release.manifest.records import Fork, Patch, line
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from sparkwright.core import strict_yaml
-from sparkwright.core.digest import canonical, sha256_bytes
 from sparkwright.core.errors import FileError
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates import declared
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.gates.recipes.cells import Cell

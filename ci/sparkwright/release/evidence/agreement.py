@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.ladder import Ladder
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import judged, predicates
@@ -45,7 +45,7 @@ def input_file(sha256: str) -> Input:
 
 def statement(kind: str, one: Statement) -> Input:
     """Return how a summary names a statement: by what is signed, so that its hash is known before it is."""
-    return Input(f"{VERIFIER}:{kind}", {"sha256": digest.sha256_bytes(one.encode())})
+    return Input(f"{VERIFIER}:{kind}", {"sha256": sha256_bytes(one.encode())})
 
 
 def parameters(wheel: Wheel, fork: Fork) -> dict[str, str]:
@@ -123,7 +123,7 @@ def _provenance(wheel: Wheel, fork: Fork | None, made: Provenance, raw: Mapping[
     what, build = f"The provenance of {wheel.filename}", made.build_definition
     _agree(what, {"buildType": build.build_type, "level": made.level}, {"buildType": BUILD_TYPE, "level": LEVEL})
     bills = {one.digest.get("sha256") for one in made.run_details.byproducts if one.name == "sbom"}
-    _agree(what, {"sbom": bills}, {"sbom": {digest.sha256_bytes(raw["sbom"])} if "sbom" in raw else set()})
+    _agree(what, {"sbom": bills}, {"sbom": {sha256_bytes(raw["sbom"])} if "sbom" in raw else set()})
     if fork is None:
         own = {"fork": wheel.fork, "project": wheel.project, "version": wheel.version, "machine": wheel.machine}
         return _agree(what, build.external_parameters, own)
@@ -147,7 +147,7 @@ def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw:
         return None
     said, tests = _read(payloads, "test-result", TestResult, wheel), judged.tests(found)
     verdict = next((one for one in found.verdicts if one.rung == judged.THROUGHPUT), None)
-    files = {kind: digest.sha256_bytes(raw[kind]) for kind in ("verdicts", "throughput") if kind in raw}
+    files = {kind: sha256_bytes(raw[kind]) for kind in ("verdicts", "throughput") if kind in raw}
     policies = {f"policy of {one.rung}": one.policy for one in found.verdicts if one.policy}
     _agree(
         f"The test result of {wheel.filename}",
@@ -167,7 +167,7 @@ def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw:
 
 def _summary(wheel: Wheel, proved: Proved, said: Summary, payloads: Mapping[str, Statement], raw: Mapping[str, bytes]) -> None:
     inputs = [statement(kind, one) for kind, one in payloads.items() if kind != "summary"]
-    inputs += [input_file(digest.sha256_bytes(data)) for data in raw.values()]
+    inputs += [input_file(sha256_bytes(data)) for data in raw.values()]
     _agree(
         f"The summary of {wheel.filename}",
         {

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.verdict import State
 from sparkwright.release import bill
 from sparkwright.release.errors import TrustError
@@ -79,8 +79,8 @@ def _file(one: Evidence, read: Callable[[Evidence], bytes], wheel: Wheel) -> byt
             "evidence-invalid", f"The {one.kind} of {wheel.filename} is too large.", details=[f"{one.size} bytes; bound: {LARGEST}"]
         )
     data = read(one)
-    if (len(data), digest.sha256_bytes(data)) != (one.size, one.sha256):
-        details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {digest.sha256_bytes(data)}, {len(data)} bytes"]
+    if (len(data), sha256_bytes(data)) != (one.size, one.sha256):
+        details = [f"wanted: {one.sha256}, {one.size} bytes", f"found:  {sha256_bytes(data)}, {len(data)} bytes"]
         raise TrustError("evidence-invalid", f"The {one.kind} of {wheel.filename} is not the file that the proof names.", details=details)
     return data
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.ladder import RUNGS
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
@@ -59,7 +59,7 @@ class Folder:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             return
-        sha256 = digest.sha256_bytes(data)
+        sha256 = sha256_bytes(data)
         self._places[sha256] = path
         for kind, expected in TYPES.items():
             try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.ladder import Ladder
 from sparkwright.release.evidence import agreement, judged
 from sparkwright.release.evidence.predicates import (
@@ -92,7 +92,7 @@ def signed(payloads: Mapping[str, Statement], raw: Mapping[str, bytes], wheel: W
     files: dict[str, bytes] = {**{kind: signer.sign(one) for kind, one in payloads.items()}, **raw}
     if signer.has_identity and (index := pep740.pep740(files["provenance"], wheel.filename)):
         files["pep740"] = index
-    told = {kind: {"kind": kind, "sha256": digest.sha256_bytes(data), "size": len(data)} for kind, data in files.items()}
+    told = {kind: {"kind": kind, "sha256": sha256_bytes(data), "size": len(data)} for kind, data in files.items()}
     return {msgspec.convert(told[kind], Evidence): data for kind, data in files.items()}
 
 
@@ -127,7 +127,7 @@ def provenance(
         ),
         Details(
             Builder(builder, {"sparkwright": record.sparkwright if record else __version__}), {},
-            tuple(agreement.file(kind, digest.sha256_bytes(raw[kind])) for kind in ("sbom",) if kind in raw),
+            tuple(agreement.file(kind, sha256_bytes(raw[kind])) for kind in ("sbom",) if kind in raw),
         ),
         LEVEL, _HERE if builder == SELF_HOSTED else _HOSTED,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def provenance(
 def test_result(found: Ladder, proved: Proved, raw: Mapping[str, bytes]) -> TestResult:
     """Return what the gates found, PASSED only where every required check passed and nothing is missing for ``verified``."""
     tests = judged.tests(found)
-    files = [agreement.file(kind, digest.sha256_bytes(raw[kind])) for kind in ("verdicts", "throughput") if kind in raw]
+    files = [agreement.file(kind, sha256_bytes(raw[kind])) for kind in ("verdicts", "throughput") if kind in raw]
     judging = [Resource("ci/release.yaml", digest={"sha256": proved.policy}), *_policies(found)]
     return TestResult(
         judged.result(tests, proved.missing), (*files, *judging), tests.passed, tests.warned, tests.failed, tests.informing,
@@ -155,7 +155,7 @@ def summary(
 ) -> Summary:  # fmt: skip
     """Return what was decided of *wheel*, from which statements and files."""
     inputs = [agreement.statement(kind, one) for kind, one in payloads.items()]
-    inputs += [agreement.input_file(digest.sha256_bytes(data)) for _, data in sorted(raw.items())]
+    inputs += [agreement.input_file(sha256_bytes(data)) for _, data in sorted(raw.items())]
     passed = not proved.missing
     return Summary(
         Verifier(VERIFIER), places.wheel(wheel.sha256, wheel.filename),

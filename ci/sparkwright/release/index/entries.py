@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import WheelError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import (
@@ -125,7 +125,7 @@ def record(root: Path, name: str, sha256: str, kind: type[T]) -> T:
     try:
         with open(path, "rb") as stream:  # noqa: PTH123  thousands of files; pathlib would cost as much as the reading
             data = stream.read(LARGEST + 1)
-        if (found := digest.sha256_bytes(data)) != sha256:
+        if (found := sha256_bytes(data)) != sha256:
             raise ReleaseError(
                 "index-damaged", f"{name} has other bytes than its name says.", details=[f"named: {sha256}", f"found: {found}"]
             )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import canonical, content_key, sha256_bytes
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index import entries, live, pages, simple, state
@@ -108,7 +108,7 @@ class Making:
         )  # fmt: skip
         before = one.release.before if one.release.before in self._present else ""
         shown = [self._old.program, self._manifest.url, one.entry, before]
-        pages = f"pages-{digest.key('index-pages', shown)[:16]}"
+        pages = f"pages-{content_key('index-pages', shown)[:16]}"
         return Known(one.entry, before, tuple(lock.machine for lock in one.release.locks), rows, pages)
 
     def _made(self, one: Known) -> Path:
@@ -157,7 +157,7 @@ class Making:
             found = entries.record(self._root, places.release(release.before), release.before, Release)
         # Releases come oldest first, so the next one of the stack asks for this one.
         self._last = {name: one for name, one in self._last.items() if one.stack != release.stack}
-        self._last[digest.sha256_bytes(digest.canonical(release))] = release
+        self._last[sha256_bytes(canonical(release))] = release
         return found
 
     def _once(self) -> None:
@@ -216,7 +216,7 @@ class Making:
                 lines = {name: self._line(new.get(name), name) for name in changed[project]} if before else self._every(channel, project)
                 data = page(project, before, lines)
                 draft.write(path, data)
-                written[path] = digest.sha256_bytes(data)
+                written[path] = sha256_bytes(data)
         draft.write(f"{folder}/index.html", simple.html_root(projects))
         draft.write(f"{folder}/index.json", simple.json_root(projects))
         return written
@@ -242,7 +242,7 @@ class Making:
             data = (self._parent / path).read_bytes()
         except OSError:
             return b""
-        return data if digest.sha256_bytes(data) == self._old.pages[path] else b""
+        return data if sha256_bytes(data) == self._old.pages[path] else b""
 
     def _line(self, one: Known | None, name: str) -> Line | None:
         if one is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.release.manifest.records import Channel, Entry
 
 NAME = "state.json"
@@ -76,7 +76,7 @@ class State(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """Return it as a file: the sha256 of the rest, and the rest."""
         body = msgspec.json.encode(self, order="deterministic")
-        return f"{digest.sha256_bytes(body)}\n".encode() + body
+        return f"{sha256_bytes(body)}\n".encode() + body
 
 
 def load(generation: Path, url: str) -> State:
@@ -86,7 +86,7 @@ def load(generation: Path, url: str) -> State:
         found = msgspec.json.decode(body, type=State)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return State(program(), url)
-    sound = named.decode("ascii", "replace") == digest.sha256_bytes(body)
+    sound = named.decode("ascii", "replace") == sha256_bytes(body)
     return found if sound and (found.program, found.url) == (program(), url) else State(program(), url)
 
 
@@ -95,7 +95,7 @@ def program() -> str:
     """Return the digest of what pages are made by; another program makes all of them again."""
     release = Path(__file__).parents[1]
     files = sorted(path for room in _ROOMS for path in (release / room).rglob("*") if path.suffix in (".py", ".html", ".css"))
-    return digest.key("index-program", [(path.relative_to(release).as_posix(), digest.sha256_file(path)) for path in files])
+    return content_key("index-program", [(path.relative_to(release).as_posix(), sha256_file(path)) for path in files])
 
 
 def offered(releases: Iterable[Known], channel: Channel, names: Container[str]) -> dict[str, Known]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_file
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.index import entries, live
 from sparkwright.release.index.entries import Skimmed
@@ -90,7 +90,7 @@ def _entry(root: Path, entry: Entry, pages: str, *, deep: bool) -> Iterator[str]
         yield from (
             _damaged(f"{name} has other bytes than its hash says")
             for name, sha256 in _named(one)
-            if digest.sha256_file(root / name) != sha256
+            if sha256_file(root / name) != sha256
         )
 
 

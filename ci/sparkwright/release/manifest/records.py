@@ -1,7 +1,7 @@
 """
 What is published, as records: releases, what is proved of them, and the manifest that says which of both hold.
 
-A `Release` and a `Proof` never change; each is a file named after the sha256 of its bytes (`digest.canonical`). The `Manifest` changes with
+A `Release` and a `Proof` never change; each is a file named after the sha256 of its bytes (`files.canonical`). The `Manifest` changes with
 every publication, is signed whole, and binds both by that hash. Index, pages and locks follow from it and from nothing else.
 """
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import StoreError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import times
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def index_id(url: str) -> str:
     """Return what an index is known by on this machine: the sha256 of the URL that it is signed for, in its one spelling."""
-    return digest.sha256_bytes(normalised(url).encode())
+    return sha256_bytes(normalised(url).encode())
 
 
 def folder() -> Path:

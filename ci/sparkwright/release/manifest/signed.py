@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import FORMAT, Manifest
@@ -110,4 +110,4 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
 
 
 def _address(predicate: dict[str, Any]) -> str:
-    return digest.sha256_bytes(digest.canonical(predicate))
+    return sha256_bytes(canonical(predicate))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release.manifest.records import Fork, Patch, Release
 from sparkwright.release.notes.blocks import Block, Code, Grid, Heading, Inline, Says, Words, short
 
@@ -24,7 +24,7 @@ def stack(release: Release, before: Release | None) -> Iterator[Block]:
         )
         return
     yield Heading(f"Changes since {before.name}")
-    if digest.sha256_bytes(digest.canonical(before)) != release.before:
+    if sha256_bytes(canonical(before)) != release.before:
         yield Says(f"{before.name} is not the release that this one names as the one before it; the comparison is only for reading.")
     yield from _sources(release, before)
     yield from _packages(release, before)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
@@ -125,7 +125,7 @@ def of_file(path: Path) -> Published:
         index-damaged: It cannot be read, or there is no proof of it beside it.
     """
     release = _read(path, Release)
-    mine = digest.sha256_bytes(digest.canonical(release))
+    mine = sha256_bytes(canonical(release))
     proofs = [one for one in (_read(file, Proof) for file in sorted(path.parent.glob("proof-*.json"))) if one.release == mine]
     if not proofs:
         raise ReleaseError("index-damaged", f"There is no proof of {release.name} beside {path}.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from sparkwright.core import digest
 from sparkwright.core.console import size
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Proof, Release
@@ -26,7 +26,7 @@ from sparkwright.release.sets.lock import BY_HASH
 
 def address(release: Release) -> str:
     """Return the address of *release*."""
-    return digest.sha256_bytes(digest.canonical(release))
+    return sha256_bytes(canonical(release))
 
 
 def blocks(release: Release, proof: Proof, before: Release | None) -> list[Block]:

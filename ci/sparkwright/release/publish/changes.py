@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change, places, times
@@ -118,10 +118,10 @@ def _decided_again(publisher: Publisher, release: Release, entry: Entry, verdict
         own = [paths[one.sha256] for one in release.wheels if one.fork != INSTALLER]
         decided, _ = judge.decided(publisher, own, verdicts, "verified")
         decided = judge.besides(publisher, decided, [paths[one.sha256] for one in release.wheels if one.fork == INSTALLER])
-        key = digest.key("promotion", [entry, publisher.signer.by, decided.proved])
+        key = content_key("promotion", [entry, publisher.signer.by, decided.proved])
         draft = Draft(publisher.root, key)
-        proof = digest.canonical(prepare.proved(publisher, draft, release, decided, times.now()))
-        new = msgspec.structs.replace(entry, channel="verified", proof=digest.sha256_bytes(proof))
+        proof = canonical(prepare.proved(publisher, draft, release, decided, times.now()))
+        new = msgspec.structs.replace(entry, channel="verified", proof=sha256_bytes(proof))
         draft.add(places.proof(entry.release, new.proof), proof)
         return draft.finish(new, Folder.name, (), {})
 
@@ -130,7 +130,7 @@ def _at_hand(publisher: Publisher, wheel: Wheel, folder: Path, verdicts: Path) -
     """Return *wheel* as a file in *folder*: a link to that of the index, or of *verdicts*, or fetched; by its hash in each case."""
     path = folder / wheel.filename
     for known in (publisher.root / places.wheel(wheel.sha256, wheel.filename), verdicts / wheel.filename):
-        if known.is_file() and digest.sha256_file(known) == wheel.sha256:
+        if known.is_file() and sha256_file(known) == wheel.sha256:
             path.symlink_to(known.absolute())
             return path
     if "://" not in wheel.url:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.publish.hosts import Moved, Observe, unmoved, unobserved
@@ -58,7 +58,7 @@ class Folder:
         there = self.root / place
         self._observe(f"name {place}")
         with translate_disk_full(self.root):
-            if (found := digest.sha256_file(path)) != sha256:
+            if (found := sha256_file(path)) != sha256:
                 raise ReleaseError("publish-failed", f"{path} is not what it was.", details=[f"now: {found}", f"was: {sha256}"])
             there.parent.mkdir(parents=True, exist_ok=True)
             path.chmod(0o644)
@@ -89,7 +89,7 @@ class Folder:
         path = self.root / place
         if not path.exists():
             return False
-        if (found := digest.sha256_file(path)) != sha256:
+        if (found := sha256_file(path)) != sha256:
             raise ReleaseError("wheel-name-taken", f"{place} is there with other bytes.", details=[f"there: {found}", f"to be: {sha256}"])
         self.there.append(place)
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release import index
 from sparkwright.release.errors import ReleaseError
@@ -93,7 +93,7 @@ def _bytes(root: Path, place: str, sha256: str) -> bytes:
             data = stream.read(LARGEST + 1)
     except OSError as error:
         raise ReleaseError("index-damaged", f"{place} cannot be read.", details=[str(error)]) from error
-    if (found := digest.sha256_bytes(data)) != sha256:
+    if (found := sha256_bytes(data)) != sha256:
         raise ReleaseError("index-damaged", f"{place} is not what it was.", details=[f"its name says: {sha256}", f"its bytes:     {found}"])
     return data
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkwright.builder import self_wheel
-from sparkwright.core import digest
+from sparkwright.core.files import sha256_file
 from sparkwright.release.manifest.records import Wheel
 
 #: Where it finds whom to trust (`release.signing.trust.PACKAGED`).
@@ -22,7 +22,7 @@ def wheel(folder: Path, trust: bytes, serial: int, last: Wheel | None) -> Path:
     """
     if last is not None:
         made = _made(folder, trust, last.version.partition("+")[2])
-        if digest.sha256_file(made) == last.sha256:
+        if sha256_file(made) == last.sha256:
             return made
         made.unlink()
     return _made(folder, trust, str(serial))

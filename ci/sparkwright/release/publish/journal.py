@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.store import flush
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Manifest, Sha256
@@ -82,7 +82,7 @@ class Draft:
 
     def keep(self, where: str, data: bytes) -> Planned:
         """Keep *data* as a file that a host will get."""
-        sha256 = digest.sha256_bytes(data)
+        sha256 = sha256_bytes(data)
         path = self.folder / sha256
         path.write_bytes(data)
         return Planned(where, sha256, len(data))
@@ -128,7 +128,7 @@ def whole(root: Path, key: str) -> Journal | None:
     if found is None:
         return None
     kept = {one.sha256 for one in (*found.files, *found.small) if (folder / one.sha256).exists()}
-    sound = kept.issuperset(one.sha256 for one in found.small) and all(digest.sha256_file(folder / one) == one for one in kept)
+    sound = kept.issuperset(one.sha256 for one in found.small) and all(sha256_file(folder / one) == one for one in kept)
     return found if sound else None
 
 

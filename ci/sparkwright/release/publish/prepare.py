@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 from msgspec.structs import replace
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.release import sets, spec
@@ -97,15 +97,15 @@ def prepared(
     urls = {one.filename: urljoin(url, one.url) for one in wheels}
     locked = {machine: _locked(publisher, decided, machine, urls) for machine in machines(decided.wheels)}
     release = _release(publisher, offers, decided, wheels, locked, name, at)
-    record = digest.canonical(release)
-    address = digest.sha256_bytes(record)
-    proof = digest.canonical(proved(publisher, draft, release, decided, at))
+    record = canonical(release)
+    address = sha256_bytes(record)
+    proof = canonical(proved(publisher, draft, release, decided, at))
     for machine, found in locked.items():
         draft.add(places.lock(address, machine), found.lock)
         draft.add(places.requirements(address, machine), found.requirements)
     if onsite := _onsite(publisher.context):
         draft.add(places.onsite(address), onsite)
-    entry = Entry(draft.add(places.release(address), record), digest.sha256_bytes(proof), name, stack, at, channel)
+    entry = Entry(draft.add(places.release(address), record), sha256_bytes(proof), name, stack, at, channel)
     draft.add(places.proof(address, entry.proof), proof)
     files = tuple(planned for one in new for planned in _files(draft, one))
     return draft.finish(entry, host.name, files, {one.filename: one.sha256 for one in wheels})
@@ -162,20 +162,20 @@ def _release(
         if one.wheel.fork != INSTALLER:
             forks.setdefault(one.fork.name, one.fork)
     locks = tuple(
-        Lock(machine, digest.sha256_bytes(one.lock), digest.sha256_bytes(one.requirements), dict(one.packages))
+        Lock(machine, sha256_bytes(one.lock), sha256_bytes(one.requirements), dict(one.packages))
         for machine, one in locked.items()
     )
     needed = needs.gather(context, tuple(forks.values()), ask=not context.offline)
     onsite = _onsite(context)
     return Release(
-        name, stack, at, wheels, tuple(forks.values()), locks, needed, digest.sha256_bytes(onsite) if onsite else "", offers.before(stack)
+        name, stack, at, wheels, tuple(forks.values()), locks, needed, sha256_bytes(onsite) if onsite else "", offers.before(stack)
     )
 
 
 def _onsite(context: RunContext) -> bytes:
     """Return what is to be installed and edited on the user's machine; empty where the stack has nothing."""
     wanted = spec.load(context.project)
-    return digest.canonical(wanted) if wanted else b""
+    return canonical(wanted) if wanted else b""
 
 
 def _files(draft: Draft, one: Inspected) -> list[Planned]:
@@ -188,7 +188,7 @@ def _files(draft: Draft, one: Inspected) -> list[Planned]:
 
 def proved(publisher: Publisher, draft: Draft, release: Release, decided: Decided, at: Time) -> Proof:
     """Return the proof of *release*, its evidence signed and in *draft*."""
-    address = digest.sha256_bytes(digest.canonical(release))
+    address = sha256_bytes(canonical(release))
     placed = {one.sha256: one for one in release.wheels}
     both = zip(decided.inspected, decided.proved, strict=True)
     return Proof(address, at, tuple(_evident(publisher, draft, placed[one.wheel.sha256], one, what, decided) for one, what in both))
@@ -199,7 +199,7 @@ def _evident(publisher: Publisher, draft: Draft, wheel: Wheel, one: Inspected, w
     raw, lock = decided.raw[wheel.sha256], publisher.context.project.lock_file
     rule = publisher.policy.forks.get(wheel.fork)
     made = make.statements(
-        wheel, one.fork, what, raw, record=one.record, lock_digest=digest.sha256_file(lock) if lock.exists() else "",
+        wheel, one.fork, what, raw, record=one.record, lock_digest=sha256_file(lock) if lock.exists() else "",
         stack=publisher.context.project.stack, required=rule.rungs if rule else (),
     )  # fmt: skip
     files = make.signed(made, raw, wheel, publisher.signer)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core import digest
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError, UsageError
+from sparkwright.core.files import content_key
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release import index
 from sparkwright.release.manifest import change, times
@@ -107,7 +107,7 @@ def publish(publisher: Publisher, asked: Asked) -> Published:
 
 def _carried_out(publisher: Publisher, asked: Asked, manifest: Manifest, offers: Offers, decided: Decided, done: Published) -> Published:
     asks = [manifest.serial, done.url, done.channel, asked.repository, publisher.signer.by, decided.wheels, decided.proved]
-    key = digest.key("publication", asks)
+    key = content_key("publication", asks)
     found = journal.whole(publisher.root, key)
     removed = clean(publisher, manifest if manifest.serial else None, keep=key if found else "")
     if found is None:

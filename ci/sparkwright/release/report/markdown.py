@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sparkwright.core.github_summary import escaped
+from sparkwright.core.console import markdown_escape
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.report import compare, pairs, rows, words
 from sparkwright.release.report.absent import absent
@@ -22,7 +22,7 @@ def render(results: Sequence[Result]) -> str:
 
 def text(value: str) -> str:
     """Return *value* as plain text of one line: no markup, no link, no mention."""
-    return escaped(words.clean(value))
+    return markdown_escape(words.clean(value))
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.forks.errors import SourceError
+from sparkwright.forks.stack import SourceError
 from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from sparkwright.builder.environment import pylock
-from sparkwright.core import digest, process
+from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.files import sha256_file
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.sets import lock
 from sparkwright.release.sets.lock import Pinned
@@ -237,7 +238,7 @@ def _pinned(package: Package, asked: Asked, python: str, urls: Mapping[str, str]
     """Return the wheel of *package* for that Python: ours at its address in our index, another's where the package index has it."""
     name, version = str(package["name"]), str(package.get("version", ""))
     if path := asked.wheels.get(name):
-        return Pinned(name, version, path.name, urls[path.name], digest.sha256_file(path), path.stat().st_size)
+        return Pinned(name, version, path.name, urls[path.name], sha256_file(path), path.stat().st_size)
     ranks = {str(tag): rank for rank, tag in enumerate(tags(python, asked.machine))}
     rated = [(rank, filename, wheel) for wheel in package.get("wheels", ()) for filename, rank in _rated(wheel, ranks)]
     if not rated:

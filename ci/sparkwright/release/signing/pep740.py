@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical
 from sparkwright.release.errors import TrustError
 from sparkwright.release.signing import bundle, dsse
 from sparkwright.release.signing.statement import Statement
@@ -79,7 +79,7 @@ def pep740(signed: bytes, filename: str) -> bytes:
         "verification_material": {"certificate": _base64(_der(certificate)), "transparency_entries": [entry]},
         "envelope": {"statement": _base64(envelope.payload), "signature": _base64(envelope.signatures[0].sig)},
     }
-    return digest.canonical({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
+    return canonical({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
 
 
 def _publisher(certificate: Certificate) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sparkwright.core import digest
+from sparkwright.core.files import canonical
 from sparkwright.release.errors import TrustError
 from sparkwright.release.manifest.records import Sha256
 
@@ -55,7 +55,7 @@ class Statement(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """Return the statement as in-toto's JSON; equal statements give equal bytes."""
         subjects = tuple(_Subject({"sha256": one.sha256}, one.name) for one in self.subjects)
-        return digest.canonical(msgspec.to_builtins(_Statement(TYPE, subjects, self.predicate_type, self.predicate)))
+        return canonical(msgspec.to_builtins(_Statement(TYPE, subjects, self.predicate_type, self.predicate)))
 
     @classmethod
     def of(cls, data: bytes, what: str) -> Statement:
