@@ -22,8 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import endings
 
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder import toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli import demo
 from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console

@@ -22,7 +22,7 @@ from sparkwright.audit import policy, wheel
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import AuditedLibrary
 from sparkwright.audit.wheel import Contents, LibraryAudit
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size

@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import measure
-from sparkwright.builder import pipeline
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import pipeline, toolchain
 from sparkwright.builder.workspace import Workspace
 
 options = measure.arguments(__doc__ or "")

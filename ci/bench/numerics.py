@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 import measure
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 
 import measure
-from sparkwright.builder import source_tree
+from sparkwright.builder import toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.workspace import Workspace
+from sparkwright.builder.workspace import Workspace, source_tree
 
 options = measure.arguments(__doc__ or "")
 context = measure.context(options)
 tools = toolchain.obtain(context)
-source = source_tree.make(context, "vllm")
+source = source_tree(context, "vllm")
 
 
 def ours() -> None:

@@ -23,9 +23,8 @@ from pathlib import Path
 import msgspec
 
 import measure
-from sparkwright.builder.compile import launcher, ninja_file
-from sparkwright.builder.compile.costs import Cost, ShippedFile
-from sparkwright.builder.compile.ninja_file import HEAVY, CompileOrder
+from sparkwright.builder import launcher, schedule
+from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -103,7 +102,7 @@ def replay(units: Sequence[Cost], order: CompileOrder) -> Replay:
 def row(units: Sequence[Cost], cores: int, gigabytes: int) -> Row:
     """Replay *units* on one machine."""
     megabytes = gigabytes * 1000
-    bound, order = lower_bound(units, cores, megabytes), ninja_file.order(units, cores, megabytes)
+    bound, order = lower_bound(units, cores, megabytes), schedule.order(units, cores, megabytes)
     longest = sorted(units, key=lambda unit: -unit.seconds)
     chosen = replay(longest, order)
     fixed = [(jobs, replay(units, CompileOrder(jobs, jobs))) for jobs in range(1, cores + 1)]

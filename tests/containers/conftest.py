@@ -27,8 +27,9 @@ import pytest
 from docker import DockerClient
 from tests.conftest import running
 
-from sparkwright.builder.container import builder_image, connected
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder.container import connected
+from sparkwright.builder.container_build import builder_image
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams

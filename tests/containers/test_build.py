@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from docker import DockerClient
 
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_bytes
 from sparkwright.demo import upstreams

@@ -67,7 +67,7 @@ def test_a_program_that_takes_too_much_memory_is_ended(engine: DockerClient, bas
 #: Owns a container as a run does, says so, and waits.
 OWNING = """\
 import sys
-from sparkwright.builder import container
+from sparkwright.builder import container, container_build
 from sparkwright.builder.container import connect
 container.run(connect(), sys.argv[1], ["/bin/sh", "-c", "echo here; exec sleep 600"])
 """

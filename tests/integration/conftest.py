@@ -21,10 +21,9 @@ import psutil
 import pytest
 from tests.conftest import NOWHERE, running
 
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.compile.ninja import CompilerCall
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder import ninja, toolchain
+from sparkwright.builder.ninja import CompilerCall
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli import demo as demo_verb
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store

@@ -17,8 +17,8 @@ from uv import find_uv_bin
 
 from sparkwright.audit import policy, wheel
 from sparkwright.builder import pipeline as building
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder import toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotSpec, ModuleSpec
 from sparkwright.cli import demo

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.demo import upstreams
 from sparkwright.forks.stack import MACHINES
 

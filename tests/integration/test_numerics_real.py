@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

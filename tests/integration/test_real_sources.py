@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder import source_tree
 from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.workspace import source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
@@ -42,7 +42,7 @@ def test_the_locked_source_has_the_locked_tree(context: RunContext, fork: str) -
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
 def test_series_and_rules_apply_exactly_and_have_an_effect(context: RunContext, fork: str) -> None:
     """Each patch of the series and each rule is applied once, and every patch leaves another tree behind."""
-    made = source_tree.make(context, fork)
+    made = source_tree(context, fork)
     patches = series.load(PROJECT.series_folder(fork))
     rules = archs.load(PROJECT.build_folder / "archs.yaml").of(fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
@@ -55,7 +55,7 @@ def test_series_and_rules_apply_exactly_and_have_an_effect(context: RunContext, 
 
 def test_only_named_files_change(context: RunContext) -> None:
     """Between upstream's vLLM and ours differ the files that patches and rules name, and no other."""
-    made = source_tree.make(context, "vllm")
+    made = source_tree(context, "vllm")
     named = {path for one in series.load(PROJECT.series_folder("vllm")) for path in one.files} | {site.file for site in made.sites}
 
     assert context.objects.changes(made.source.tree, made.tree).keys() == named
@@ -63,18 +63,18 @@ def test_only_named_files_change(context: RunContext) -> None:
 
 def test_what_was_fetched_once_needs_no_network(context: RunContext, tmp_path: Path) -> None:
     """Offline the same trees come out of the store; an empty store says that it is offline."""
-    trees = [source_tree.make(context, fork).tree for fork in context.forks]
+    trees = [source_tree(context, fork).tree for fork in context.forks]
     offline = dataclasses.replace(context, offline=True)
     empty = dataclasses.replace(context, offline=True, store=Store(tmp_path / "empty"))
 
-    assert [source_tree.make(offline, fork).tree for fork in context.forks] == trees
+    assert [source_tree(offline, fork).tree for fork in context.forks] == trees
     with refusal("offline"):
         fetch.fetch(empty, "flashinfer")
 
 
 def test_a_rule_for_another_release_stops_the_rewrite(context: RunContext) -> None:
     """On the tree that has the rules already, every rule finds that its list is not the one it was written for."""
-    made = source_tree.make(context, "vllm")
+    made = source_tree(context, "vllm")
     rules = archs.load(PROJECT.build_folder / "archs.yaml")
     text = context.objects.blob(made.tree, "CMakeLists.txt")
 

@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 from sparkwright.builder import pipeline
-from sparkwright.builder.environment.toolchain import Toolchain
 from sparkwright.builder.pipeline import BuiltWheel
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli.stages import lock_vendored

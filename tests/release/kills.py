@@ -46,7 +46,7 @@ from pathlib import Path
 from tests.support.publishing import Place
 from sparkwright.release import index, notes
 from sparkwright.release.evidence import make
-from sparkwright.builder import self_wheel as program
+from sparkwright.builder.wheel import source_wheel as program
 
 root = Path(sys.argv[1])
 

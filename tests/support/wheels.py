@@ -27,11 +27,11 @@ from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder.arch.rules import Site
 from sparkwright.builder.pipeline import BuildRecord
-from sparkwright.builder.source_tree import SourceTree
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.builder.wheel.graft import GraftManifest
+from sparkwright.builder.workspace import SourceTree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.fetch import FetchedSource

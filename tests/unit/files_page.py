@@ -17,8 +17,8 @@ from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.builder.arch.rules import ArchRules
-from sparkwright.builder.compile.costs import ShippedFile
-from sparkwright.builder.environment.toolchain import EnvironmentSpec
+from sparkwright.builder.schedule import ShippedFile
+from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.core.config import Config

@@ -19,7 +19,7 @@ from tests.refusals import refusal
 
 from sparkwright.audit import policy
 from sparkwright.audit import wheel as audit_wheel
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import (

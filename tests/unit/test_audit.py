@@ -24,8 +24,8 @@ from sparkwright.audit import policy as audit_policy
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
 from sparkwright.audit.wheel import audit
+from sparkwright.builder import toolchain
 from sparkwright.builder.arch.plan import PlannedUnit
-from sparkwright.builder.environment import toolchain
 from sparkwright.builder.wheel import archive, elf, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import ccache
+from sparkwright.builder import ninja
 from sparkwright.core import config
 from sparkwright.core.config import CompilerCache
 
@@ -24,16 +24,16 @@ def test_without_ccache_a_build_works_and_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert ccache.variables(mini.context(), OWN, None) == {"PATH": "/bin"}
+    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
     assert "apt-get install ccache" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
 def test_only_the_remote_storage_of_the_user_reaches_a_build(mini: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ccache.REMOTE, "redis://hidden@cache.example")
-    variables = ccache.variables(mini.context(), OWN, None)
+    monkeypatch.setenv(ninja.REMOTE, "redis://hidden@cache.example")
+    variables = ninja.cache_variables(mini.context(), OWN, None)
 
-    assert variables.pop(ccache.REMOTE) == "redis://hidden@cache.example"
+    assert variables.pop(ninja.REMOTE) == "redis://hidden@cache.example"
     assert "hidden" not in str(variables)
     assert variables["CCACHE_DIR"] == str(mini.context().store.root / "ccache")
     assert "CCACHE_DISABLE" not in variables
@@ -44,7 +44,7 @@ def test_the_users_file_configures_the_cache(mini: Mini, tmp_path: Path, monkeyp
     file.write_text("compiler_cache: {tool: none, size: 20G}\n")
     monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(file))
     assert config.config().compiler_cache == CompilerCache("none", "20G")
-    assert ccache.variables(mini.context(), OWN, None) == {"PATH": "/bin"}
+    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
     file.write_text("compiler_cache: {tool: distcc}\n")
     with refusal("file-invalid"):
         config.config()

@@ -11,7 +11,7 @@ from tests.refusals import refusal
 
 from sparkwright.builder import configure
 from sparkwright.builder.configure import Configured, TranslationUnit
-from sparkwright.builder.environment.sandbox import Sandbox
+from sparkwright.builder.sandbox import Sandbox
 from sparkwright.core import process
 
 PTX80 = ("compute_80:compute_80", "compute_80:sm_80")

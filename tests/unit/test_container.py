@@ -22,9 +22,9 @@ from packaging.tags import sys_tags
 from tests.refusals import refusal
 
 import sparkwright
-from sparkwright.builder import container, self_wheel
-from sparkwright.builder.environment import pylock
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder import container, container_build, pylock
+from sparkwright.builder.pylock import Interpreter
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.cli import main
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -113,13 +113,13 @@ def test_lines_do_not_depend_on_the_chunks_of_a_stream(text: str, cuts: list[int
 @pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
 def test_a_base_without_its_digest_is_refused(demo: RunContext, name: str) -> None:
     with refusal("base-unresolved"):
-        container.pinned_base(demo, name)
+        container_build.pinned_base(demo, name)
 
 
 def test_the_program_is_packed_whole_and_reproducibly(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    first, second = (self_wheel.write(tmp_path / name) for name in ("one", "two"))
+    first, second = (source_wheel.write_program(tmp_path / name) for name in ("one", "two"))
     package = Path(sparkwright.__file__).parent
     files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
@@ -143,7 +143,7 @@ def test_a_described_python_selects_the_same_files_as_it_would_itself() -> None:
 @pytest.mark.parametrize(("machine", "libc"), [("x86_64", "2.36"), ("aarch64", "2.39")])
 def test_a_build_in_a_container_needs_the_tools_and_bases_of_its_machine(store: Store, machine: str, libc: str) -> None:
     context = RunContext(Project(ROOT, "2026.11"), store, ("cutlass", "vllm"), store.root)
-    files = container.needed(context, Interpreter("3.12.3", machine, libc))
+    files = container_build.needed(context, Interpreter("3.12.3", machine, libc))
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]
 
     assert {name for name, _, _ in files} >= {"vllm", "nvidia-cuda-nvcc"}
@@ -168,10 +168,10 @@ def test_the_same_command_runs_inside_with_folders_of_the_container(demo: RunCon
         commands.append(command)
         return 0
 
-    monkeypatch.setattr(container, "run", run)
+    monkeypatch.setattr(container_build, "run", run)
     engine: Any = None
     words = ["build", "--container", "--base", ID, "--cache-dir", "c", "--jobs", "3", "--memory", "4"]
 
-    assert container.run_program(demo, engine, ID, ID, words) == (0, {})
+    assert container_build.run_program(demo, engine, ID, ID, words) == (0, {})
     inner = main.parse(commands[0][3:])
     assert (inner.jobs, inner.offline, inner.cache_dir) == (3, True, demo.store.root / "containers" / ID.removeprefix("sha256:")[:16])

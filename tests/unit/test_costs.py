@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.compile.costs import Cost, Costs, Shipped, ShippedFile
+from sparkwright.builder.schedule import Cost, Costs, Shipped, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 

@@ -10,8 +10,8 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.audit import policy
+from sparkwright.builder import toolchain
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.environment import toolchain
 from sparkwright.cherry_picks import series
 from sparkwright.core import git
 from sparkwright.core.git import Objects

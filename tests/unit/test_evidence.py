@@ -26,8 +26,8 @@ from tests.release import world
 from tests.support import verdicts, wheels
 from tests.support.sigstoreworld import World
 
-from sparkwright.builder import self_wheel as program
 from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel import source_wheel as program
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
@@ -238,7 +238,7 @@ def test_other_wheels_have_evidence_too(tmp_path: Path, signer: KeySigner, kind:
     """Headers, FlashInfer, its modules and the installer: what applies is said, and holds, also where the release names no fork."""
     paths = wheels.release(tmp_path)
     if kind == "installer":
-        path = program.write(tmp_path, extra="", label="7")
+        path = program.write_program(tmp_path, extra="", label="7")
     else:
         path = {"cutlass": paths[0], "flashinfer": paths[1], "jitcache": paths[2]}[kind]
     inspected = facts.inspect(path)

@@ -17,7 +17,7 @@ from tests.support import fatbins, wheels
 from sparkwright.audit import policy
 from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
-from sparkwright.builder import self_wheel
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
@@ -79,7 +79,7 @@ def test_each_kind_of_wheel(tmp_path: Path) -> None:
     assert modules.fork == kernels.fork
     assert (modules.record, modules.stack, modules.wheel.machine) == (None, "2026.11", wheels.MACHINE)
     assert [one.origin for one in modules.wheel.libraries] == ["compiled"]
-    installer = facts.inspect(self_wheel.write(tmp_path, extra="", label="7"))
+    installer = facts.inspect(source_wheel.write_program(tmp_path, extra="", label="7"))
     assert (installer.wheel.fork, installer.wheel.machine, installer.record, installer.stack) == ("sparkwright", "any", None, "")
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder import source_tree
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import Guard
+from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
 from sparkwright.core.git import REGULAR, Objects
 
@@ -58,11 +58,11 @@ def test_a_guard_that_guards_nothing_is_refused(tmp_path: Path, fields: dict[str
 
 def test_the_stage_fails_and_keeps_no_tree(mini: Mini) -> None:
     """A guard that is added after the tree was made is checked all the same; and again, since a refused tree is not kept."""
-    site = source_tree.make(mini.context(), "vllm").sites[0]
+    site = source_tree(mini.context(), "vllm").sites[0]
     path = mini.root / "build" / "demo" / "archs.yaml"
     guard = msgspec.structs.replace(GUARD, fork="vllm", files=("CMakeLists.txt",), patterns=(site.before,))
     rules = msgspec.structs.replace(archs.load(path), guards=(guard,))
     path.write_text(strict_yaml.dump(msgspec.to_builtins(rules)), "utf-8")
     for _ in range(2):
         with refusal("arch-trap"):
-            source_tree.make(mini.context(), "vllm")
+            source_tree(mini.context(), "vllm")

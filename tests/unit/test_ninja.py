@@ -20,11 +20,10 @@ import pytest
 from tests.refusals import refusal
 from tests.support import endings
 
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.compile.ninja import BuildFolder
-from sparkwright.builder.environment import ccache
-from sparkwright.builder.environment.sandbox import Sandbox
+from sparkwright.builder import ninja
+from sparkwright.builder.ninja import BuildFolder
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.schedule import Costs
 from sparkwright.core.store import Store
 
 #: Of the test environment, else of the machine.
@@ -245,14 +244,14 @@ def test_a_compiler_cache_that_writes_no_statistics_is_no_failure(work: Work) ->
     program.chmod(0o755)
     work.add("a.cpp", "int a() { return 1; }\n")
 
-    assert work.compile(env={ccache.PROGRAM: str(program)}) == ["a.cpp"]
+    assert work.compile(env={ninja.PROGRAM: str(program)}) == ["a.cpp"]
 
 
 @pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
 def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
     """The second build folder compiles nothing."""
     program, folder = shutil.which("ccache") or "", str(work.folder / "ccache")
-    cache = {ccache.PROGRAM: program, "CCACHE_DIR": folder, "CCACHE_DEPEND": "true"}
+    cache = {ninja.PROGRAM: program, "CCACHE_DIR": folder, "CCACHE_DEPEND": "true"}
     work.add("a.cpp", "int a() { return 1; }\n")
     assert work.compile(env=cache) == ["a.cpp"]
     shutil.rmtree(work.build)

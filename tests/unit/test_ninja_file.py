@@ -11,9 +11,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.builder.compile import ninja_file
-from sparkwright.builder.compile.costs import Cost
-from sparkwright.builder.compile.ninja_file import HEAVY, CompileOrder
+from sparkwright.builder import schedule
+from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -60,10 +59,10 @@ def commands(build: Path, file: str) -> list[str]:
 def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
     """Large units get the pool, unless they have one; build.ninja stays as it is."""
     (tmp_path / "build.ninja").write_text(TEXT)
-    ninja_file.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
-    text = (tmp_path / ninja_file.SCHEDULE).read_text()
+    schedule.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
+    text = (tmp_path / schedule.SCHEDULE).read_text()
 
-    assert commands(tmp_path, "build.ninja") == commands(tmp_path, ninja_file.SCHEDULE)
+    assert commands(tmp_path, "build.ninja") == commands(tmp_path, schedule.SCHEDULE)
     places = [text.index(f"build dir/{name}") for name in ("lo$:ng", "large", "pooled", "short")]
     assert places == sorted(places)
     assert text.count("pool = heavy") == 1
@@ -79,12 +78,12 @@ def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path
     (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
     costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
 
-    order = ninja_file.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
+    order = schedule.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
 
     assert order == CompileOrder(4, 1)
-    names = (tmp_path / ninja_file.SCHEDULE).read_text().split()[-4:]
-    assert names[1::2] == [f"/in/{name}.{ninja_file.SCHEDULE}" for name in ("b", "a")]
-    assert "pool = heavy" in (tmp_path / f"a.{ninja_file.SCHEDULE}").read_text()
+    names = (tmp_path / schedule.SCHEDULE).read_text().split()[-4:]
+    assert names[1::2] == [f"/in/{name}.{schedule.SCHEDULE}" for name in ("b", "a")]
+    assert "pool = heavy" in (tmp_path / f"a.{schedule.SCHEDULE}").read_text()
 
 
 units = st.lists(
@@ -102,7 +101,7 @@ def test_no_units_that_can_meet_exceed_the_memory(
     units: Sequence[Cost], cores: int, megabytes: int
 ) -> None:
     """The largest units that the order lets run together fit, whatever their times are."""
-    order = ninja_file.order(units, cores, megabytes)
+    order = schedule.order(units, cores, megabytes)
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
     heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]
     light = [size for size in sizes if size <= HEAVY][: order.jobs - len(heavy)]

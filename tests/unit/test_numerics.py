@@ -11,7 +11,7 @@ from tests.refusals import refusal
 from tests.support import converters
 from tests.support.converters import POLICY, PYTHON
 
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.gates.numerics import differences, trees
 from sparkwright.gates.numerics import rung as numerics

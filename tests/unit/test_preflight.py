@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from tests.refusals import refusal
 
-from sparkwright.builder import preflight
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import EnvironmentSpec
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder import BuildError, preflight, toolchain
+from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.workspace import SourceTree
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR

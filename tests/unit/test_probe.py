@@ -14,7 +14,7 @@ from tests.refusals import refusal
 from tests.support import devicehost
 from tests.support.devicehost import POLICY
 
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import kernels, probe

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import sandbox
-from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
+from sparkwright.builder import sandbox
+from sparkwright.builder.sandbox import INSIDE, Sandbox
 
 missing = sandbox._refusal()
 namespaces = pytest.mark.skipif(missing is not None, reason=f"no namespaces here: {missing}")
@@ -109,7 +109,7 @@ def test_a_killed_build_leaves_no_process(lab: Lab) -> None:
     """Also none that has left the process group."""
     marker = f"3141.{os.getpid()}"
     code = (
-        "import os; from pathlib import Path; from sparkwright.builder.environment.sandbox import Sandbox;"
+        "import os; from pathlib import Path; from sparkwright.builder.sandbox import Sandbox;"
         f"sandbox = Sandbox.create({{Path({str(lab.work)!r}): 'mini'}});"
         f"sandbox.run(['sh', '-c', 'setsid sleep {marker} & sleep {marker}'], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from sparkwright.builder import pipeline, source_tree
-from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.wheel.sbom import SbomInput, document
+from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
@@ -97,7 +97,7 @@ def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
     assert not path.stat().st_mode & 0o222, "the store has the same file"
     with zipfile.ZipFile(path) as wheel:
         parts = parsed(wheel.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
-    source = source_tree.make(context, "cutlass")
+    source = source_tree(context, "cutlass")
 
     assert (parts["source/cutlass"]["pin"], parts["source/cutlass"]["tree"]) == (source.source.pin, source.source.tree)
     facts = {row["name"].partition(":")[2]: row["value"] for row in parts["wheel"]["properties"]}
@@ -106,7 +106,7 @@ def test_a_built_wheel_holds_its_bill(mini: Mini) -> None:
 
 def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> None:
     context = mini.context()
-    source = source_tree.make(context, "vllm")
+    source = source_tree(context, "vllm")
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
     parts = sbom.gather(context, source, base=base, compiled={"mini_vllm/_C.so": "5" * 64}, inherited=inherited, compiler="12", isolation="")
@@ -121,7 +121,7 @@ def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> 
 
 def test_vendored_sources_are_those_that_the_targets_need(mini: Mini) -> None:
     context = mini.context()
-    source = source_tree.make(context, "vllm")
+    source = source_tree(context, "vllm")
 
     assert sbom.vendored(context, source) == {}
     everything = dataclasses.replace(context, targets=("all",))

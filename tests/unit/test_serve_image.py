@@ -18,7 +18,7 @@ from tests.release import world
 from tests.support import publishing, wheels
 from tests.support.publishing import Place
 
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.cli.main import main
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext

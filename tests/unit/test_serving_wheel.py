@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.standin import Machine, _machine, _standin
 
-from sparkwright.builder import self_wheel
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.core import config
 from sparkwright.gates.recipes import fitting, workloads
 from sparkwright.gates.recipes import recipe as recipes
@@ -41,7 +41,7 @@ sys.exit(main())
 def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the program as its wheel lays it down."""
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(self_wheel.write(folder, extra="")) as archive:
+    with zipfile.ZipFile(source_wheel.write_program(folder, extra="")) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
 

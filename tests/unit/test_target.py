@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder import pylock, toolchain
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import graft
 from sparkwright.cli import main, options
 from sparkwright.forks.context import RunContext

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]

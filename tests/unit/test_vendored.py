@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder import vendored
-from sparkwright.builder.configure import Call
-from sparkwright.builder.vendored import Declaration
+from sparkwright.builder import configure
+from sparkwright.builder.configure import Call, Declaration
 from sparkwright.core.git import Objects
 from sparkwright.forks import resolve
 from sparkwright.forks.lock import ForkLock, VendoredLock
@@ -87,7 +86,7 @@ def call(command: str, *arguments: str) -> Call:
 
 
 def declared(*calls: Call) -> list[tuple[str, str, str, bool]]:
-    return [(found.name, found.url, found.ref, found.pinnable) for found in vendored.declarations(calls)]
+    return [(found.name, found.url, found.ref, found.pinnable) for found in configure.declarations(calls)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
 def faults(*sources: Declaration, ignored: dict[str, str] | None = None, complete: bool = True) -> tuple[str, ...]:
     locked = ForkLock(vendored={"part": PART, "third/party": VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="submodule")})
     try:
-        vendored.check("mini", sources, locked, ignored or {}, complete=complete)
+        configure.check_vendored("mini", sources, locked, ignored or {}, complete=complete)
     except SourceError as error:
         if error.reference != "source-unlocked":
             raise

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.builder import source_tree, workspace
+from sparkwright.builder import workspace
 from sparkwright.builder.wheel import archive
+from sparkwright.builder.workspace import source_tree
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def label(mini: Mini, fork: str = "vllm") -> str:
     context = mini.context()
-    return source_tree.label(context, source_tree.make(context, fork))
+    return workspace.version_label(context, source_tree(context, fork))
 
 
 def patch_of(mini: Mini) -> Path:
@@ -48,11 +49,11 @@ def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini) -
 
 def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
     context = mini.context()
-    vllm, needed = (source_tree.make(context, fork) for fork in ("vllm", "cutlass"))
+    vllm, needed = (source_tree(context, fork) for fork in ("vllm", "cutlass"))
     readme = next(iter(context.objects.paths(needed.tree)))
     other = msgspec.structs.replace(needed, tree=context.objects.with_files(needed.tree, {readme: b"another\n"}))
-    before = source_tree.patch_set(context.objects, (vllm, needed))
-    assert before == source_tree.patch_set(context.objects, (vllm,)) != source_tree.patch_set(context.objects, (vllm, other))
+    before = workspace.patch_set(context.objects, (vllm, needed))
+    assert before == workspace.patch_set(context.objects, (vllm,)) != workspace.patch_set(context.objects, (vllm, other))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.toolchain import EnvironmentSpec
+from sparkwright.builder import toolchain
+from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml

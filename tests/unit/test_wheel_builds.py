@@ -9,7 +9,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder.configure import CMakeLibrary
-from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, graft, source_wheel
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput

@@ -21,8 +21,7 @@ import msgspec
 from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.builder import pipeline
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError, pipeline
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
 from sparkwright.core.console import console

@@ -56,7 +56,7 @@ from sparkwright.audit.report import (
     AuditReport,
     OpcodeCount,
 )
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf, graft
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
 from sparkwright.builder.wheel.graft import CompiledUnit

@@ -1,1 +1,108 @@
 """How a tree becomes a wheel: tools, arch rules, plan, compiling, wheels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from sparkwright.core.errors import Advice, SparkwrightError
+
+
+class BuildError(SparkwrightError):
+    """A build failed, or would not give what was asked for."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "arch-mismatch": Advice(
+            "CMake folded or dropped the requested architecture for these units; the wheel would "
+            "not hold machine code for it.",
+            "Apply the rule named beside each unit, or list the unit under `kept` with a reason. "
+            "Correct entries that are not true; list a unit that a rule removes under `dropped`.",
+        ),
+        "arch-trap": Advice(
+            "The tree holds code that compiles for the requested architecture and fails at run "
+            "time there.",
+            "Follow the advice of the guard in archs.yaml. Do not remove the guard: neither "
+            "configure nor audit detects such code.",
+        ),
+        "base-mismatch": Advice(
+            "The official wheel was not built from the locked source, so a graft onto it would "
+            "mix two releases.",
+            "Check that stack.yaml names the same version for the source and for the base wheel, "
+            "then run `sparkwright lock`.",
+        ),
+        "build-downloads": Advice(
+            "A build program tried to download a source that the lock does not name; the same "
+            "address may serve another file tomorrow.",
+            "Lock that source (`sparkwright lock`), or switch off the part of the build that "
+            "downloads it.",
+        ),
+        "build-failed": Advice(
+            "The upstream's own build backend ended with an error.",
+            "Read its last lines above; the full log is named there.",
+        ),
+        "compile-failed": Advice(
+            "The compiler refused a unit, or crashed, or another step failed. Units compiled so "
+            "far are kept.",
+            "Read the compiler's lines above. If they report a fault of the compiler itself, run "
+            "the build again, and report the fault to its maker if it stays.",
+        ),
+        "configure-failed": Advice(
+            "CMake could not configure the patched tree: a tool is missing or too old, or the "
+            "tree needs a source that the lock does not name.",
+            "Read its last lines above; the full log is named there. If they ask for a newer "
+            "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
+            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
+            "vendored sources: leave --targets out.",
+        ),
+        "early-check-failed": Advice(
+            "The build would fail later; the checks before it list all findings at once.",
+            "Correct every finding above, then run again.",
+        ),
+        "inputs-differ": Advice(
+            "This checkout would build something else: the reviewed files named above are not "
+            "those that the wheel was made from.",
+            "Check out the commit that the wheel was made from, with its stack, or build the "
+            "wheel anew here.",
+        ),
+        "isolation-missing": Advice(
+            "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most "
+            "containers do.",
+            "Build in a container (sparkwright build --container), or as root, or allow "
+            "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        "memory-exceeded": Advice(
+            "Compiling one unit alone takes more memory than the build may have: as it was "
+            "measured, or as the system showed by killing its compiler twice.",
+            "Raise --memory, close other programs, or add memory or swap; a stack without this "
+            "unit needs less. Compiled units are kept.",
+        ),
+        "module-arch": Advice(
+            "FlashInfer compiles some modules for an architecture of its own choice, whatever it "
+            "is asked for.",
+            "If such code runs on the stack's device, say so under `arch` of the entry in "
+            "aot.yaml, with the reason; else remove the entry.",
+        ),
+        "module-unknown": Advice(
+            "aot.yaml asks FlashInfer for a module that the locked release does not make: a "
+            "typo, or another release renamed it.",
+            "Correct `call` and `arguments` in build/<stack>/aot.yaml.",
+        ),
+        "rebuild-differs": Advice(
+            "The same inputs gave other code or other files: an unpinned tool, a build that "
+            "looks at its surroundings, or tampering.",
+            "Look at the members and kernels named above. Publish neither wheel before the "
+            "reason is known.",
+        ),
+        "requirement-mismatch": Advice(
+            "The official wheel does not require what environment.yaml would change, or requires "
+            "just that already.",
+            "Read the wheel's requirements, then correct or remove the entry under `requires` in "
+            "environment.yaml.",
+        ),
+        "target-mismatch": Advice(
+            "A library that was compiled here is not for the machine of the wheel, or needs more "
+            "of that machine than the official library does.",
+            "Do not install the wheel. Find the library or header of this machine that was used "
+            "in the build for the other one.",
+        ),
+    }

@@ -3,7 +3,9 @@ The real CMake configure: every unit with the gencode that its compiler will be 
 
 Nothing is read from the text of a CMakeLists: CMake's file API names the targets,
 ``compile_commands.json`` holds the command of each source, and CMake's trace holds the calls that
-led there with their values.
+led there with their values, also those by which FetchContent would download a vendored source.
+These sources come from the lock, verified, and are handed to FetchContent as folders; a source that
+CMake asks for and the lock does not pin is refused.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ from typing import Any
 
 import msgspec
 
-from sparkwright.builder.environment.sandbox import Sandbox
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.core.console import console
+from sparkwright.core.http import redact_credentials
+from sparkwright.forks import fetch as sources
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.lock import ForkLock, VendoredLock
+from sparkwright.forks.resolve import require_safe
+from sparkwright.forks.stack import SourceError
 
 #: Folder of the file API's requests and replies, in the build folder.
 API = ".cmake/api/v1"
@@ -254,3 +263,180 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
             virtual, codes = (match[1], match[2]) if match else (value, value)
             entries |= {f"{virtual}:{code}" for code in re.findall(r"\w+", codes)}
     return tuple(sorted(entries))
+
+
+# Vendored sources.
+
+#: The folder of a source in the build folder, which FetchContent itself would choose.
+VENDORED_FOLDER = f"{DEPS}/%s-src"
+
+#: The options of a declaration that name a download (ExternalProject(3)).
+_METHODS = (
+    "GIT_REPOSITORY",
+    "URL",
+    "HG_REPOSITORY",
+    "SVN_REPOSITORY",
+    "CVS_REPOSITORY",
+    "DOWNLOAD_COMMAND",
+)
+_KEYWORD = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """
+    A source that CMake asked for.
+
+    Attributes:
+        name: Its name for FetchContent; of another download its address.
+        url: The git repository, or the address of another download.
+        ref: The tag, branch or commit; empty for another download.
+        origin: ``file:line`` of the call.
+        modules: The submodules that the build takes; None for all.
+        pinnable: Whether the lock can name it, and the build take it from a folder.
+    """
+
+    name: str
+    url: str
+    ref: str
+    origin: str
+    modules: tuple[str, ...] | None = None
+    pinnable: bool = True
+
+
+def declarations(calls: Iterable[Call]) -> tuple[Declaration, ...]:
+    """
+    Return the sources that the traced *calls* would download.
+
+    Raises:
+        declaration-unsafe: An address or a ref could be an option or a program.
+    """
+    declared: dict[str, Declaration] = {}
+    for call in calls:
+        if call.command in DOWNLOADS and (declaration := _declaration(call)):
+            # FetchContent takes the first declaration of a name (FetchContent(3)).
+            declared.setdefault(declaration.name.lower(), declaration)
+    return tuple(declared.values())
+
+
+def _declaration(call: Call) -> Declaration | None:
+    origin = f"{call.file}:{call.line}"
+    # CMake expands a list in place only when it runs the command, after it was traced.
+    name, *values = [part for argument in call.arguments for part in argument.split(";")] or [""]
+    following = dict(zip(reversed(values), reversed([*values[1:], ""]), strict=False))
+    if call.command == "file":
+        url = require_safe("".join(values[:1]), origin)
+        return Declaration(url, url, "", origin, pinnable=False) if name == "DOWNLOAD" else None
+    # The first argument of any other call may be anything.
+    methods = {key: require_safe(following[key], origin) for key in _METHODS if following.get(key)}
+    if not methods:
+        return None
+    url, ref = next(iter(methods.values())), ""
+    modules: tuple[str, ...] | None = None
+    if list(methods) == ["GIT_REPOSITORY"]:
+        ref = require_safe(following.get("GIT_TAG", "master"), origin)
+    if "GIT_SUBMODULES" in values:
+        rest = values[values.index("GIT_SUBMODULES") + 1 :]
+        taken = itertools.takewhile(lambda value: not _KEYWORD.fullmatch(value), rest)
+        modules = tuple(filter(None, taken))
+    # FetchContent_Populate takes a folder in place of a download only if the source was declared.
+    pinnable = bool(ref) and call.command == "fetchcontent_declare"
+    return Declaration(require_safe(name, origin), url, ref, origin, modules, pinnable)
+
+
+def check_vendored(
+    fork: str,
+    declared: Iterable[Declaration],
+    locked: ForkLock,
+    ignored: Mapping[str, str],
+    *,
+    complete: bool,
+) -> None:
+    """
+    Require that the lock pins every source that CMake asked for.
+
+    Args:
+        ignored: Sources that no build needs, with the reason.
+        complete: Every target was configured, so that an entry that CMake did not ask for has no
+            effect.
+
+    Raises:
+        source-unlocked: A source is neither locked nor ignored, or is locked otherwise; or an entry
+            has no effect.
+    """
+    sources = {declaration.name: declaration for declaration in declared}
+    faults = [
+        f"{declaration.origin}: {name}: {fault}"
+        for name, declaration in sources.items()
+        if name not in ignored and (fault := mismatch(declaration, locked.fetched.get(name)))
+    ]
+    # An entry with a slash is a submodule, which CMake does not declare.
+    entries = [("lock", name) for name in locked.fetched]
+    entries += [("ignored", name) for name in {*ignored} - {*locked.vendored} if "/" not in name]
+    faults += [
+        f"{where}: {name}: CMake asks for no such source"
+        for where, name in entries
+        if complete and name not in sources
+    ]
+    if faults:
+        what = f"The lock does not pin the sources that CMake asks for in {fork}."
+        raise SourceError("source-unlocked", what, details=faults)
+
+
+def mismatch(declaration: Declaration, entry: VendoredLock | None) -> str:
+    """Return how *declaration* differs from the lock's *entry*; empty if it is pinned."""
+    url, ref = redact_credentials(declaration.url), declaration.ref
+    if not declaration.pinnable:
+        return f"{url} is a download that the lock cannot pin"
+    if entry is None:
+        return f"{url} at {ref} is not in the lock"
+    pinned_commit = entry.commit if _COMMIT.fullmatch(ref) else ref
+    if (entry.url, entry.ref, pinned_commit) != (declaration.url, ref, ref):
+        locked = f"{redact_credentials(entry.url)} at {entry.ref} ({entry.commit})"
+        return f"CMake asks for {url} at {ref}; the lock names {locked}"
+    return ""
+
+
+def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
+    """
+    Fetch every source that FetchContent would download for *fork*, and return their trees by name.
+
+    Raises:
+        source-unresolved: Some are unreachable; every one is named with its reason.
+        source-mismatch: One is not the source that the lock names.
+    """
+    locked, trees, missing = context.lock.forks[fork], dict[str, str](), dict[str, str]()
+    title = f"bring {len(locked.fetched)} vendored sources of {fork}"
+    with console.step(title), context.store.lock("objects"):
+        for name, entry in locked.fetched.items():
+            try:
+                trees[name] = sources.vendored_tree(context, fork, name, locked.vendored)
+            except SourceError as error:
+                if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
+                    raise
+                reason = " · ".join([error.what, *error.details[:4]])
+                missing[name] = f"{name}: {redact_credentials(entry.url)} at {entry.ref}: {reason}"
+    if missing:
+        raise SourceError(
+            "source-unresolved",
+            f"{len(missing)} of {len(locked.fetched)} vendored sources of {fork} cannot be had.",
+            details=list(missing.values()),
+            todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors "
+            "(--mirror URL=REPLACEMENT), and lock again. The default targets need none of them: "
+            "leave --targets out.",
+            data={"missing": list(missing), "present": sorted(trees)},
+        )
+    return trees
+
+
+def vendored_defines(trees: Iterable[str]) -> dict[str, str]:
+    """
+    Return the CMake cache entries with which FetchContent asks no host and takes the sources named
+    *trees* from their folders.
+    """
+    folders = {
+        f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": f"{{build}}/{VENDORED_FOLDER % name.lower()}"
+        for name in trees
+    }
+    disconnected = {"FETCHCONTENT_FULLY_DISCONNECTED": "ON"}
+    return {**disconnected, "FETCHCONTENT_BASE_DIR": f"{{build}}/{DEPS}", **folders}

@@ -1,15 +1,9 @@
 """
-Builds in a container: the container engine, its images, and one way to run a program in them.
+The container engine: its images, and one way to run a program in them.
 
 A container has no network and no rights, runs as the caller's user, and is removed when the run
 that started it ends. Its name states the owner process, so that the next run removes the containers
-of killed runs. The builder image is a base that is pinned by digest, the system packages that it
-lacks, and this program.
-
-A build fetches outside, then runs the same command inside without a network. The container has a
-store of its own for everything that depends on its Python and compilers, at the same path inside
-and outside, so that every path it prints can be opened. Downloads and mirrors are shared read-only;
-objects, locks, cost records and the compiler cache are shared for writing.
+of killed runs.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import docker
 import msgspec
@@ -36,17 +30,10 @@ from docker.models.containers import Container
 from docker.models.images import Image
 from docker.types import LogConfig, Mount
 
-from sparkwright.builder import self_wheel, vendored
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.pylock import Interpreter, LockedWheel
-from sparkwright.builder.environment.sandbox import VARIABLE
-from sparkwright.builder.errors import ContainerError
+from sparkwright.builder.pylock import Interpreter
+from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.core.console import console
-from sparkwright.core.errors import Failure, FileError, SparkwrightError, StoreError
-from sparkwright.core.files import content_key, sha256_bytes
-from sparkwright.core.store import Store
-from sparkwright.forks import fetch
+from sparkwright.core.errors import Advice, Failure, FileError, SparkwrightError, StoreError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -61,16 +48,64 @@ IMAGE_LABEL = "sparkwright.image"
 PROCESSES = 4096
 #: Seconds that an interrupted program has to end by itself, and so to keep its cost records.
 GRACE = 10
-#: ``name@sha256:…`` as registries know an image, or the id by which the engine does.
-PINNED = re.compile(r"(?:[^@\s]+@)?sha256:[0-9a-f]{64}")
-#: Path of the program in the builder image (build/builder.Dockerfile).
-PROGRAM = "/usr/local/lib/sparkwright/bin/python"
-#: Bytes of the container's limit above the compilers' budget: for sparkwright, ninja, the linker
-#: and file pages.
-OVERHEAD = 10**9
-#: Folders of the store that a build in a container shares.
-READ = ("downloads", "mirrors")
-WRITTEN = ("objects.git", "locks", "records/source", "records/costs", "ccache")
+
+
+class ContainerError(SparkwrightError):
+    """The container engine or an image failed."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "base-unresolved": Advice(
+            "The base image is not named by its digest, so nobody could say what the build ran "
+            "in: a tag means another image tomorrow.",
+            "Give the digest with --base NAME@sha256:…, or the id of an image that the "
+            "engine has (docker image ls --no-trunc), or write it as `image` into "
+            "build/<stack>/environment.yaml.",
+        ),
+        "container-killed": Advice(
+            "The container ended without a word of the program in it: it took more memory than "
+            "its limit, or somebody removed it.",
+            "Run again with a larger --memory or fewer --jobs; what is finished is kept.",
+        ),
+        "emulation-missing": Advice(
+            "The image holds programs of another architecture, and this machine has nothing that "
+            "runs them.",
+            "Install the emulator: sudo apt-get install qemu-user-static binfmt-support; or work "
+            "on a machine of that architecture.",
+        ),
+        "engine-forbidden": Advice(
+            "The container engine's socket belongs to another user or group; whoever may open it "
+            "has the rights of root.",
+            "Join its group (sudo usermod -aG docker $USER, then log in again), or set up a "
+            "rootless engine (dockerd-rootless-setuptool.sh).",
+        ),
+        "engine-missing": Advice(
+            "No container engine is installed on this machine, or it is not running.",
+            "Install one (sudo apt-get install docker.io) or start it (sudo systemctl start "
+            "docker); or build without --container.",
+        ),
+        "engine-refused": Advice(
+            "The container engine could not do what it was asked for; its own words are above.",
+            "Read them; the engine's log says more (journalctl -u docker).",
+        ),
+        "engine-unreachable": Advice(
+            "The container engine's socket is there, but the engine behind it was stopped, "
+            "hangs, or ended while it worked for us.",
+            "Start it again (sudo systemctl restart docker) and read its log (journalctl -u "
+            "docker). What is finished is kept.",
+        ),
+        "image-build-failed": Advice(
+            "The base has no package that the builder needs and could not install it, or its "
+            "Python is older than 3.11.",
+            "Read the last lines above. With --offline the base must have everything that "
+            "the Dockerfile lists: build/builder.Dockerfile, or build/serve.Dockerfile for "
+            "`image`.",
+        ),
+        "image-mismatch": Advice(
+            "The digest names an image of one architecture, and the build was asked for in "
+            "another.",
+            "Name an image of that architecture with --base, or change --platform.",
+        ),
+    }
 
 
 class BindMount(msgspec.Struct, frozen=True):
@@ -323,53 +358,6 @@ def _forward_lines(
 # Images.
 
 
-def pinned_base(context: RunContext, name: str) -> str:
-    """
-    Return the base image *name*, by default the one of ``environment.yaml``.
-
-    Raises:
-        base-unresolved: The name is a tag, not a digest, or there is none.
-    """
-    base = name or toolchain.spec(context.project).image
-    if not PINNED.fullmatch(base):
-        origin = "--base" if name else f"build/{context.project.stack}/environment.yaml"
-        raise ContainerError(
-            "base-unresolved", f"{origin} names the base image {base!r}, which is no digest."
-        )
-    return base
-
-
-def builder_image(
-    context: RunContext, engine: DockerClient, base: str
-) -> tuple[str, str, Interpreter]:
-    """
-    Return the ids of the images with compilers and Python, and with this program besides, both
-    built when the engine has none; and the description of their Python.
-
-    Raises:
-        offline, source-unreachable: The base or a requirement of the program cannot be had.
-        image-mismatch, emulation-missing, image-build-failed, disk-full, engine-unreachable: As
-            `prepare_base` and `build_image`.
-    """
-    target = f"linux/{engine.version()['Arch']}"
-    text = read_dockerfile(context, "builder.Dockerfile")
-    with console.step(f"builder image for {target}"):
-        base_id = prepare_base(context, engine, base, target)
-        # By its id, which a second tag on the same image does not change.
-        inputs = {"base": base_id, "dockerfile": sha256_bytes(text), "platform": target}
-        key, arguments = content_key("image", inputs), {"BASE": base}
-        files = {"Dockerfile": text}
-        system = build_image(context, engine, "system", key, arguments, target, files)
-        python = image_python(engine, system)
-        with tempfile.TemporaryDirectory() as folder:
-            wheels = [self_wheel.write(Path(folder)), *self_wheel.required(context, python)]
-            files |= {f"wheels/{path.name}": path.read_bytes() for path in wheels}
-        hashes = {name: sha256_bytes(data) for name, data in files.items()}
-        key = content_key("image", {"system": system, "files": hashes})
-        image = build_image(context, engine, "builder", key, arguments, target, files)
-    return system, image, python
-
-
 def read_dockerfile(context: RunContext, name: str) -> bytes:
     """Return the file *name* of ``build/``; raise `file-invalid` if it cannot be read."""
     path = context.project.root / "build" / name
@@ -497,90 +485,3 @@ def image_python(engine: DockerClient, system: str) -> Interpreter:
             "image-build-failed", "The Python of the image does not run.", details=lines[-10:]
         )
     return msgspec.json.decode("".join(lines), type=Interpreter)
-
-
-# The build in a container.
-
-
-def build(
-    context: RunContext, words: Sequence[str], *, base: str = ""
-) -> tuple[int, dict[str, Any]]:
-    """
-    Run the command line *words* in the builder image; return its exit status and the document that
-    it printed.
-
-    Args:
-        base: Base image instead of the one of ``environment.yaml``.
-
-    Raises:
-        engine-missing, engine-forbidden, engine-unreachable, engine-refused: As `connected`.
-        base-unresolved: As `pinned_base`.
-        container-killed: A signal ended the program.
-    """
-    with connected() as engine:
-        base = pinned_base(context, base)
-        needs = {need for fork in context.forks for need in context.project.fork(fork).needs}
-        for fork in dict.fromkeys([*context.forks, *sorted(needs)]):
-            fetch.fetch(context, fork)
-        for fork in context.forks:
-            if toolchain.settings(context, fork).needs_vendored:
-                vendored.fetch(context, fork)
-        system, image, python = builder_image(context, engine, base)
-        toolchain.download(context.store, needed(context, python), offline=context.offline)
-        with console.step(f"build in a container of {base}, Python {python.version}"):
-            return run_program(context, engine, system, image, words)
-
-
-def needed(context: RunContext, python: Interpreter) -> tuple[LockedWheel, ...]:
-    """Return the files of the package index that a build by *python* reads, sorted."""
-    files = set(pylock.wheels(context.project, python=python))
-    for fork in context.forks:
-        if base := context.lock.forks[fork].bases.get(python.machine):
-            files.add((base.name, base.filename, base.sha256))
-    return tuple(sorted(files))
-
-
-def run_program(
-    context: RunContext, engine: DockerClient, system: str, image: str, words: Sequence[str]
-) -> tuple[int, dict[str, Any]]:
-    """
-    Run sparkwright in *image* with the command line *words*; return its status and the JSON
-    document that it printed, if any. It runs the build itself, since `VARIABLE` is set there.
-
-    Args:
-        system: The image below; environments and build folders depend on its compilers and Python.
-    """
-    name = system.removeprefix("sha256:")[:16]
-    store = Store(context.store.root / "containers" / name)
-    memory = ninja.memory_budget(context.memory) * 10**6
-    # The last of two options counts.
-    command = [PROGRAM, "-m", "sparkwright", *words, "--offline"]
-    command += ["--root", str(context.project.root), "--cache-dir", str(store.root)]
-    command += ["--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"]
-    for url, path in context.mirrors.items():
-        command += ["--mirror", f"{url}={path}"]
-    # /tmp inside is memory.
-    variables = {"TMPDIR": str(store.folder("tmp"))}
-    if console.github:
-        variables["GITHUB_ACTIONS"] = "true"
-    context.output.mkdir(parents=True, exist_ok=True)
-    folders = [
-        BindMount(context.project.root, context.project.root),
-        BindMount(context.output, context.output, writable=True),
-        BindMount(store.root, store.root, writable=True),
-    ]
-    for name in (*READ, *WRITTEN):
-        # The engine would create a missing mount point as root.
-        shared = store.folder(name)
-        folders.append(BindMount(context.store.folder(name), shared, writable=name in WRITTEN))
-    lines: list[str] = []
-    status = run(
-        engine,
-        image,
-        command,
-        folders=folders,
-        variables=variables,
-        memory=memory + OVERHEAD,
-        on_out=lines.append if console.json else console.result,
-    )
-    return status, msgspec.json.decode("\n".join(lines)) if lines else {}

@@ -17,13 +17,17 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import configure, preflight, source_tree
+from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
-from sparkwright.builder.workspace import Workspace
+from sparkwright.builder.workspace import (
+    SourceTree,
+    Workspace,
+    rules_of,
+    source_tree,
+    version_label,
+)
 from sparkwright.core.console import console, size
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import translate_disk_full
@@ -82,7 +86,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     sparkwright: str
     stack: str
     arch: str
-    source: source_tree.SourceTree
+    source: SourceTree
     inputs: dict[str, str]
     targets: tuple[str, ...] = ()
     plan: str = ""
@@ -98,7 +102,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
     """Return everything that determines a build of *fork*: name for people → digest."""
     project, stack = context.project, context.project.stack
-    concerned, rules = (fork, *project.fork(fork).needs), source_tree.rules_of(context)
+    concerned, rules = (fork, *project.fork(fork).needs), rules_of(context)
     settings = toolchain.settings(context, fork).deciding()
     # Targets make the same wheel whether stack.yaml or an option names them.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
@@ -133,7 +137,7 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
 
 def dist_info(
     context: RunContext,
-    source: source_tree.SourceTree,
+    source: SourceTree,
     base: FileLock | None = None,
     **compiled: Any,
 ) -> sbom.DistInfoFiles:
@@ -277,8 +281,8 @@ def build(context: RunContext, fork: str) -> BuiltWheel:
 def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
     out = context.store.root / "work" / context.project.stack / fork / "out"
     with context.store.building(out) as folder:
-        source = source_tree.make(context, fork)
-        label = source_tree.label(context, source)
+        source = source_tree(context, fork)
+        label = version_label(context, source)
         settings = toolchain.settings(context, fork)
         kind = context.project.fork(fork).build
         if kind == "graft":
@@ -299,7 +303,7 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
 
 def _graft(
     context: RunContext,
-    source: source_tree.SourceTree,
+    source: SourceTree,
     settings: toolchain.ForkEnvironment,
     label: str,
     folder: Path,

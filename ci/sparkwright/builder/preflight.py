@@ -20,11 +20,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder import BuildError, pylock, toolchain
 from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_file

@@ -1,22 +1,40 @@
 """
-The folder in which a fork is compiled; its files change only if the tree does, so that ninja
-compiles no more than that.
+The sources of a build: the tree of a fork after patches and arch rules, the version label that
+follows from it, and the folder in which it is checked out, configured and compiled.
+
+Every step of the tree has an id. The files of the folder change only if the tree does, so that
+ninja compiles no more than that.
+
+A label is ``STACK.pPATCHES.cuCUDA``, such as ``spark.2026.11.p1a2b3c4d.cu130``. Equal inputs have
+equal labels on every machine, and a changed patch has another, so that no installer and no cache
+that is named after a version takes one build for another. Digests have no order: to release twice
+from one stack, raise the label in stack.yaml (``spark.2026.11.1``), because installers take the
+highest.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from sparkwright.builder import configure, source_tree, vendored
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.environment.sandbox import INSIDE, Sandbox
-from sparkwright.builder.errors import BuildError
+import msgspec
+
+from sparkwright.builder import BuildError, configure, ninja, pylock, toolchain
+from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.arch.rules import ArchRules, Site
+from sparkwright.builder.configure import Configured, Declaration
+from sparkwright.builder.sandbox import INSIDE, Sandbox
+from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.git import Objects
+from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.fetch import FetchedSource
 
 #: nvcc's options for names that are the same in every run.
 NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
@@ -71,16 +89,16 @@ class Workspace:
         Make the source folder hold *tree*, and the folder of each vendored source its own.
 
         Raises:
-            source-unresolved, source-mismatch: As `vendored.fetch`.
+            source-unresolved, source-mismatch: As `configure.fetch_vendored`.
         """
         checkout = self._context.objects.checkout
         if self.settings.needs_vendored:
-            for name, source in vendored.fetch(self._context, self._fork).items():
-                folder = self.build / (vendored.FOLDER % name.lower())
+            for name, source in configure.fetch_vendored(self._context, self._fork).items():
+                folder = self.build / (configure.VENDORED_FOLDER % name.lower())
                 checkout(source, folder, self.folder / f"vendored-{folder.name}.index")
         checkout(tree, self.source, self.folder / "index")
 
-    def configure(self) -> configure.Configured:
+    def configure(self) -> Configured:
         """
         Run the fork's real CMake.
 
@@ -115,9 +133,7 @@ class Workspace:
                     targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
-                    traced=[
-                        rule.file for rule in source_tree.rules_of(context).of(self._fork).rules
-                    ],
+                    traced=[rule.file for rule in rules_of(context).of(self._fork).rules],
                     sandbox=self.sandbox,
                     fresh=fresh,
                 )
@@ -129,14 +145,18 @@ class Workspace:
         self._check_downloads(complete="all" in self.settings.targets)
         return configured
 
-    def declarations(self) -> tuple[vendored.Declaration, ...]:
+    def declarations(self) -> tuple[Declaration, ...]:
         """Return the sources that the last configure would have downloaded."""
-        return vendored.declarations(configure.calls(self.source, self.build, sandbox=self.sandbox))
+        return configure.declarations(
+            configure.calls(self.source, self.build, sandbox=self.sandbox)
+        )
 
     def _check_downloads(self, *, complete: bool) -> None:
         locked = self._context.lock.forks[self._fork]
         ignored = self._context.project.fork(self._fork).ignored
-        vendored.check(self._fork, self.declarations(), locked, ignored, complete=complete)
+        configure.check_vendored(
+            self._fork, self.declarations(), locked, ignored, complete=complete
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables of configure and compile, with the paths of the sandbox."""
@@ -158,7 +178,7 @@ class Workspace:
             # One folder for all variants, updated like a workspace.
             folder = self._folder(need, "needed")
             with context.store.lock(f"needed-{context.project.stack}-{need}"):
-                tree = source_tree.make(context, need).tree
+                tree = source_tree(context, need).tree
                 context.objects.checkout(tree, folder / "src", folder / "index")
             folders[f"source:{need}"] = folder / "src"
         locked = context.lock.forks[self._fork]
@@ -168,7 +188,7 @@ class Workspace:
             "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
             "CMAKE_MAKE_PROGRAM": str(tools.tool("ninja")),
             **self.target.defines(),
-            **vendored.defines(locked.fetched if self.settings.needs_vendored else ()),
+            **configure.vendored_defines(locked.fetched if self.settings.needs_vendored else ()),
             **self.settings.defines,
         }
         try:
@@ -217,3 +237,91 @@ def reproducible_flags(defines: Mapping[str, str], paths: Mapping[Path, Path]) -
         name: " ".join([defines.get(name, ""), *more]) for name, more in added.items() if more
     }
     return {**defines, **{name: text.strip() for name, text in joined.items()}}
+
+
+# source tree
+
+
+class SourceTree(msgspec.Struct, frozen=True):
+    """
+    The source of a build.
+
+    Attributes:
+        patched: Tree id after the series.
+        tree: Tree id after the arch rules, too.
+        steps: The patches, each with the tree after it.
+        sites: The places that the rules changed.
+    """
+
+    fork: str
+    source: FetchedSource
+    patched: str
+    tree: str
+    steps: tuple[AppliedPatch, ...]
+    sites: tuple[Site, ...]
+
+
+def rules_of(context: RunContext) -> ArchRules:
+    """Return the stack's arch rules."""
+    return archs.load(context.project.rules_file)
+
+
+def source_tree(context: RunContext, fork: str) -> SourceTree:
+    """
+    Return the source tree of *fork*, made if the store has none.
+
+    Raises:
+        patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
+    """
+    source = fetch.fetch(context, fork)
+    patched = series.apply_series(context, source)
+    rules = rules_of(context).of(fork)
+    inputs = {"tree": patched.tree, "rules": rules.rules, "guards": rules.guards}
+    key = content_key("rewrite", inputs)
+    stored = context.store.get("rewrite", key, SourceTree)
+    if (
+        stored
+        and (stored.source, stored.steps) == (source, patched.steps)
+        and context.objects.has(f"{stored.tree}^{{tree}}")
+    ):
+        return stored
+    with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
+        files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
+        tree = context.objects.with_files(patched.tree, files) if files else patched.tree
+        for site in sites:
+            console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+        archs.check_guards(context.objects, source.tree, tree, rules.guards)
+    result = SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
+    context.store.put("rewrite", key, result)
+    return result
+
+
+def version_label(context: RunContext, source: SourceTree) -> str:
+    """
+    Return the local version label of builds of *source*: stack, patch set and CUDA release.
+
+    Raises:
+        file-invalid: pylock.toml does not lock one CUDA release.
+    """
+    needs = (source_tree(context, need) for need in context.project.fork(source.fork).needs)
+    spec = context.project.spec
+    parts = (spec.label, patch_set(context.objects, (source, *needs)), pylock.cuda(context.project))
+    return ".".join(filter(None, parts))
+
+
+def patch_set(objects: Objects, trees: Iterable[SourceTree]) -> str:
+    """
+    Return the name of the changes by patches and rules in *trees*: ``p`` and eight hex digits, or
+    ``p0`` without changes.
+
+    It follows from the effect, path by path with the blob before and after, not from the patch
+    files: a git source and an sdist of the same release have the same name, and so has a series
+    whose comments were reworded.
+    """
+    options = ["-r", "-z", "--no-renames", "--raw", "--no-abbrev"]
+    changes = {}
+    for tree in trees:
+        if raw := objects.run(["diff-tree", *options, tree.source.tree, tree.tree])[1]:
+            changes[tree.fork] = sha256_bytes(raw)
+    # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
+    return f"p{content_key('patch-set', changes)[:8]}" if changes else "p0"

@@ -21,9 +21,9 @@ from typing import Any
 
 from sparkwright import demo as package
 from sparkwright.audit import report, wheel
-from sparkwright.builder import pipeline, source_tree
+from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.arch import plan
-from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import gate as gate_command
 from sparkwright.cli import options
 from sparkwright.core import process
@@ -180,13 +180,13 @@ def _fetch(context: RunContext) -> str:
 
 
 def _apply(context: RunContext) -> str:
-    trees = [source_tree.make(context, fork) for fork in context.forks]
+    trees = [source_tree(context, fork) for fork in context.forks]
     patches, sites = sum(len(tree.steps) for tree in trees), sum(len(tree.sites) for tree in trees)
     return f"{patches} patches, {sites} rule sites"
 
 
 def _planned(context: RunContext) -> plan.PlanComparison:
-    tree = source_tree.make(context, "vllm")
+    tree = source_tree(context, "vllm")
     return plan.obtain(context, toolchain.obtain(context), tree)
 
 

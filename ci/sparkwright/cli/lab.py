@@ -487,7 +487,7 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
 def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build and push its image."""
     # These load docker.
-    from sparkwright.builder import container
+    from sparkwright.builder import container_build
     from sparkwright.operate.image import made, recorded, registry
 
     context, publisher = options.checkout(arguments), None
@@ -500,7 +500,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("usage", "--signing-key and --identity belong to --at.")
     request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
     repository = registry.checked(arguments.push) if arguments.push else ""
-    base = container.pinned_base(context, request.base)
+    base = container_build.pinned_base(context, request.base)
     candidate = picked.pick(context, request.wish, picked.PLATFORMS[request.platform])
     entry = candidate.entry
     if publisher:

@@ -13,13 +13,11 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit import wheel as wheel_audit
-from sparkwright.builder import pipeline, preflight, source_tree, vendored
+from sparkwright.builder import configure, pipeline, preflight, pylock, schedule, toolchain
 from sparkwright.builder.arch import plan as arch_plan
-from sparkwright.builder.compile import costs
-from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.sandbox import VARIABLE
+from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
-from sparkwright.builder.workspace import Workspace
+from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cli import options
 from sparkwright.core.console import console, duration, size
 from sparkwright.core.errors import SparkwrightError, UsageError
@@ -167,7 +165,7 @@ def lock_vendored(context: RunContext, fork: str) -> None:
         context = dataclasses.replace(context, targets=("all",))
         with context.store.lock(name):
             workspace = Workspace(context, tools, fork, "lock")
-            workspace.fill(source_tree.make(context, fork).tree)
+            workspace.fill(source_tree(context, fork).tree)
             try:
                 workspace.configure()
                 return
@@ -183,7 +181,7 @@ def lock_vendored(context: RunContext, fork: str) -> None:
         context.store.write(context.project.lock_file, text.encode())
 
 
-def _pinned(context: RunContext, fork: str, declared: Iterable[vendored.Declaration]) -> ForkLock:
+def _pinned(context: RunContext, fork: str, declared: Iterable[configure.Declaration]) -> ForkLock:
     """
     Return the lock of *fork* with exactly the sources *declared* in place of those that
     FetchContent would download.
@@ -200,7 +198,7 @@ def _pinned(context: RunContext, fork: str, declared: Iterable[vendored.Declarat
         name = declaration.name
         if name in spec.ignored or not declaration.pinnable:
             continue
-        if vendored.mismatch(declaration, locked.fetched.get(name)):
+        if configure.mismatch(declaration, locked.fetched.get(name)):
             source = VendoredLock(
                 declaration.url, declaration.ref, UNRESOLVED, UNRESOLVED, kind="fetchcontent"
             )
@@ -233,7 +231,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
 def apply(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the tree of each fork after every patch and rule."""
     context = options.checkout(arguments)
-    trees = [source_tree.make(context, fork) for fork in context.forks]
+    trees = [source_tree(context, fork) for fork in context.forks]
     for tree in trees:
         rows = [[tree.source.tree, "source", tree.source.origin]]
         rows += [[step.tree, "patch", step.subject] for step in tree.steps]
@@ -254,7 +252,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
             continue
         tools = toolchain.obtain(context)
         with context.store.lock(Workspace.name(context, fork)):
-            source = source_tree.make(context, fork)
+            source = source_tree(context, fork)
             preflight.check(context, source, building=False)
             plans.append(arch_plan.obtain(context, tools, source))
         arch_plan.show(plans[-1], result=True)
@@ -275,9 +273,9 @@ def build(arguments: argparse.Namespace) -> int:
     context = options.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:
-        from sparkwright.builder import container
+        from sparkwright.builder import container_build
 
-        status, document = container.build(context, arguments.words, base=arguments.base)
+        status, document = container_build.build(context, arguments.words, base=arguments.base)
         console.document(document)
         return status
     if arguments.again:
@@ -289,7 +287,7 @@ def build(arguments: argparse.Namespace) -> int:
     for fork in context.forks:
         if pipeline.current(context, fork) is None:
             jobs = context.jobs or os.cpu_count() or 1
-            seconds = costs.build_seconds(context.project, fork, jobs)
+            seconds = schedule.build_seconds(context.project, fork, jobs)
             console.note(f"  {fork}: about {duration(seconds)} for its default targets")
     audits = []
     for fork in context.forks:

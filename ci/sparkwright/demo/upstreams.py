@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import git, process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder import pylock, toolchain
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
 
@@ -15,7 +15,7 @@ def obtain(context: RunContext, name: str, title: str, lock: Path) -> Path:
     Return the Python of the environment *name*, installed from the file *lock*; *title* is what people call it.
 
     Raises:
-        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.environment.toolchain.download`.
+        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.pylock.download`.
         command-failed: The installer failed.
     """
     wheels = pylock.select(lock)

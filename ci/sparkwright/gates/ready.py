@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkwright.audit.report import AuditReport
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes

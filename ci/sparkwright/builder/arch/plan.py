@@ -16,13 +16,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-from sparkwright.builder import source_tree
+from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spell
 from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
 from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
-from sparkwright.builder.environment import toolchain
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.workspace import Workspace
+from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
@@ -101,7 +99,7 @@ class PlanComparison(msgspec.Struct, frozen=True):
 def obtain(
     context: RunContext,
     tools: toolchain.Toolchain,
-    source: source_tree.SourceTree,
+    source: SourceTree,
     *,
     configured: bool = False,
 ) -> PlanComparison:
@@ -120,9 +118,9 @@ def obtain(
         "form": FORM,
         "tree": source.tree,
         "patched": source.patched,
-        "needs": {need: source_tree.make(context, need).tree for need in fork.needs},
+        "needs": {need: source_tree(context, need).tree for need in fork.needs},
         "tools": tools.key,
-        "rules": source_tree.rules_of(context).of(source.fork),
+        "rules": rules_of(context).of(source.fork),
         "settings": msgspec.structs.replace(settings.deciding(), requires={}),
         "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
         "arch": context.project.spec.arch,
@@ -140,7 +138,7 @@ def obtain(
 
 
 def examine_both(
-    context: RunContext, tools: toolchain.Toolchain, source: source_tree.SourceTree
+    context: RunContext, tools: toolchain.Toolchain, source: SourceTree
 ) -> tuple[ArchPlan, ArchPlan]:
     """
     Configure *source* and return its plan, and that of the same tree without the rules; callers
@@ -155,10 +153,10 @@ def examine_both(
 def _configure_and_examine(
     context: RunContext,
     tools: toolchain.Toolchain,
-    source: source_tree.SourceTree,
+    source: SourceTree,
     variant: str = "build",
 ) -> ArchPlan:
-    rules = source_tree.rules_of(context).of(source.fork)
+    rules = rules_of(context).of(source.fork)
     workspace = Workspace(context, tools, source.fork, variant)
     if not workspace.settings.needs_vendored:
         # Entries about vendored units say nothing of a build without them.

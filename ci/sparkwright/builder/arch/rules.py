@@ -26,7 +26,7 @@ from typing import Annotated, NoReturn
 
 import msgspec
 
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.git import Objects

@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.archive import LOCAL_HEADER, zip_file, zip_members
 

@@ -26,12 +26,9 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright import __version__
-from sparkwright.builder import pipeline
-from sparkwright.builder.compile import ninja
-from sparkwright.builder.compile.costs import Costs
-from sparkwright.builder.environment import pylock, toolchain
-from sparkwright.builder.environment.sandbox import Sandbox
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError, ninja, pipeline, pylock, toolchain
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console

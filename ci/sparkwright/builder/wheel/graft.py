@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import msgspec
 
+from sparkwright.builder import BuildError
 from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.configure import CMakeLibrary
-from sparkwright.builder.environment.toolchain import ForkEnvironment
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.source_tree import SourceTree
+from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.sbom import DistInfoFiles
+from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import blob_id

@@ -20,9 +20,9 @@ from urllib.parse import quote
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder import source_tree
-from sparkwright.builder.environment import pylock, toolchain
+from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
+from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, VendoredLock
@@ -45,8 +45,8 @@ class SbomInput(msgspec.Struct, frozen=True):
         properties: Further properties: name → value.
     """
 
-    source: source_tree.SourceTree | None = None
-    needs: tuple[source_tree.SourceTree, ...] = ()
+    source: SourceTree | None = None
+    needs: tuple[SourceTree, ...] = ()
     bases: tuple[pylock.LockedWheel, ...] = ()
     vendored: dict[str, VendoredLock] = {}
     tools: tuple[pylock.LockedWheel, ...] = ()
@@ -68,7 +68,7 @@ class DistInfoFiles(NamedTuple):
 
 def gather(
     context: RunContext,
-    source: source_tree.SourceTree,
+    source: SourceTree,
     *,
     base: FileLock | None = None,
     compiled: Mapping[str, str] | None = None,
@@ -99,7 +99,7 @@ def gather(
     }
     return SbomInput(
         source=source,
-        needs=tuple(source_tree.make(context, need) for need in project.fork(source.fork).needs),
+        needs=tuple(source_tree(context, need) for need in project.fork(source.fork).needs),
         bases=((base.name, base.filename, base.sha256),) if base else (),
         vendored=vendored(context, source),
         tools=compilers(context) if compiled is not None else (),
@@ -109,7 +109,7 @@ def gather(
     )
 
 
-def vendored(context: RunContext, source: source_tree.SourceTree) -> dict[str, VendoredLock]:
+def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
     """
     Return the vendored sources that the build of *source* takes, by name in the lock.
 
@@ -211,7 +211,7 @@ def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:
     )
 
 
-def _upstream(tree: source_tree.SourceTree, release: str) -> dict[str, Any]:
+def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     """
     Return the source of a fork as it was fetched.
 
@@ -241,7 +241,7 @@ def _upstream(tree: source_tree.SourceTree, release: str) -> dict[str, Any]:
     )
 
 
-def _patches(tree: source_tree.SourceTree) -> list[dict[str, Any]]:
+def _patches(tree: SourceTree) -> list[dict[str, Any]]:
     return [
         _component(
             f"patch/{tree.fork}/{step.sha256}",

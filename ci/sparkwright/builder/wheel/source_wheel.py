@@ -1,19 +1,26 @@
 """
 Wheels made of a source tree alone: by the project's own build backend (PEP 517), in the locked
-environment and without a network; or of CUTLASS's headers.
+environment and without a network; of CUTLASS's headers; or of this program.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import requires
 from pathlib import Path
 
-from sparkwright.builder.environment.sandbox import Sandbox
-from sparkwright.builder.environment.toolchain import ForkEnvironment, Toolchain
-from sparkwright.builder.errors import BuildError
-from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.sbom import DistInfoFiles
+from packaging.requirements import Requirement
+
+import sparkwright
+from sparkwright.builder import BuildError
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.toolchain import ForkEnvironment, Toolchain
+from sparkwright.builder.wheel import archive, sbom
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
 from sparkwright.forks.context import RunContext
@@ -159,3 +166,56 @@ def _cutlass_version(context: RunContext, tree: str) -> str:
     except KeyError as error:
         what = f"{_VERSION_HEADER} does not state a version."
         raise WheelError("wheel-invalid", what, details=[f"tree: {tree}"]) from error
+
+
+# This program.
+
+
+def stated_requirements(extra: str = "full") -> list[str]:
+    """
+    Return the requirements in the running program's metadata, with those of *extra* (empty: the
+    client alone).
+    """
+    return sorted(
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in map(Requirement, requires("sparkwright") or ())
+        if requirement.marker is None or (extra and requirement.marker.evaluate({"extra": extra}))
+    )
+
+
+def write_program(
+    folder: Path,
+    *,
+    extra: str = "full",
+    label: str = "",
+    further: Mapping[str, bytes] | None = None,
+) -> Path:
+    """
+    Write the running program as a wheel to *folder*, reproducibly, and return its path.
+
+    No build backend makes it: an installed program has none, nor has a machine without a network.
+
+    Args:
+        extra: Its optional requirements that become unconditional.
+        label: Local version label (PEP 440).
+        further: More files, by name in the wheel.
+    """
+    package = Path(sparkwright.__file__).parent
+    files = {
+        f"sparkwright/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for path in sorted(package.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    files |= config.carried() | dict(further or {})
+    version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    name = WheelName("sparkwright", version, "py3-none-any")
+    wanted = "".join(f"Requires-Dist: {line}\n" for line in stated_requirements(extra))
+    metadata = (
+        f"Metadata-Version: 2.1\nName: sparkwright\nVersion: {version}\nRequires-Python: "
+        f">=3.11\n{wanted}"
+    )
+    dist_info = {
+        "entry_points.txt": b"[console_scripts]\nsparkwright = sparkwright.__main__:main\n",
+        archive.SBOM: sbom.document(SbomInput(properties={"built": "program"}), name),
+    }
+    return archive.write(folder, name, files, metadata, pure=True, dist_info=dist_info)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.environment import pylock
+from sparkwright.builder import pylock
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file

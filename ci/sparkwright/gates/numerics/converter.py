@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkwright.builder.environment import toolchain
+from sparkwright.builder import toolchain
 from sparkwright.gates import limited
 from sparkwright.gates.limited import Ended, Limits
 from sparkwright.gates.numerics import inlineasm

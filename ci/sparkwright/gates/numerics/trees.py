@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from sparkwright.builder import source_tree
-from sparkwright.builder.environment.toolchain import Toolchain
+from sparkwright.builder.toolchain import Toolchain
+from sparkwright.builder.workspace import source_tree
 from sparkwright.forks.context import RunContext
 
 
@@ -21,7 +21,7 @@ def made(context: RunContext, forks: Iterable[str]) -> dict[str, Path]:
 
 
 def _made(context: RunContext, fork: str) -> Path:
-    tree = source_tree.make(context, fork).tree
+    tree = source_tree(context, fork).tree
     # A folder of its own: the one that is built belongs to the build, and may hold another tree when it has begun.
     folder = context.store.folder("work", context.project.stack, fork, "gate")
     with context.store.lock(f"gate-{context.project.stack}-{fork}"):

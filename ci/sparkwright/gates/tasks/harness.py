@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.builder.environment import pylock
+from sparkwright.builder import pylock
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
@@ -95,7 +95,7 @@ def obtain(context: RunContext) -> Path:
     Return the Python of the harness, installed.
 
     Raises:
-        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.environment.toolchain.download`.
+        source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.pylock.download`.
         command-failed: The installer failed.
     """
     return locked.obtain(context, "harness", "lm-evaluation-harness", folder(context) / "pylock.toml")

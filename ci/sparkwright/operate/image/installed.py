@@ -18,7 +18,7 @@ from docker import DockerClient
 from docker.models.containers import Container
 
 from sparkwright.builder import container
-from sparkwright.builder.errors import ContainerError
+from sparkwright.builder.container import ContainerError
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, by_reference
 from sparkwright.forks.context import RunContext

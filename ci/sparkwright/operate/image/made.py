@@ -12,8 +12,8 @@ import msgspec
 from docker import DockerClient
 
 from sparkwright.builder import container
-from sparkwright.builder.environment.pylock import Interpreter
-from sparkwright.builder.errors import ContainerError
+from sparkwright.builder.container import ContainerError
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.forks.context import RunContext

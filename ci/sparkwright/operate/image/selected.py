@@ -10,9 +10,8 @@ import msgspec
 from docker import DockerClient
 from packaging.tags import Tag
 
-from sparkwright.builder import self_wheel
-from sparkwright.builder.environment import pylock
-from sparkwright.builder.environment.pylock import Interpreter
+from sparkwright.builder import pylock
+from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
 from sparkwright.core.files import sha256_file
@@ -80,13 +79,13 @@ def installer(context: RunContext, picked: Picked, python: Interpreter) -> tuple
     Return the files of the release's own sparkwright and of what it requires, for that Python; the first is its wheel.
 
     Raises:
-        installer-unfit: It cannot serve. Others: as `files.obtain` and `program.required`.
+        installer-unfit: It cannot serve. Others: as `files.obtain` and `pylock.required`.
     """
     wheel = picked.installer
     url = picked.index.address.of(wheel.url or places.wheel(wheel.sha256, wheel.filename))
     pinned = Pinned(wheel.project, wheel.version, wheel.filename, wheel.sha256, url, wheel.size)
     path = files.obtain(outside(context), [pinned])[wheel.filename]
-    return (path, *self_wheel.required(context, python, _requires(path, picked)))
+    return (path, *pylock.required(context, python, _requires(path, picked)))
 
 
 def _requires(path: Path, picked: Picked) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright.builder import self_wheel
+from sparkwright.builder.wheel import source_wheel
 from sparkwright.core.files import sha256_file
 from sparkwright.release.manifest.records import Wheel
 
@@ -30,4 +30,4 @@ def wheel(folder: Path, trust: bytes, serial: int, last: Wheel | None) -> Path:
 
 def _made(folder: Path, trust: bytes, label: str) -> Path:
     """Equal code, trust and label give equal bytes, so a label that is used again shows whether the rest changed."""
-    return self_wheel.write(folder, extra="", label=label, further={TRUST: trust})
+    return source_wheel.write_program(folder, extra="", label=label, further={TRUST: trust})

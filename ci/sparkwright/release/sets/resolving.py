@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from sparkwright.builder.environment import pylock
+from sparkwright.builder import pylock
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError

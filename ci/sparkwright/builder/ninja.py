@@ -4,6 +4,11 @@ Compile with ninja over CMake's build folder, and continue where the last run st
 A unit that was compiled is not compiled again while its inputs stay: ninja knows by its log and the
 header lists, and the build folder outlives the run. An object that ninja did not log is made again,
 so that one of a killed run is never taken for whole.
+
+ccache spares what another checkout, stack or build folder compiled. It comes from the machine's own
+packages and works in its depend mode, in which the compiler's list of headers tells the inputs.
+Machines share results if ``CCACHE_REMOTE_STORAGE`` names a server. Without ccache a build works all
+the same.
 """
 
 from __future__ import annotations
@@ -18,15 +23,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder.compile import launcher, ninja_file
-from sparkwright.builder.compile.costs import Cost, Costs
-from sparkwright.builder.environment import ccache
-from sparkwright.builder.environment.sandbox import Sandbox
-from sparkwright.builder.environment.toolchain import Toolchain
-from sparkwright.builder.errors import BuildError
-from sparkwright.core import process
+from sparkwright.builder import BuildError, launcher, pylock, schedule, toolchain
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.schedule import Cost, Costs
+from sparkwright.builder.toolchain import Toolchain
+from sparkwright.core import config, process
 from sparkwright.core.console import console, duration
 from sparkwright.core.errors import SparkwrightError, StoreError
+from sparkwright.core.files import content_key
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
 
@@ -55,7 +59,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 class CompilerCall(msgspec.Struct, frozen=True):
     """
-    A unit that was compiled, as `sparkwright.builder.compile.launcher` records it.
+    A unit that was compiled, as `sparkwright.builder.launcher` records it.
 
     Attributes:
         seconds: Of CPU.
@@ -150,7 +154,7 @@ class BuildFolder:
         """Return the build folder of *fork*, with the compiler cache and limits of the context."""
         log = f"{context.project.stack}-{context.named(fork)}-compile.log"
         base = None if sandbox.mounts else context.store.root
-        variables = ccache.variables(context, env, base)
+        variables = cache_variables(context, env, base)
         log_path = context.store.folder("logs") / log
         cores = context.jobs or len(os.sched_getaffinity(0))
         budget = memory_budget(context.memory)
@@ -183,7 +187,7 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            order = ninja_file.write_schedule(
+            order = schedule.write_schedule(
                 self._path,
                 self._sandbox.sandbox_path(self._path),
                 cost,
@@ -199,7 +203,7 @@ class BuildFolder:
         compiled = [call for call in calls if not call.hit]
         work = duration(sum(call.seconds for call in compiled))
         cached = len(calls) - len(compiled)
-        note = f", {cached} taken from the compiler cache" if ccache.PROGRAM in self._env else ""
+        note = f", {cached} taken from the compiler cache" if PROGRAM in self._env else ""
         console.note(f"{len(compiled)} units compiled ({work} of work){note}")
         return calls
 
@@ -221,7 +225,7 @@ class BuildFolder:
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
         # a ninja that is ended by the latter leaves its compilers behind.
         command = ["sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)]
-        command += ["-C", str(folder), *options, "-f", ninja_file.SCHEDULE]
+        command += ["-C", str(folder), *options, "-f", schedule.SCHEDULE]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:
@@ -236,7 +240,7 @@ class BuildFolder:
                     log=self._log,
                     env=self._env,
                     on_line=on_line,
-                    network=ccache.REMOTE in self._env,
+                    network=REMOTE in self._env,
                     failure=partial(BuildError, "compile-failed"),
                     what=f"{self._name} does not compile.",
                 )
@@ -300,3 +304,56 @@ def failed_edges(lines: Iterable[str], source: str) -> Iterator[FailedEdge]:
             output, text = match[1], []
         elif output:
             text.append(line)
+
+
+# The compiler cache.
+
+#: The one setting of the user that reaches a build; it may hold a password.
+REMOTE = "CCACHE_REMOTE_STORAGE"
+#: The path of ccache, for `sparkwright.builder.launcher`.
+PROGRAM = "SPARKWRIGHT_CCACHE"
+
+
+def cache_variables(
+    context: RunContext, env: Mapping[str, str], base: Path | None
+) -> dict[str, str]:
+    """
+    Return the variables *env* with those of the compiler cache, without the user's own settings.
+
+    Args:
+        base: Paths below it mean the same in every checkout; None if they have the same name
+            everywhere already.
+    """
+    clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
+    wanted, program = config.config().compiler_cache, shutil.which("ccache")
+    if wanted.tool == "none" or not context.cached:
+        return clean
+    if not program:
+        console.note(
+            "ccache is not installed: units that are compiled here are compiled again in the next "
+            "checkout (sudo apt-get install ccache)"
+        )
+        return clean
+    wheels = pylock.wheels(context.project)
+    compilers = {
+        "wheels": [sha256 for name, _, sha256 in wheels if name in pylock.CODE_GENERATORS],
+        "host": [process.output([*name, "--version"]) for name in toolchain.compilers(context)],
+    }
+    settings = {
+        PROGRAM: program,
+        "CCACHE_DIR": str(context.store.folder("ccache")),
+        "CCACHE_CONFIGPATH": os.devnull,
+        "CCACHE_MAXSIZE": wanted.size,
+        "CCACHE_DEPEND": "true",
+        # ccache would examine nvcc and the host compiler's driver alone; the code is made by the
+        # programs that these call.
+        "CCACHE_COMPILERCHECK": f"string:{content_key('compilers', compilers)[:32]}",
+        # Objects hold no name of their folder: there is no debug information in them.
+        "CCACHE_NOHASHDIR": "true",
+        "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),
+    }
+    if base:
+        settings["CCACHE_BASEDIR"] = str(base)
+    if remote := os.environ.get(REMOTE):
+        settings[REMOTE] = remote
+    return {**clean, **settings}

@@ -6,6 +6,7 @@ Wheels are named by file and hash, not by address: they come from the index that
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import platform
 import tomllib
@@ -21,9 +22,12 @@ from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
 from sparkwright.core import process
+from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 
 #: glibc 2.*this*: of DGX OS 7 (Ubuntu 24.04), on which wheels of another machine are to run;
@@ -216,3 +220,72 @@ def _tags_in_locks() -> frozenset[Tag]:
 def _usable(filename: str) -> bool:
     """Return whether the wheel is for a machine and a Python that sparkwright builds on."""
     return not _tags_in_locks().isdisjoint(parse_wheel_filename(filename)[-1])
+
+
+def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = False) -> list[Path]:
+    """
+    Return the files of *wheels*, downloaded if the store does not have them.
+
+    Raises:
+        source-unreachable, source-mismatch, offline, disk-full: As
+            `sparkwright.forks.package_index.obtain`.
+    """
+    files: list[Path] = []
+    with (
+        concurrent.futures.ThreadPoolExecutor(4) as pool,
+        console.progress("download", len(wheels)) as line,
+    ):
+        for path in pool.map(
+            lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels
+        ):
+            files.append(path)
+            line.update(len(files), path.name)
+    return files
+
+
+def required(context: RunContext, python: Interpreter, requirements: Sequence[str]) -> list[Path]:
+    """
+    Return the wheels that *requirements* of sparkwright resolve to on *python*, downloaded.
+
+    The resolution is stored, so that the image can be built again without a network.
+
+    Raises:
+        offline: They are not resolved or not downloaded, and the run is offline.
+        source-unreachable, source-mismatch, disk-full: As `download`.
+        not-provided: A requirement has no wheel for that Python.
+    """
+    store = context.store
+    key = content_key("program", {"requires": requirements, "python": python})
+    files = store.get("program", key, tuple[LockedWheel, ...])
+    if files is None:
+        if context.offline:
+            raise SourceError(
+                "offline",
+                f"The requirements of sparkwright on Python {python.version} are not resolved.",
+            )
+        source = store.write("cache/program.in", "\n".join([*requirements, ""]).encode())
+        compiled = compile_requirements(
+            store,
+            source,
+            "--only-binary=:all:",
+            f"--python-version={python.version}",
+            f"--python-platform={python.machine}-unknown-linux-gnu",
+        )
+        lock = Pylock.from_dict(compiled)
+        try:
+            selection = list(lock.select(**python.selection()))
+        except PylockSelectError as error:
+            raise SourceError(
+                "not-provided",
+                "A requirement of sparkwright has no wheel for the Python of the image.",
+                details=[str(error)],
+            ) from error
+        files = tuple(
+            sorted(
+                (str(package.name), str(file.filename), file.hashes["sha256"])
+                for package, file in selection
+                if isinstance(file, PackageWheel)
+            )
+        )
+        store.put("program", key, files)
+    return download(store, files, offline=context.offline)

@@ -14,7 +14,6 @@ Python: x86-64 and aarch64 Linux have the same C types and byte order, so this m
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -32,14 +31,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from sparkwright.builder.environment import pylock
-from sparkwright.builder.environment.pylock import LockedWheel
+from sparkwright.builder import pylock
+from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
@@ -50,7 +48,7 @@ ADDITIONS = 2
 LINKED = ("torch", "nvidia-")
 
 #: CMake's toolchain file of a cross build. Paths are relative to it, because a build sees its
-#: folders under other names (`sparkwright.builder.environment.sandbox`).
+#: folders under other names (`sparkwright.builder.sandbox`).
 _CROSS = """\
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR {machine})
@@ -390,27 +388,6 @@ def completing(store: Store, root: Path) -> Iterator[bool]:
             complete.write_text("made whole by sparkwright\n")
 
 
-def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = False) -> list[Path]:
-    """
-    Return the files of *wheels*, downloaded if the store does not have them.
-
-    Raises:
-        source-unreachable, source-mismatch, offline, disk-full: As
-            `sparkwright.forks.package_index.obtain`.
-    """
-    files: list[Path] = []
-    with (
-        concurrent.futures.ThreadPoolExecutor(4) as pool,
-        console.progress("download", len(wheels)) as line,
-    ):
-        for path in pool.map(
-            lambda wheel: package_index.obtain(store, *wheel, offline=offline), wheels
-        ):
-            files.append(path)
-            line.update(len(files), path.name)
-    return files
-
-
 def install(
     context: RunContext, root: Path, wheels: Sequence[LockedWheel], title: str, machine: str = ""
 ) -> None:
@@ -436,7 +413,7 @@ def install(
     )
     uv, options = find_uv_bin(), ["--python", str(root / "bin" / "python")]
     with console.step(f"{title}: {len(wheels)} locked wheels"):
-        files = download(context.store, wheels, offline=context.offline)
+        files = pylock.download(context.store, wheels, offline=context.offline)
         if machine:
             tags = f"{machine}-manylinux_2_{pylock.GLIBC}"
             options = ["--target", str(root), "--python", sys.executable, "--python-platform", tags]

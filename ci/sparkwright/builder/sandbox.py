@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.builder.errors import BuildError
+from sparkwright.builder import BuildError
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError

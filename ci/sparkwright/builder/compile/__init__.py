@@ -1,1 +1,0 @@
-"""Compiling translation units: ninja, their costs, and what their failures mean."""

@@ -1,1 +1,0 @@
-"""The tools of a build: toolchain, lock, host and cross compilers, sandbox, compiler cache."""

@@ -1,0 +1,250 @@
+"""
+The schedule of a build: the cost of every unit, and the order in which ninja compiles them.
+
+The cost of a unit is its seconds of CPU and the peak resident megabytes of one process of its
+compiler (``ru_maxrss`` of wait4(2); nvcc runs cicc and ptxas one after the other). It is taken from
+this machine's record, else as the stack ships it, else guessed.
+
+Of the edges that are ready, ninja starts the one on the longest path first, and among equals the
+one that stands first in the file (1.12 and later). So compile edges are written longest first, and
+large ones in a pool of their own. CMake's ``build.ninja`` is left as it is: its edges are written
+to a second file in another order, every command unchanged, so that both share one log.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path, PurePath
+
+import msgspec
+
+from sparkwright.builder import pylock, toolchain
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import content_key
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+
+#: Guessed seconds and megabytes of a unit. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
+#: 450-760 MB on one x86-64 core; a guess should rather be too large.
+GUESS = (20.0, 1200)
+#: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures
+#: of 20 s, comparing and packing, the audit; measured for vLLM 0.33.0 on two x86-64 cores.
+OVERHEAD = 120.0
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """
+    The cost of a unit.
+
+    Attributes:
+        seconds: Of CPU: the time that it takes on an idle core.
+        megabytes: Peak resident memory of the largest process of its compiler.
+        measured: Here or elsewhere; else it is a guess.
+    """
+
+    seconds: float
+    megabytes: int
+    measured: bool = True
+
+
+class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The measured costs of a fork's units that come with the stack.
+
+    Attributes:
+        host, toolchain, arch, date: Where, with what, for what and when they were measured.
+        units: Source → seconds of CPU, and peak resident megabytes of its compiler.
+    """
+
+    host: str
+    toolchain: str
+    arch: str
+    date: str
+    units: dict[str, tuple[float, int]]
+
+
+class ShippedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``build/<stack>/costs.yaml``."""
+
+    forks: dict[str, Shipped] = {}
+
+
+class Costs:
+    """
+    The costs of one fork's units.
+
+    Args:
+        store: Holds this machine's record under *key*.
+        shipped: The costs that come with the stack: unit → seconds and megabytes.
+        patterns: Path pattern → megabytes (`ForkEnvironment.memory`), for units without a record.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        shipped: Mapping[str, tuple[float, int]],
+        patterns: Mapping[str, int],
+    ) -> None:
+        self._store, self._key, self._shipped, self._patterns = store, key, shipped, patterns
+        #: Unit → its last cost on this machine.
+        self.recorded = store.get("costs", key, dict[str, Cost]) or {}
+
+    @classmethod
+    def of(cls, context: RunContext, fork: str) -> Costs:
+        """
+        Return the costs of *fork* with this run's arch, compilers, host and target.
+
+        A cross build may take a quarter of the time of a native one.
+
+        Raises:
+            file-invalid: The shipped file cannot be read.
+        """
+        wheels = pylock.wheels(context.project)
+        parts = {
+            "arch": context.project.spec.arch,
+            "wheels": [name for project, name, _ in wheels if project in pylock.CODE_GENERATORS],
+            "compiler": toolchain.compiler(context),
+            "host": platform.machine(),
+            "target": context.machine,
+        }
+        path = context.project.costs_file
+        shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
+        return cls(
+            context.store,
+            f"{fork}-{content_key('costs', parts)[:16]}",
+            shipped.units if shipped else {},
+            toolchain.spec(context.project).forks[fork].memory,
+        )
+
+    def expected(self, unit: str) -> Cost:
+        """Return the expected cost of *unit*."""
+        if unit in self.recorded:
+            return self.recorded[unit]
+        if unit in self._shipped:
+            return Cost(*self._shipped[unit])
+        seconds, guess = GUESS
+        sizes = [size for name, size in self._patterns.items() if PurePath(unit).match(name)]
+        return Cost(seconds, (sizes or [guess])[0], measured=False)
+
+    def add(self, costs: Mapping[str, Cost]) -> None:
+        """Add *costs* to this machine's record."""
+        self.recorded = {**self.recorded, **costs}
+        self._store.put("costs", self._key, self.recorded)
+
+
+def build_seconds(project: Project, fork: str, jobs: int) -> float:
+    """Return the expected seconds of building *fork* with *jobs* units at once."""
+    settings = toolchain.spec(project).forks[fork]
+    overhead = OVERHEAD if settings.longest else 0
+    return overhead + max(settings.longest, settings.seconds / jobs)
+
+
+# The order in build.ninja.
+
+#: The file beside ``build.ninja`` that ninja is given.
+SCHEDULE = "sparkwright.ninja"
+#: Suffixes of translation units.
+SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
+#: Units above so many megabytes get the pool ``heavy``.
+HEAVY = 2000
+#: The share of the cores that large units at once must leave in use.
+BUSY = 0.9
+
+#: A line with its continuations; a dollar escapes what follows it.
+_LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
+_STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
+_PATH = r"((?:\$.|[^$ :|\n]++)++)"
+_BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
+_SUBNINJA = re.compile(r"subninja +(.+)\n")
+_POOL = re.compile(r"^[ \t]+pool *=", re.MULTILINE)
+
+
+class CompileOrder(msgspec.Struct, frozen=True):
+    """How many edges run at once (``-j``), and how many of them in the pool ``heavy``."""
+
+    jobs: int
+    heavy: int
+
+
+def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
+    """
+    Return an order of *units* that never holds more than *megabytes*, except for one unit alone.
+
+    It is safe for the largest units that can meet, whatever the real times are: as many large units
+    at once as leave nearly all cores busy.
+    """
+    sizes = sorted((unit.megabytes for unit in units), reverse=True)
+    heavy = [size for size in sizes if size > HEAVY]
+    light = sizes[len(heavy) :]
+    jobs, left = cores, megabytes
+    for depth in range(max(1, min(len(heavy), cores)), 0, -1):
+        large = heavy[:depth]
+        left, beside = megabytes - sum(large), light[: cores - len(large)]
+        fitting = sum(total <= left for total in accumulate(beside))
+        jobs = cores if fitting == len(beside) else len(large) + fitting
+        if left >= 0 and jobs >= BUSY * cores:
+            return CompileOrder(jobs, depth)
+    return CompileOrder(max(jobs, 1) if left >= 0 else 1, 1)
+
+
+def write_schedule(
+    build: Path, inside: Path, cost: Callable[[str], Cost], cores: int, megabytes: int
+) -> CompileOrder:
+    """
+    Write the schedule of the build folder, and return the order of its units.
+
+    Args:
+        inside: The name that the folder has for ninja.
+        cost: Returns the expected cost of a unit, by its path as the compiler sees it.
+    """
+    text, costs = _schedule(build / "build.ninja", build, inside, cost)
+    chosen = order(costs, cores, megabytes)
+    (build / SCHEDULE).write_text(f"pool heavy\n  depth = {chosen.heavy}\n{text}", "utf-8")
+    return chosen
+
+
+def _schedule(
+    path: Path, build: Path, inside: Path, cost: Callable[[str], Cost]
+) -> tuple[str, list[Cost]]:
+    """Return the text of a ninja file with its units longest first, and the costs of its units."""
+    statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
+    edges, files, costs = dict[int, float](), dict[int, float](), list[Cost]()
+    for slot, statement in enumerate(statements):
+        if unit := _unit(statement):
+            costs.append(cost(unit))
+            edges[slot] = costs[-1].seconds
+            if costs[-1].megabytes > HEAVY and not _POOL.search(statement):
+                statements[slot] += "  pool = heavy\n"
+        elif match := _SUBNINJA.fullmatch(statement):
+            nested = build / (inside / _unescaped(match[1])).relative_to(inside)
+            text, nested_costs = _schedule(nested, build, inside, cost)
+            target = nested.with_suffix(f".{SCHEDULE}")
+            target.write_text(text, "utf-8")
+            statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
+            files[slot] = max((unit.seconds for unit in nested_costs), default=0.0)
+            costs += nested_costs
+    # Every other statement keeps its place; rules stand before the edges that use them.
+    result = list(statements)
+    for seconds in (edges, files):
+        ordered = sorted(seconds, key=lambda slot: -seconds[slot])
+        for slot, source in zip(seconds, ordered, strict=True):
+            result[slot] = statements[source]
+    return "".join(result), costs
+
+
+def _unit(statement: str) -> str:
+    """Return the source that *statement* compiles; empty if it is no compile edge."""
+    match = _BUILD.match(re.sub(r"\$\n[ \t]*", "", statement))
+    if match is None or PurePath(match[1]).suffix != ".o":
+        return ""
+    unit = _unescaped(match[2])
+    return unit if PurePath(unit).suffix in SUFFIXES else ""
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\$(.)", r"\1", text)
