@@ -29,7 +29,15 @@ from sparkwright.forks.lock import (
     SdistProof,
     VendoredLock,
 )
-from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceSpecs, StackSpec
+from sparkwright.forks.stack import (
+    ForkSpec,
+    GitSpec,
+    Project,
+    SdistSpec,
+    SourceSpecs,
+    StackSpec,
+    WheelSpec,
+)
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Repository
@@ -280,6 +288,21 @@ def test_auto_says_why_it_takes_the_sdist(
 
     assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
     assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
+def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
+    """Without an upstream host, every fork has an archive of the package index to be taken in place of git."""
+    run = RunContext(Project(ROOT, stack), store, (), Path(), offline=True)
+
+    kinds = {fork: fetch.choose(run, fork, locked) for fork, locked in run.lock.forks.items()}
+    assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
+
+
+def test_a_release_in_a_wheel_that_is_not_the_pinned_one_needs_a_reason() -> None:
+    with refusal("file-invalid") as caught:
+        strict_yaml.parse("{name: a, version: '1', tag: py3-none-any, release: '2'}", WheelSpec, "stack.yaml")
+    assert "`release` and `accepted` are stated together" in "".join(caught.value.details)
 
 
 # A commit that the source distribution proves.

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
 
+from sparkwright.audit import policy, report
+from sparkwright.audit import wheel as wheel_audit
+from sparkwright.builder import pipeline
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import ForkEnvironment, Toolchain
 from sparkwright.builder.wheel import archive, graft, source_wheel
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
+from sparkwright.builder.workspace import source_tree
+from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
@@ -55,6 +65,35 @@ def test_headers_without_a_version_are_refused(tmp_path: Path, store: Store) -> 
 
 
 CORE = CMakeLibrary("_core", "lib/_core.abi3.so", True)
+
+
+def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    """The build, its record and the audit say which release stands for the pinned one, and why."""
+    context = mini.context()
+    tree = source_tree(context, "cutlass").source.tree
+    wheel = mini.root / "mini_vllm-0.33.0-py3-none-any.whl"
+    files = {f"cutlass/{path}": data for path, data in context.objects.files(tree)}
+    archive.write(wheel.parent, WheelName.of(wheel.name), files, "", pure=True)
+    sha256 = sha256_file(wheel)
+    wheel.rename(context.store.folder("downloads", sha256) / wheel.name)
+    spec = "name: mini-vllm, version: 0.33.0"
+    git = '      git: {url: "https://upstream.example/mini/cutlass.git", ref: "v4.7.1"}\n'
+    extra = f"      wheel: {{{spec}, tag: py3-none-any, folder: cutlass, release: 4.8.0, accepted: upstream ships it}}\n"
+    mini.edit("forks/demo/stack.yaml", git, git + extra)
+    git_lock = context.lock.forks["cutlass"].git
+    assert git_lock
+    locked = f"{{{spec}, filename: {wheel.name}, sha256: {sha256}, size: 1, folder: cutlass, tree: {tree}}}"
+    mini.edit("forks/demo/lock.yaml", f"      commit: {git_lock.commit}\n", "      commit: unresolved\n")
+    mini.edit("forks/demo/lock.yaml", "  flashinfer:\n", f"    wheel: {locked}\n  flashinfer:\n")
+    context = dataclasses.replace(mini.context(), output=mini.root / "dist")
+    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
+    rules = policy.load(context.project.audit_file, "12.1f")
+    report.show(audited := wheel_audit.audit(path, rules, Path("/nonexistent")))
+
+    text = "cutlass 4.8.0 of the official mini-vllm 0.33.0 wheel, although upstream pins v4.7.1; accepted, because upstream ships it."
+    assert list(pipeline.deviations(context, source_tree(context, "vllm"))) == [f"vllm compiles against {text}"]
+    assert audited.deviations == (f"cutlass packs {text}",)
+    assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
 
 
 @pytest.fixture(name="base")

@@ -171,6 +171,8 @@ class AuditReport(msgspec.Struct, frozen=True):
             label does.
         judged: ``stack`` if the wheel must be what the stack's build makes; ``any`` if it was not
             built here, and is judged by what every wheel must keep to.
+        deviations: Its sources of other releases than upstream pins, each with the reason, as its
+            build record states them.
     """
 
     subject: AuditedWheel
@@ -180,6 +182,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     findings: tuple[AuditFinding, ...]
     device_code: str
     judged: Literal["stack", "any"] = "stack"
+    deviations: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -232,6 +235,8 @@ def show(*reports: AuditReport, result: bool = False) -> None:
     columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets"]
     if libraries:
         console.table("", [*columns, "verdict"], sorted(libraries), result=result)
+    for sentence in dict.fromkeys(text for report in reports for text in report.deviations):
+        (console.result if result else console.note)(sentence)
     if findings:
         console.table("", ["", "rule", "library", "finding"], findings, result=result)
 

@@ -68,7 +68,7 @@ from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 7
+FORM = 8
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -116,6 +116,7 @@ class Contents(msgspec.Struct, frozen=True):
         requires: Its ``Requires-Dist``.
         ours: Whether it holds a build record of sparkwright.
         units: The unit manifest in that record.
+        deviations: Its sources of other releases than upstream pins.
     """
 
     names: tuple[str, ...] = ()
@@ -123,6 +124,7 @@ class Contents(msgspec.Struct, frozen=True):
     requires: tuple[str, ...] = ()
     ours: bool = False
     units: tuple[CompiledUnit, ...] = ()
+    deviations: tuple[str, ...] = ()
 
 
 class Binary(msgspec.Struct, frozen=True):
@@ -134,10 +136,11 @@ class Binary(msgspec.Struct, frozen=True):
     size: int
 
 
-class _Units(msgspec.Struct):
+class _Record(msgspec.Struct):
     """The part of a build record that the audit reads."""
 
     units: tuple[CompiledUnit, ...] = ()
+    deviations: tuple[str, ...] = ()
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -201,10 +204,11 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
         record = f"{folder}/{BUILD_RECORD}"
         ours = record in listed
         text = member_text(archive, listed, record, about.file) if ours else b"{}"
-        units = msgspec.json.decode(text, type=_Units).units
+        built = msgspec.json.decode(text, type=_Record)
     requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
     python = str(metadata["Requires-Python"] or "")
-    return Contents(tuple(sorted(listed)), python, requires, ours, units)
+    names = tuple(sorted(listed))
+    return Contents(names, python, requires, ours, built.units, built.deviations)
 
 
 def walk(
@@ -375,6 +379,7 @@ def audit(
         findings=tuple(sorted(findings)),
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
+        deviations=contents.deviations,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,15 @@ from sparkwright.builder.workspace import (
 from sparkwright.core.console import console, size
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import translate_disk_full
-from sparkwright.forks import package_index
+from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.stack import SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel. 2 added the bill of
-#: materials, 3 the unit manifest, and 4 changed the order of the bill of materials.
-LAYOUT = 4
+#: materials, 3 the unit manifest, 4 changed the order of the bill of materials, and 5 added
+#: deviations.
+LAYOUT = 5
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         counts: CUDA units by verdict of the plan.
         units: The unit manifest.
         transplant: The changes in the base.
+        deviations: Sources of other releases than upstream pins, each with the reason.
     """
 
     sparkwright: str
@@ -97,6 +99,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: dict[str, int] = {}
     units: tuple[graft.CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
+    deviations: tuple[str, ...] = ()
 
 
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
@@ -135,6 +138,14 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
+def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
+    """Yield a sentence for each source of a build that is another release than upstream pins."""
+    fork, needs = source.fork, context.project.fork(source.fork).needs
+    for tree in (source, *(source_tree(context, need) for need in needs)):
+        if text := fetch.deviation(context.project, tree.source):
+            yield f"{fork} {'packs' if tree is source else 'compiles against'} {text}."
+
+
 def dist_info(
     context: RunContext,
     source: SourceTree,
@@ -156,6 +167,7 @@ def dist_info(
         source,
         reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
+        deviations=tuple(deviations(context, source)),
         **compiled,
     )
     manifest = record.transplant
@@ -282,6 +294,8 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
     out = context.store.root / "work" / context.project.stack / fork / "out"
     with context.store.building(out) as folder:
         source = source_tree(context, fork)
+        for sentence in deviations(context, source):
+            console.note(sentence)
         label = version_label(context, source)
         settings = toolchain.settings(context, fork)
         kind = context.project.fork(fork).build

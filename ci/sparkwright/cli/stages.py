@@ -323,6 +323,8 @@ def _show(
         wheels.append({"wheel": built, "path": path, "audit": audit_report})
     columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
     console.table("wheels", columns, rows, result=True)
+    for sentence in dict.fromkeys(text for _, made in audits for text in made.deviations):
+        console.note(sentence)
     console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
     console.document({"wheels": wheels})
 

@@ -17,7 +17,7 @@ from sparkwright.core.http import redact_credentials
 from sparkwright.forks import package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
-from sparkwright.forks.stack import KINDS, SourceError, SourceKind
+from sparkwright.forks.stack import KINDS, Project, SourceError, SourceKind
 
 
 class FetchedSource(msgspec.Struct, frozen=True):
@@ -99,6 +99,21 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         console.note(f"{fetched.origin}: tree {fetched.tree[:12]}, verified{state}")
     context.store.put("source", key, fetched)
     return fetched
+
+
+def deviation(project: Project, source: FetchedSource) -> str:
+    """
+    Return that *source* is another release than upstream pins, and why that is accepted; empty if
+    it is not another.
+    """
+    specs = project.fork(source.fork).sources
+    if source.kind != "wheel" or not specs.wheel or not specs.git or not specs.wheel.release:
+        return ""
+    wheel = specs.wheel
+    return (
+        f"{source.fork} {wheel.release} of the official {wheel.name} {wheel.version} wheel, "
+        f"although upstream pins {specs.git.ref}; accepted, because {wheel.accepted.strip()}"
+    )
 
 
 def choose(

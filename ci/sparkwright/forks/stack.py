@@ -109,12 +109,24 @@ class SdistSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WheelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A wheel of the package index; *folder* is set where the source is a folder inside it."""
+    """
+    A wheel of the package index; *folder* is set where the source is a folder inside it.
+
+    Attributes:
+        release: The fork's release in it, if that is not the one that the git source names.
+        accepted: Why that release may be taken.
+    """
 
     name: str
     version: str
     tag: str
     folder: str = ""
+    release: str = ""
+    accepted: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.release) != bool(self.accepted.strip()):
+            raise ValueError("`release` and `accepted` are stated together")
 
 
 class SourceSpecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
