@@ -145,12 +145,12 @@ def cuda_env(tools: Toolchain) -> Path:
 @pytest.fixture(scope="session")
 def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
     """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
-    bare = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    context = demo.prepare(RunContext(bare, Store(_shared(tmp_path_factory.mktemp("locked"), user_store)), (), ROOT / "dist"), None)
+    store = Store(_shared(tmp_path_factory.mktemp("locked"), user_store))
+    context = demo.prepare(RunContext(Project(ROOT, "2026.11"), store, (), ROOT / "dist"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
         with demo.official(context, tools):
-            demo.lock_all(context)
+            demo.lock_stack(context)
     return context.project.root.parent
 
 

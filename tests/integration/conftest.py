@@ -203,12 +203,12 @@ def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: 
     folder = tmp_path_factory.mktemp("crossed")
     for name in demo_verb.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    bare = Project(Path(demo_verb.__file__).parents[1] / "demo" / "project", "demo")
-    context = demo_verb.prepare(RunContext(bare, Store(folder), (), folder / "dist", target=other), None)
+    default = Project(Path(__file__).parents[2], "2026.11")
+    context = demo_verb.prepare(RunContext(default, Store(folder), (), folder / "dist", target=other))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", os.environ.get("SPARKWRIGHT_INDEX_URL", ""))
         with demo_verb.official(context, tools):
-            demo_verb.lock_all(context)
+            demo_verb.lock_stack(context)
     made = Demo(context.project.root.parent, other)
     made.build()
     return made

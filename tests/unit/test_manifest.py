@@ -78,10 +78,6 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
         st.integers(1, 9), st.sampled_from(STACKS), st.sampled_from(("", "  ", "it is slow")),
     ),
     st.builds(
-        lambda stack, channel: lambda one: change.rollback(one, stack, channel, at=at(1), by=BY, reason="it is slow"),
-        st.sampled_from(STACKS), st.sampled_from(("candidate", "verified")),
-    ),
-    st.builds(
         lambda keep, verified: lambda one: change.retain(one, releases(one), keep=keep, verified=verified, at=at(1), by=BY),
         st.integers(0, 3), st.booleans(),
     ),
@@ -179,26 +175,6 @@ def test_a_yank_has_a_reason_and_happens_once() -> None:
     assert (after.entries[0].yanked, after.log[-1].reason, after.log[-1].release) == ("wrong numbers", "wrong numbers", "2026.11.1")
     with refusal("release-yanked"):
         change.yank(after, "2026.11.1", at=at(9), by=BY, reason="again")
-
-
-def test_rolling_back_goes_to_the_release_before_and_never_to_none() -> None:
-    """Each rollback takes the newest that the channel offers; at the last one it stops."""
-    manifest = published("verified", "candidate", "verified", "candidate")
-    once = change.rollback(manifest, "2026.11", at=at(9), by=BY, reason="slow")
-    assert once.log[-1].release == "2026.11.3"
-    with refusal("release-unknown"):
-        change.rollback(once, "2026.11", at=at(9), by=BY, reason="slow")
-    candidates = once
-    for name in ("2026.11.4", "2026.11.2"):
-        candidates = change.rollback(candidates, "2026.11", "candidate", at=at(9), by=BY, reason="slow")
-        assert candidates.log[-1].release == name
-    assert [one.name for one in change.offered(candidates, "2026.11", "candidate")] == ["2026.11.1"]
-    with refusal("release-unknown"):
-        change.rollback(candidates, "2026.11", "candidate", at=at(9), by=BY, reason="slow")
-    with refusal("release-unknown"):
-        change.rollback(manifest, "2026.05", at=at(9), by=BY, reason="slow")
-    with refusal("usage"):
-        change.rollback(manifest, "2026.11", at=at(9), by=BY, reason="")
 
 
 def test_retaining_removes_old_candidates_and_leaves_what_can_be_installed() -> None:

@@ -399,11 +399,3 @@ def test_code_shows_any_text_and_ends_where_it_ends(said: str) -> None:
     inner = made[len(fence[0]) : len(made) - len(fence[0])]
     assert fence[0] not in inner or not said
     assert "\n" not in made
-
-
-def test_the_page_needs_nothing_else() -> None:
-    """One file: no script, no address, and a policy that forbids both."""
-    text = rendered.page("2026.11.2", whole.blocks(RELEASE, proof(), BEFORE))
-    assert "default-src 'none'" in text
-    assert not re.search(r"<script|<a |https?://|src=", text.replace("https://upstream.example", ""))
-    assert text.count("<h1>") == 1

@@ -144,33 +144,3 @@ def test_a_manifest_that_is_none_is_named_so(place: Place, told: Told, data: byt
 
 def manifest(place: Place) -> Path:
     return place.made.root / "g" / str(place.made.manifest.serial) / places.MANIFEST
-
-
-def test_notes_of_a_file(place: Place, told: Told) -> None:
-    """A release.json with the newest proof beside it is enough."""
-    text = told(place.made.root / places.release(place.address("2026.11.2")))
-    assert "## Do you still need this fork?" in text
-
-
-@pytest.mark.parametrize("what", ["no proof", "no release", "no JSON", "another proof"])
-def test_a_file_without_its_proof_is_refused(place: Place, told: Told, tmp_path: Path, what: str) -> None:
-    """Nothing is guessed of a release whose proof is not at hand."""
-    folder = place.made.root / "b" / place.address("2026.11.2")
-    path = tmp_path / "release.json"
-    if what != "no release":
-        path.write_bytes(b"<html>" if what == "no JSON" else (folder / "release.json").read_bytes())
-    if what == "another proof":
-        (proof,) = (place.made.root / "b" / place.address("2026.11.1")).glob("proof-*.json")
-        (tmp_path / proof.name).write_bytes(proof.read_bytes())
-    with refusal("index-damaged"):
-        told(path)
-
-
-def test_files_are_written(place: Place, told: Told, tmp_path: Path) -> None:
-    """A page that needs nothing else, and Markdown; the places are what is printed."""
-    page, text = tmp_path / "notes.html", tmp_path / "notes.md"
-    assert told("--index", place.made.root, "--html", page, "--markdown", text).split() == [str(page), str(text)]
-    assert text.read_text("utf-8") == place.page("2026.11.2")
-    assert "<h1>2026.11.2</h1>" in page.read_text("utf-8")
-    with refusal("usage"):
-        told("--index", place.made.root, "--html", page, "--markdown", page)

@@ -572,16 +572,6 @@ class TestChanges:
         assert "it is slow" in (place.root / "verified/simple/vllm/index.html").read_text()
         assert seen(place) == 2
 
-    def test_rollback_goes_to_the_release_before(self, place: Place, later: Later) -> None:
-        """The newest is yanked, and with nothing before it there is nothing to go back to."""
-        place.publish(later())
-        told = changes.rollback(place.publisher(), wheels.STACK, "verified", "it is slow")
-
-        assert told.releases == ("2026.11.2",)
-        assert [entry.yanked for entry in place.manifest().entries] == ["", "it is slow"]
-        with refusal("release-unknown"):
-            changes.rollback(place.publisher(), wheels.STACK, "verified", "worse")
-
     @pytest.mark.parametrize("step", ["", "generation", "flip", "remove"])
     def test_retain_removes_what_nothing_else_refers_to(self, place: Place, tmp_path: Path, step: str) -> None:
         """Old candidates go with their files, what others share stays; killed before the flip, nothing is gone; the next run ends it."""

@@ -178,5 +178,5 @@ def test_rebuild_finds_the_same_wheel_or_names_the_member_that_differs(
 def test_a_wheel_that_is_missing_cannot_be_built_again(mini: Mini) -> None:
     """Neither a file that is not there, nor a fork that was never built."""
     for words in (["x.whl"], ["--fork", "cutlass"]):
-        with refusal("not-provided", match="no wheel to build again"):
+        with refusal("not-provided", match="no such wheel"):
             main.run(["build", "--again", *mini.words, *words])

@@ -34,17 +34,14 @@ def _file(tmp_path: Path) -> Path:
 
 
 def test_the_verb_writes_what_was_asked_for(cli: Cli, file: Path, tmp_path: Path) -> None:
-    """Page and Markdown are written, the page the same in every process, and the document names them with the states."""
-    html, text = tmp_path / "out" / "page.html", tmp_path / "out" / "page.md"
-    done = cli(
-        "lab", "report", str(file), "--html", str(html), "--markdown", str(text), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path)
-    )
+    """The page is written, the same in every process, and the document names it with the states."""
+    html = tmp_path / "out" / "page.html"
+    done = cli("lab", "report", str(file), "--html", str(html), "--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
     document = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr
     assert html.read_text("utf-8") == page.render([read.read(file)])
-    assert text.read_text("utf-8").startswith("## • measured")
-    assert (document["html"], document["markdown"]) == (str(html), str(text))
+    assert document["html"] == str(html)
     assert [(one["kind"], one["state"]) for one in document["results"]] == [("bench", "not-run")]
 
 
@@ -66,34 +63,6 @@ def test_the_verb_refuses_what_is_no_result(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["error"]["reference"] == "file-invalid"
 
 
-def tables(text: str) -> list[list[str]]:
-    """Return the tables of a Markdown text, as lines."""
-    return [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", text, re.M)]
-
-
-@pytest.mark.parametrize("which", ["pass", "fail", "invalid", "empty", "hostile", "bench-points", "verify-fail"])
-def test_markdown_tables_line_up(which: str) -> None:
-    """Each line of a table has the same length and as many cells as its heading, whatever stands in them."""
-    found = tables(markdown.render([MAKERS[which]()]))
-
-    assert found
-    for lines in found:
-        assert len({len(line) for line in lines}) == 1
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-        assert re.fullmatch(r"\| -+:?( \| -+:?)* \|", lines[1])
-
-
-def test_markdown_takes_nothing_of_a_result_for_its_own() -> None:
-    """No markup, link, mention or control character of a string survives."""
-    made = markdown.render([MAKERS["hostile"]()])
-
-    assert not re.search(r"(?<!\\)[<>`$~]", made)
-    assert "](http" not in made.replace("\\]", "")
-    assert "://e" not in made
-    assert "@all" not in made
-    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", made)
-
-
 @given(st.text(max_size=80))
 def test_any_text_stays_one_line_of_plain_markdown(given_: str) -> None:
     """Whatever the string, it is one line, its pipes are escaped, and without the escapes it is what it was."""
@@ -102,18 +71,6 @@ def test_any_text_stays_one_line_of_plain_markdown(given_: str) -> None:
     assert len(made.splitlines()) <= 1
     assert not re.search(r"(?<!\\)(\\\\)*\|", made)
     assert re.sub(r"\\(.)", r"\1", made).replace("\u200b", "") == words.clean(given_)
-
-
-def test_markdown_says_verdict_figures_and_gaps() -> None:
-    """The verdict comes first, with wheels, every cell's change and interval, and what was not measured."""
-    result = MAKERS["fail"]()
-    made = markdown.render([result])
-
-    assert made.startswith("## ✗ fail: qwen3-next-80b-nvfp4")
-    assert result.candidate.sha256 in made
-    assert "Not measured, or not well enough:" in made
-    assert all(words.quantity(one.candidate, one.metric) in made for cell in result.cells for one in cell.series)
-    assert all(words.span(one.low, one.high) in made for cell in result.cells for one in cell.series)
 
 
 @pytest.mark.parametrize("which", sorted(set(MAKERS) - {"large"}))

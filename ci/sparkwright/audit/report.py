@@ -189,25 +189,26 @@ class AuditReport(msgspec.Struct, frozen=True):
         return not self.findings
 
 
-def raise_for_findings(report: AuditReport) -> None:
+def raise_for_findings(*reports: AuditReport) -> None:
     """
-    Raise if the *report* did not pass.
+    Raise for the first of *reports* that did not pass.
 
     Raises:
         audit-failed: The details are the findings, one a line.
     """
-    if report.passed:
-        return
-    libraries = len({finding.library for finding in report.findings})
-    file = report.subject.file
-    raise AuditError(
-        "audit-failed",
-        f"{file} has {len(report.findings)} finding(s) in {libraries} place(s).",
-        details=[
-            f"{finding.rule}: {finding.library or file}: {finding.text}"
-            for finding in report.findings
-        ],
-    )
+    for report in reports:
+        if report.passed:
+            continue
+        libraries = len({finding.library for finding in report.findings})
+        file = report.subject.file
+        raise AuditError(
+            "audit-failed",
+            f"{file} has {len(report.findings)} finding(s) in {libraries} place(s).",
+            details=[
+                f"{finding.rule}: {finding.library or file}: {finding.text}"
+                for finding in report.findings
+            ],
+        )
 
 
 def show(*reports: AuditReport, result: bool = False) -> None:

@@ -296,15 +296,19 @@ def _differences(
 # The audit.
 
 
-def policy_kind(path: Path) -> Literal["stack", "any"]:
-    """Return ``stack`` for a wheel that holds our build record, else ``any``."""
-    return "stack" if read_contents(path, read_subject(path)).ours else "any"
-
-
 def cached_audit(
-    context: RunContext, path: Path, judged: Literal["stack", "any"] = "stack"
+    context: RunContext, path: Path, judged: Literal["stack", "any"] | None = None
 ) -> AuditReport:
-    """Return the audit of the wheel at *path*, from the store if its inputs are unchanged."""
+    """
+    Return the audit of the wheel at *path*, from the store if its inputs are unchanged.
+
+    Args:
+        judged: See `AuditReport.judged`; by default ``stack`` for a wheel that holds our build
+            record, else ``any``.
+    """
+    if judged is None:
+        ours = read_contents(path, read_subject(path)).ours
+        judged = "stack" if ours else "any"
     policy = load(context.project.audit_file, context.project.spec.arch)
     inputs = {
         "wheel": sha256_file(path),

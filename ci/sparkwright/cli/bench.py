@@ -52,7 +52,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add("--wheel", type=Path, metavar="WHEEL", help="the wheel that is installed there")
     add(
         "--launches",
-        type=options.whole(1, 1000),
+        type=options.number(int, 1, 1000),
         default=0,
         metavar="N",
         help="launches of the server; each is one sample (default: 5)",
@@ -65,7 +65,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--calibrate",
-        type=options.whole(1, 1000),
+        type=options.number(int, 1, 1000),
         default=0,
         metavar="N",
         help="measure N pairs of the same wheel, to calibrate the gate of this machine",

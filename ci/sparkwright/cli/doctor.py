@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,12 +71,15 @@ def doctor(arguments: argparse.Namespace) -> int:
         console.document(install.check(arguments.into, deep=arguments.deep))
         return 0
     context = options.checkout(arguments)
-    urls = [
-        fork.sources.git.url for fork in context.project.spec.forks.values() if fork.sources.git
-    ]
-    # One repository stands for all upstream hosts.
-    hosts = (_index_url(), context.mirrored(urls[-1]) if urls else "")
-    facts = host_info.facts(context.store.root, *(("", "") if context.offline else hosts))
+    index = upstream = ""
+    if not context.offline:
+        # Without the part `full`, the index has no address.
+        with contextlib.suppress(ModuleNotFoundError):
+            index = package_index.index_url()
+        # One repository stands for all upstream hosts.
+        git = (fork.sources.git for fork in context.project.spec.forks.values())
+        upstream = next((context.mirrored(source.url) for source in git if source), "")
+    facts = host_info.facts(context.store.root, index, upstream)
     results = [*checks(facts, context.project)]
     rows = [
         (
@@ -89,14 +93,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     console.table(title, ("check", "state", ""), rows, result=True)
     console.document({"machine": facts, "stack": context.project.stack, "checks": results})
     return 0
-
-
-def _index_url() -> str:
-    """Return the address of the package index; empty where only the part `full` knows it."""
-    try:
-        return package_index.index_url()
-    except ModuleNotFoundError:
-        return ""
 
 
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
@@ -163,12 +159,19 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
             "builds take another kind of source, or the commit that the source distribution proves",
             f"sparkwright lock --stack {project.stack}",
         )
-    hosts = {
-        "package index": "fetch, plan, build, audit and demo use what the cache directory holds",
-        "upstream host": "git sources only through --mirror",
-    }
-    for host, means in hosts.items():
-        yield _check(host, facts[host], "answers" if facts[host] else "no answer", means)
+    silent = "no answer" if facts["part full"] else "not asked, as the part full is not installed"
+    yield _check(
+        "package index",
+        facts["package index"],
+        "answers" if facts["package index"] else silent,
+        "fetch, plan, build, audit and demo use what the cache directory holds",
+    )
+    yield _check(
+        "upstream host",
+        facts["upstream host"],
+        "answers" if facts["upstream host"] else "no answer",
+        "git sources only through --mirror",
+    )
 
 
 def _check(

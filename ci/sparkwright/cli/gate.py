@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,35 +96,43 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if inputs.wheel and not arguments.record:
         # Refuse a damaged file before hours are spent on measuring.
         _stored(verdicts_path(context, inputs.wheel.name))
-    with Ready(
-        context,
-        inputs,
-        lambda path: wheel.cached_audit(context, path, wheel.policy_kind(path)),
-        facts,
-    ) as ready:
+    with Ready(context, inputs, facts) as ready:
         if arguments.record:
             recorded = recording.record(context, ready, inputs, arguments.record)
             return {"recorded": [str(path) for path in recorded]}
         names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
-        # The verdicts are about the wheel together with the packages that it is served with.
-        companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
-        result = ladder.climb(
-            [ready.rung(name) for name in names],
-            stack=context.project.stack,
-            wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
-            device_code=ready.device_code if "G0" in names else str,
-            host={**facts, **companions},
-            keep_going=arguments.keep_going,
-            keep=lambda so_far: keep(context, so_far),
-        )
+        result = climb(context, inputs, ready, names, facts, keep_going=arguments.keep_going)
     show.show(result)
     if ready.throughput:
         console.note(f"throughput: {bench.keep(context, ready.throughput)}")
-    if path := keep(context, result):
-        console.note(f"verdicts: {path}")
+    if result.wheel:
+        console.note(f"verdicts: {verdicts_path(context, result.wheel.file)}")
     console.document({"ladder": ladder.document(result)})
     show.raise_for_state(result)
     return None
+
+
+def climb(
+    context: RunContext,
+    inputs: Inputs,
+    ready: Ready,
+    names: Sequence[str],
+    facts: Mapping[str, str],
+    *,
+    keep_going: bool = False,
+) -> ladder.Ladder:
+    """Run the gates *names* on the machine of *facts*, and store the verdicts after each."""
+    # The verdicts are about the wheel together with the packages that it is served with.
+    companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
+    return ladder.climb(
+        [ready.rung(name) for name in names],
+        stack=context.project.stack,
+        wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
+        device_code=ready.device_code if "G0" in names else str,
+        host={**facts, **companions},
+        keep_going=keep_going,
+        keep=lambda so_far: keep(context, so_far),
+    )
 
 
 def _inputs(context: RunContext, arguments: argparse.Namespace) -> Inputs:

@@ -46,7 +46,7 @@ from sparkwright.operate.site import making, night
 from sparkwright.operate.site.records import Night
 from sparkwright.release.client.install import Wish
 from sparkwright.release.manifest import times
-from sparkwright.release.report import markdown, page, read, terminal, words
+from sparkwright.release.report import page, read, terminal
 from sparkwright.release.signing.keys import public_path
 
 _usage = partial(UsageError, "usage")
@@ -291,7 +291,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     _add_status(parsers["lab status"])
     parser = parsers["lab report"]
     parser.set_defaults(run=report)
-    options.add_pages(parser)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a self-contained page instead"
+    )
     parser.add_argument(
         "files",
         nargs="+",
@@ -658,33 +660,19 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write results to the named files, or print them if there are none."""
-    context, files = options.checkout(arguments), options.page_files(arguments)
+    """Show results of measurements, or write a page of them."""
+    context, target = options.checkout(arguments), arguments.html
     results = [read.read(path) for path in arguments.files]
-    if same := {path.resolve() for path in arguments.files} & {*map(Path.resolve, files.values())}:
-        raise UsageError("usage", f"{same.pop()} is one of the results and would be overwritten.")
-    for kind, path in files.items():
-        with console.progress(f"drawing {path.name}, %", 100) as progress:
-            text = (
-                page.render(results, lambda share: progress.update(round(100 * share)))
-                if kind == "html"
-                else markdown.render(results)
-            )
-        console.result(str(context.store.write(path.absolute(), text.encode())))
+    if target and target.resolve() in map(Path.resolve, arguments.files):
+        raise UsageError("usage", f"{target} is one of the results and would be overwritten.")
+    if target:
+        with console.progress(f"drawing {target.name}, %", 100) as progress:
+            text = page.render(results, lambda share: progress.update(round(100 * share)))
+        console.result(str(context.store.write(target.absolute(), text.encode())))
+    shown = []
     for path, result in zip(arguments.files, results, strict=True):
-        if files:
-            console.note(f"{path}: {words.verdict(result)[1]}: {words.clean(result.says)}")
-        else:
+        if not target:
             terminal.show(result)
-    shown = [
-        {
-            "file": str(path),
-            "kind": result.kind,
-            "state": result.state,
-            "says": result.says,
-            "culprits": result.culprits,
-        }
-        for path, result in zip(arguments.files, results, strict=True)
-    ]
-    written = {kind: str(files[kind]) if kind in files else None for kind in ("html", "markdown")}
-    return {"results": shown, **written}
+        names = ("kind", "state", "says", "culprits")
+        shown.append({"file": str(path), **{name: getattr(result, name) for name in names}})
+    return {"results": shown, "html": target and str(target)}

@@ -67,19 +67,18 @@ COMMANDS = {
     "patch watch": CommandInfo("patch", "look at every pull request of the ledger again"),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
-    "release rollback": CommandInfo("release", "yank the newest release of a channel"),
     "release prune": CommandInfo(
         "release", "remove old candidates and the files that only they use"
     ),
     "release refresh": CommandInfo("release", "sign an index again before its signature expires"),
     "release key": CommandInfo("release", "make a signing key, or show its fingerprint"),
-    "release notes": CommandInfo("release", "write the notes of a release"),
+    "release notes": CommandInfo("release", "print the notes of a release, in Markdown"),
     "release verify": CommandInfo("release", "check the evidence of a wheel file"),
     "lab runner": CommandInfo("lab", "set up a Spark that runs jobs of a repository"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab record": CommandInfo("lab", "record the outcome of a workflow run"),
     "lab status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),
-    "lab report": CommandInfo("lab", "show measurements as a page, as Markdown or here"),
+    "lab report": CommandInfo("lab", "show measurements here, or as a page"),
     "model inspect": CommandInfo(
         "model", "show what is quantised, and the speed that memory allows"
     ),

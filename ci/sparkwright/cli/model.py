@@ -29,21 +29,21 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--batch",
-        type=options.whole(1),
+        type=options.number(int, 1),
         default=1,
         metavar="N",
         help="requests in one decoding step (default: 1)",
     )
     add(
         "--context",
-        type=options.whole(0),
+        type=options.number(int, 0),
         default=0,
         metavar="N",
         help="context of each request, in tokens (default: 0)",
     )
     add(
         "--bandwidth",
-        type=options.amount(0.1, 1e6, "GB/s"),
+        type=options.number(float, 0.1, 1e6, "GB/s"),
         default=0,
         metavar="GB/s",
         help="memory bandwidth (default: as measured here)",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from sparkwright.core.errors import UsageError
 
 if TYPE_CHECKING:
     from sparkwright.forks.context import RunContext, StandaloneContext
@@ -20,30 +19,20 @@ DEFAULT_STACK = "2026.11"
 CHANNELS = ("verified", "candidate")
 
 
-def whole(least: int, most: int = 1 << 40) -> Callable[[str], int]:
-    """Return the type of whole numbers from *least* to *most*."""
-
-    def convert(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,13}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"{text!r:.80} is not a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return convert
-
-
-def amount(least: float, most: float, unit: str) -> Callable[[str], float]:
-    """Return the type of numbers of *unit* from *least* to *most*."""
+def number(
+    kind: Callable[[str], float], least: float, most: float = 1 << 40, unit: str = ""
+) -> Callable[[str], float]:
+    """Return the type of numbers of *kind*, int or float, from *least* to *most*."""
+    noun = f"number of {unit}" if unit else "whole number"
 
     def convert(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
-            value = -1
+            value = math.nan
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(
-                f"{text!r:.80} is not a number of {unit} from {least:g} to {most:g}"
+                f"{text!r:.80} is not a {noun} from {least:g} to {most:g}"
             )
         return value
 
@@ -147,39 +136,17 @@ def add_channel(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_pages(parser: argparse.ArgumentParser) -> None:
-    """Add ``--html`` and ``--markdown``, the output files of a report."""
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a self-contained HTML page"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write Markdown")
-
-
-def page_files(arguments: argparse.Namespace) -> dict[str, Path]:
-    """
-    Return the files of `add_pages` that the command line names, by their kind.
-
-    Raises:
-        UsageError: Both are the same file.
-    """
-    pages = {"html": arguments.html, "markdown": arguments.markdown}
-    files = {kind: path for kind, path in pages.items() if path}
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise UsageError("usage", "--html and --markdown name the same file.")
-    return files
-
-
 def add_compiling(parser: argparse.ArgumentParser) -> None:
     """Add the limits of commands that compile, and the folder of their wheels."""
     parser.add_argument(
         "--jobs",
-        type=whole(1, 4096),
+        type=number(int, 1, 4096),
         default=0,
         help="units compiled at once (default: one per core)",
     )
     parser.add_argument(
         "--memory",
-        type=amount(0.5, 1e6, "gigabytes"),
+        type=number(float, 0.5, 1e6, "gigabytes"),
         default=0,
         metavar="GB",
         help="memory of all compilers together (default: 85 %% of the available memory)",
@@ -233,33 +200,6 @@ def default_cache() -> Path:
     return Path(platformdirs.user_cache_dir("sparkwright", appauthor=False))
 
 
-def find_root() -> Path:
-    """
-    Return the nearest parent folder that has stacks, else the checkout of this program.
-
-    Raises:
-        not-provided: There is no such folder.
-    """
-    from sparkwright.core import config
-    from sparkwright.forks.stack import SourceError
-
-    if root := config.checkout():
-        return root
-    raise SourceError(
-        "not-provided",
-        f"There is no forks/*/stack.yaml in {Path.cwd()} or above.",
-        todo="Change to a checkout of sparkwright, or name it with --root.",
-    )
-
-
-def default_stack(root: Path) -> str:
-    """Return `DEFAULT_STACK`, or the last stack of a checkout that lacks it."""
-    from sparkwright.forks.stack import stack_names
-
-    names = stack_names(root)
-    return DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
-
-
 def standalone(arguments: argparse.Namespace) -> StandaloneContext:
     """Return the context of a command that needs no checkout."""
     from sparkwright.core.config import mirror_map
@@ -278,16 +218,23 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
     Return the context of a command that works on a checkout.
 
     Raises:
-        not-provided: No such checkout, stack or fork.
+        not-provided: There is no such checkout, stack or fork.
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
-    from sparkwright.core.config import mirror_map
+    from sparkwright.core import config
     from sparkwright.core.store import Store
     from sparkwright.forks.context import RunContext
-    from sparkwright.forks.stack import Project
+    from sparkwright.forks.stack import Project, SourceError, stack_names
 
-    root = (arguments.root or find_root()).absolute()
-    project = Project(root, arguments.stack or default_stack(root), arguments.arch)
+    root = arguments.root or config.checkout()
+    if root is None:
+        what = f"There is no forks/*/stack.yaml in {Path.cwd()} or above."
+        todo = "Change to a checkout of sparkwright, or name it with --root."
+        raise SourceError("not-provided", what, todo=todo)
+    root, names = root.absolute(), stack_names(root)
+    # A checkout of other stacks: the last one is the default.
+    default = DEFAULT_STACK if DEFAULT_STACK in names or not names else names[-1]
+    project = Project(root, arguments.stack or default, arguments.arch)
     for name in arguments.fork:
         project.fork(name)
     targets = ",".join(getattr(arguments, "targets", ()))
@@ -300,7 +247,7 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         output=(getattr(arguments, "output", None) or root / "dist").absolute(),
         source=arguments.source,
         offline=arguments.offline,
-        mirrors=mirror_map(arguments.mirror),
+        mirrors=config.mirror_map(arguments.mirror),
         jobs=getattr(arguments, "jobs", 0),
         memory=int(getattr(arguments, "memory", 0) * 1e9),
         targets=tuple(name for name in targets.split(",") if name),

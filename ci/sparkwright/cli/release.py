@@ -40,7 +40,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "publish": publish,
         "release promote": promote,
         "release yank": yank,
-        "release rollback": rollback,
         "release prune": prune,
         "release refresh": refresh,
     }
@@ -59,10 +58,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="DIR",
         help="folder of the new verdicts about its wheels",
     )
-    options.add_channel(parsers["release rollback"])
     parsers["release prune"].add_argument(
         "--keep",
-        type=options.whole(1),
+        type=options.number(int, 1),
         default=0,
         metavar="N",
         help="candidates to keep of each stack (default: ci/release.yaml)",
@@ -89,13 +87,12 @@ def _add_evidence(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parser = parsers["release notes"]
     parser.set_defaults(run=notes)
     options.add_index(parser)
-    options.add_pages(parser)
     parser.add_argument(
         "release",
         nargs="?",
         default="",
         metavar="RELEASE",
-        help="name, address or release.json (default: the newest)",
+        help="name or address (default: the newest)",
     )
     parser = parsers["release key"]
     parser.set_defaults(run=key)
@@ -281,12 +278,6 @@ def yank(arguments: argparse.Namespace) -> dict[str, Any]:
     return _show(changes.yank(_publisher(arguments), arguments.release, arguments.reason))
 
 
-def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Yank the newest release of the stack in a channel; clients then get the one before it."""
-    who, reason = _publisher(arguments), arguments.reason
-    return _show(changes.rollback(who, who.context.project.stack, arguments.channel, reason))
-
-
 def prune(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove all but the newest candidates of each stack; file names are never reused."""
     who = _publisher(arguments)
@@ -415,37 +406,27 @@ def _show_evidence(claim: Claim, checked: check.Checked) -> dict[str, Any]:
 
 
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the notes of a release to the named files, or print them if there are none."""
-    files, own = options.page_files(arguments), options.standalone(arguments)
-    if arguments.release.endswith(".json"):
-        record = published.of_file(Path(arguments.release))
-    else:
-        wish = install.Wish(
-            arguments.index,
-            tuple(arguments.key),
-            arguments.signed_for,
-            "candidate",
-            arguments.stack or "",
-            arguments.release,
-        )
-        record = published.of_index(own, wish)
+    """Print the notes of a release."""
+    wish = install.Wish(
+        arguments.index,
+        tuple(arguments.key),
+        arguments.signed_for,
+        "candidate",
+        arguments.stack or "",
+        arguments.release,
+    )
+    record = published.of_index(options.standalone(arguments), wish)
     release = record.release
     if record.yanked:
         console.warn(f"{release.name} was yanked: {record.yanked}")
-    blocks = whole.blocks(release, record.proof, record.before)
-    markdown = rendered.as_markdown(blocks)
-    for kind, path in files.items():
-        text = markdown if kind == "markdown" else rendered.page(release.name, blocks)
-        console.result(str(own.store.write(path.absolute(), text.encode())))
-    if not files:
-        console.result(markdown)
+    markdown = rendered.markdown(release, record.proof, record.before)
+    console.result(markdown)
     return {
         "name": release.name,
         "release": whole.address(release),
         "channel": record.channel,
         "yanked": record.yanked,
         "signature checked": record.checked,
-        "written": {kind: str(path) for kind, path in files.items()},
         "markdown": markdown,
     }
 

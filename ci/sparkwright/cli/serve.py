@@ -71,7 +71,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, this machine alone)",
     )
-    add("--port", type=options.whole(1, 65535), metavar="N", help="the port (default: 8000)")
+    add("--port", type=options.number(int, 1, 65535), metavar="N", help="the port (default: 8000)")
     add(
         "--name",
         default="",
@@ -85,7 +85,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--floor",
-        type=options.amount(0, 4096, "GiB"),
+        type=options.number(float, 0, 4096, "GiB"),
         metavar="GIB",
         help="memory to leave free (default: the recipe's, or a tenth)",
     )
@@ -103,7 +103,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--patience",
-        type=options.whole(1, 86400),
+        type=options.number(int, 1, 86400),
         metavar="SECONDS",
         help="time limit to become ready (default: the recipe's, or 1800), or for --health (10)",
     )
@@ -129,7 +129,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--nodes",
-        type=options.whole(1, 64),
+        type=options.number(int, 1, 64),
         metavar="N",
         help="machines that serve together (default: the recipe's)",
     )
@@ -141,7 +141,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--ray-port",
-        type=options.whole(1, 65535),
+        type=options.number(int, 1, 65535),
         metavar="N",
         help="port of Ray on the head (default: 6379)",
     )

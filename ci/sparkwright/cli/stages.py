@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.audit import policy, report
-from sparkwright.audit import wheel as wheel_audit
+from sparkwright.audit.wheel import cached_audit
 from sparkwright.builder import configure, pipeline, preflight, pylock, schedule, toolchain
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
@@ -64,8 +64,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     parsers["audit"].add_argument(
         "--judge",
-        choices=("auto", "stack", "any"),
-        default="auto",
+        choices=("stack", "any"),
         help="by the stack's policy, or by the rules for any wheel (default: stack for a wheel "
         "with our build record, else any)",
     )
@@ -104,9 +103,10 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Write ``lock.yaml``, ``pylock.toml`` and the locks of the gates' programs; report unresolved
-    sources.
+    Write ``lock.yaml``, ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
     """
+    from sparkwright.gates.tasks import harness
+
     context = options.checkout(arguments)
     if context.offline:
         raise SourceError(
@@ -117,29 +117,23 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     resolved = resolve.resolve(context, earlier)
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
-    from sparkwright.gates.load import benchy
-    from sparkwright.gates.tasks import harness
-
-    for program in (harness, benchy):
-        folder = program.folder(context)
-        # A checkout with stacks alone has no gates.
-        if (folder / "requirements.in").exists():
-            with console.step(f"lock {folder.name}"):
-                context.store.write(folder / "pylock.toml", program.lock(context).encode())
+    folder = harness.folder(context)
+    # A checkout with stacks alone has no gates.
+    if (folder / "requirements.in").exists():
+        with console.step(f"lock {folder.name}"):
+            context.store.write(folder / "pylock.toml", harness.lock(context).encode())
     context.store.write(project.lock_file, locks.render(resolved).encode())
     context.store.write(project.build_folder / "pylock.toml", tools.encode())
-    # The context caches the lock that it has read.
-    context = dataclasses.replace(context)
-    for fork, spec in project.spec.forks.items():
-        if spec.build == "graft" and not toolchain.installed(context):
-            todo = "to read them from CMake, run fetch and lock again"
-            console.note(f"{fork}: the sources of FetchContent are unchanged; {todo}")
-        elif spec.build == "graft":
-            try:
-                lock_vendored(context, fork)
-            except SparkwrightError as error:
-                what = f"{error.what} ({error.reference})"
-                console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
+    grafts = [fork for fork, spec in project.spec.forks.items() if spec.build == "graft"]
+    if grafts and not toolchain.installed(context):
+        console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
+        grafts = []
+    for fork in grafts:
+        try:
+            lock_vendored(context, fork)
+        except SparkwrightError as error:
+            what = f"{error.what} ({error.reference})"
+            console.warn(f"{fork}: not all sources of FetchContent were read: {what}")
     written = locks.read(project)
     unresolved = resolve.unresolved(context.project, written)
     for line in unresolved:
@@ -263,13 +257,16 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
-    if arguments.base and not arguments.container:
-        raise UsageError("usage", "--base belongs to --container.")
-    if arguments.wheels and not arguments.again:
-        raise UsageError("usage", "Wheels belong to --again.")
-    if arguments.container and arguments.target:
-        what = "The builder image has no cross compiler, so --target does not go with --container."
-        raise UsageError("usage", what)
+    for wrong, what in (
+        (arguments.base and not arguments.container, "--base belongs to --container."),
+        (arguments.wheels and not arguments.again, "Wheels belong to --again."),
+        (
+            arguments.container and arguments.target,
+            "The builder image has no cross compiler, so --target excludes --container.",
+        ),
+    ):
+        if wrong:
+            raise UsageError("usage", what)
     context = options.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:
@@ -279,67 +276,68 @@ def build(arguments: argparse.Namespace) -> int:
         console.document(document)
         return status
     if arguments.again:
-        return _again(context, arguments.wheels)
+        return _again(context, _wheels(context, arguments.wheels))
     console.note(
         f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
         f"cache: {context.store.root}"
     )
     for fork in context.forks:
         if pipeline.current(context, fork) is None:
-            jobs = context.jobs or os.cpu_count() or 1
-            seconds = schedule.build_seconds(context.project, fork, jobs)
+            seconds = schedule.build_seconds(
+                context.project, fork, context.jobs or os.cpu_count() or 1
+            )
             console.note(f"  {fork}: about {duration(seconds)} for its default targets")
-    audits = []
-    for fork in context.forks:
-        for built in _wheels(context, fork, ahead=arguments.aot):
-            audit_report = wheel_audit.cached_audit(context, pipeline.wheel_path(context, built))
-            audits.append((built, audit_report))
-            if not audit_report.passed:
-                report.show(audit_report, result=True)
-    _show(context, audits)
-    for _, audit_report in audits:
-        report.raise_for_findings(audit_report)
-    return 0
-
-
-def _wheels(context: RunContext, fork: str, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
-    """Yield the wheel of *fork*, and that of its modules that are compiled ahead of time."""
-    built = pipeline.build(context, fork)
-    yield built
-    if ahead and (spec := flashinfer_aot.load(context.project, fork)):
-        yield flashinfer_aot.build(context, spec, built)
-
-
-def _show(
-    context: RunContext, audits: list[tuple[pipeline.BuiltWheel, report.AuditReport]]
-) -> None:
-    rows, wheels = [], []
-    for built, audit_report in audits:
+    rows, audits, wheels = [], [], []
+    for built in _built(context, ahead=arguments.aot):
+        path = pipeline.wheel_path(context, built)
+        audit_report = cached_audit(context, path, "stack")
+        audits.append(audit_report)
+        if not audit_report.passed:
+            report.show(audit_report, result=True)
         units = ", ".join(f"{count} {state}" for state, count in built.counts.items() if count)
         verdict = "pass" if audit_report.passed else f"{len(audit_report.findings)} findings"
         hashes = [built.sha256[:16], audit_report.device_code[:16] or "–"]
         rows.append([built.filename, size(built.size), units or "–", verdict, *hashes])
-        path = str(pipeline.wheel_path(context, built))
-        wheels.append({"wheel": built, "path": path, "audit": audit_report})
+        wheels.append({"wheel": built, "path": str(path), "audit": audit_report})
     columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
     console.table("wheels", columns, rows, result=True)
-    for sentence in dict.fromkeys(text for _, made in audits for text in made.deviations):
+    for sentence in dict.fromkeys(text for made in audits for text in made.deviations):
         console.note(sentence)
     console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
     console.document({"wheels": wheels})
+    report.raise_for_findings(*audits)
+    return 0
+
+
+def _built(context: RunContext, *, ahead: bool) -> Iterator[pipeline.BuiltWheel]:
+    """Yield the wheel of each fork, and with *ahead* those of modules compiled ahead of time."""
+    for fork in context.forks:
+        built = pipeline.build(context, fork)
+        yield built
+        if ahead and (spec := flashinfer_aot.load(context.project, fork)):
+            yield flashinfer_aot.build(context, spec, built)
+
+
+def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
+    """
+    Return the named *wheels*, else those of the last build.
+
+    Raises:
+        not-provided: There is none.
+    """
+    built = (pipeline.last_wheel(context, fork) for fork in context.forks)
+    wheels = wheels or [path for path in built if path]
+    missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
+    if missing or not wheels:
+        todo = "Run `sparkwright build`, or name a wheel."
+        raise SourceError("not-provided", "There is no such wheel.", details=missing, todo=todo)
+    return wheels
 
 
 def _again(context: RunContext, wheels: list[Path]) -> int:
     """Build each wheel again from its record, compare the two, and fail if one differs."""
     from sparkwright.audit import reproduce
 
-    built = (pipeline.last_wheel(context, fork) for fork in context.forks)
-    wheels = wheels or [path for path in built if path]
-    missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
-    if missing or not wheels:
-        todo = "Run `sparkwright build`, or name a wheel."
-        what = "There is no wheel to build again."
-        raise SourceError("not-provided", what, details=missing, todo=todo)
     # Refuse unusable wheels before hours are spent on the others.
     records = [(path, reproduce.read_record(path)) for path in wheels]
     contexts = [reproduce.rebuild_context(context, path, record) for path, record in records]
@@ -349,35 +347,19 @@ def _again(context: RunContext, wheels: list[Path]) -> int:
         separate = reproduce.separate_store(own)
         with console.step(f"build {path.name} again, elsewhere"), separate as other:
             rebuilds.append(reproduce.reproduce(other, path, record, rules))
-    for rebuild in rebuilds:
-        reproduce.show(rebuild)
+        reproduce.show(rebuilds[-1])
     console.document({"rebuilds": rebuilds})
     for rebuild in rebuilds:
         reproduce.raise_for_difference(rebuild)
     return 0
 
 
-def audit(arguments: argparse.Namespace) -> int:
+def audit(arguments: argparse.Namespace) -> None:
     """Audit the named wheels, or those of the last build; fail if one has a finding."""
     context = options.checkout(arguments)
-    wheels = arguments.wheels or [path for fork in context.forks for path in _built(context, fork)]
-    if not wheels:
-        todo = "Run `sparkwright build`, or name a wheel."
-        raise SourceError("not-provided", "There is no wheel to audit.", todo=todo)
-    reports = []
-    for path in wheels:
-        kind = wheel_audit.policy_kind(path) if arguments.judge == "auto" else arguments.judge
-        reports.append(wheel_audit.cached_audit(context, path, kind))
+    reports = [
+        cached_audit(context, path, arguments.judge) for path in _wheels(context, arguments.wheels)
+    ]
     report.show(*reports, result=True)
     console.document({"reports": reports})
-    for audit_report in reports:
-        report.raise_for_findings(audit_report)
-    return 0
-
-
-def _built(context: RunContext, fork: str) -> list[Path]:
-    """Return the wheels that the last build of *fork* made, if they still exist."""
-    spec = flashinfer_aot.load(context.project, fork)
-    modules = flashinfer_aot.stored(context, spec) if spec else None
-    wheels = filter(None, (pipeline.current(context, fork), modules))
-    return [path for built in wheels if (path := pipeline.wheel_path(context, built)).exists()]
+    report.raise_for_findings(*reports)

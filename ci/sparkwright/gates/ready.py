@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkwright.audit.report import AuditReport
+from sparkwright.audit.wheel import cached_audit
 from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
@@ -60,15 +61,14 @@ class Ready:
     The rungs of one run; leave its ``with`` block to end what it started.
 
     Args:
-        audited_by: Returns the audit of a wheel.
         host: Facts of the machine, for references that are bound to it.
 
     Attributes:
         throughput: What G8 measured, once it has run.
     """
 
-    def __init__(self, context: RunContext, inputs: Inputs, audited_by: Callable[[Path], AuditReport], host: Mapping[str, str]) -> None:
-        self._context, self._inputs, self._audited, self._host = context, inputs, audited_by, dict(host)
+    def __init__(self, context: RunContext, inputs: Inputs, host: Mapping[str, str]) -> None:
+        self._context, self._inputs, self._host = context, inputs, dict(host)
         self._stack = contextlib.ExitStack()
         self.throughput: Result | None = None
         self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))))
@@ -114,7 +114,7 @@ class Ready:
     @cached_property
     def _report(self) -> AuditReport:
         assert self._inputs.wheel is not None
-        return self._audited(self._inputs.wheel)
+        return cached_audit(self._context, self._inputs.wheel)
 
     def device_code(self) -> str:
         """Return the wheel's device-code digest; empty without a wheel."""

@@ -208,14 +208,6 @@ def inputs(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> 
     return {name: content_key("input", part) for name, part in parts.items()}
 
 
-def stored(context: RunContext, spec: AotSpec) -> pipeline.BuiltWheel | None:
-    """Return the wheel in the store that `build` would reuse; None if it would build one."""
-    sources = pipeline.current(context, spec.fork)
-    if sources is None:
-        return None
-    return pipeline.stored(context, content_key("wheel", inputs(context, spec, sources)))
-
-
 def build(context: RunContext, spec: AotSpec, sources: pipeline.BuiltWheel) -> pipeline.BuiltWheel:
     """
     Return the wheel of *spec*'s modules, compiled from the wheel *sources* unless the store has one

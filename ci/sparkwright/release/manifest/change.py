@@ -90,23 +90,6 @@ def yank(manifest: Manifest, name: str, *, at: Time, by: str, reason: str, days:
     return _next(manifest, "yank", entry.name, reason, at, by, days, _changed(manifest, replace(entry, yanked=_reason(reason))))
 
 
-def rollback(
-    manifest: Manifest, stack: str, channel: Channel = "verified", *, at: Time, by: str, reason: str, days: int = DAYS
-) -> Manifest:
-    """
-    Yank the newest release that *channel* offers of *stack*, so that the one before it is what clients get.
-
-    Raises:
-        release-unknown: Nothing is offered, or nothing before it. UsageError: No reason is given.
-    """
-    there = offered(manifest, stack, channel)
-    if len(there) < 2:
-        names = [f"offered: {entry.name}" for entry in there] or [f"nothing of {stack} is offered"]
-        raise ReleaseError("release-unknown", f"There is no release of {stack} in {channel} to go back to.", details=names)
-    entry = there[-1]
-    return _next(manifest, "rollback", entry.name, reason, at, by, days, _changed(manifest, replace(entry, yanked=_reason(reason))))
-
-
 def retain(
     manifest: Manifest,
     removed: Mapping[str, Release],

@@ -27,7 +27,7 @@ Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z
 #: ``verified`` holds releases whose every required verdict is a pass; ``candidate`` holds all, those included, so that nobody who
 #: follows it loses a release when that is promoted.
 Channel = Literal["candidate", "verified"]
-Action = Literal["publish", "promote", "yank", "rollback", "retain", "refresh"]
+Action = Literal["publish", "promote", "yank", "retain", "refresh"]
 #: ``aarch64``, ``x86_64``, or ``any`` for a wheel without machine code.
 Machine = Literal["aarch64", "x86_64", "any"]
 

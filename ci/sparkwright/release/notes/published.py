@@ -1,15 +1,12 @@
-"""The records of a published release: from an index whose signature counts, from a folder of one's own, or from a file of it."""
+"""The records of a published release: from an index whose signature counts, or from a folder of one's own."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import StandaloneContext
 from sparkwright.release.client import address, catalogue, install
 from sparkwright.release.client.address import Address
@@ -22,8 +19,6 @@ from sparkwright.release.signing import dsse
 from sparkwright.release.signing.statement import Statement
 from sparkwright.release.signing.trust import Trust
 
-T = TypeVar("T", Release, Proof)
-
 
 class Published(msgspec.Struct, frozen=True):
     """
@@ -31,16 +26,16 @@ class Published(msgspec.Struct, frozen=True):
 
     Attributes:
         before: The release before it; None where there is none, or the index no longer has it.
-        channel: Empty where only its file was read. *yanked*: why it is no longer offered.
+        yanked: Why it is no longer offered.
         checked: Whether somebody's signature of the manifest was checked.
     """
 
     release: Release
     proof: Proof
     before: Release | None
-    channel: str = ""
-    yanked: str = ""
-    checked: bool = False
+    channel: str
+    yanked: str
+    checked: bool
 
 
 class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
@@ -115,31 +110,3 @@ def _unsigned(context: StandaloneContext, where: Address) -> Catalogue:
         raise ReleaseError("manifest-invalid", f"{what} does not have the fields of a manifest.", details=[str(error)]) from error
     signed.check(manifest, what)
     return Catalogue(context, where, Trust(), manifest)
-
-
-def of_file(path: Path) -> Published:
-    """
-    Return the release whose ``release.json`` is at *path*, with the newest proof beside it.
-
-    Raises:
-        index-damaged: It cannot be read, or there is no proof of it beside it.
-    """
-    release = _read(path, Release)
-    mine = sha256_bytes(canonical(release))
-    proofs = [one for one in (_read(file, Proof) for file in sorted(path.parent.glob("proof-*.json"))) if one.release == mine]
-    if not proofs:
-        raise ReleaseError("index-damaged", f"There is no proof of {release.name} beside {path}.")
-    other = path.parent.parent / release.before / path.name
-    before = _read(other, Release) if release.before and other.is_file() else None
-    return Published(release, max(proofs, key=lambda one: one.made), before)
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(catalogue.MOST_RECORD + 1)
-        if len(data) > catalogue.MOST_RECORD:
-            raise ReleaseError("index-damaged", f"{path} is larger than a record can be.")
-        return msgspec.json.decode(data, type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ReleaseError("index-damaged", f"{path} cannot be read.", details=[str(error)]) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkwright.release import frame
@@ -123,16 +123,6 @@ def _longest(said: str) -> int:
 def as_html(blocks: Iterable[Block]) -> str:
     """Return *blocks* as a fragment of HTML."""
     made: str = _template("fragment.html").render(blocks=[_named(block) for block in blocks])
-    return made
-
-
-def page(title: str, blocks: Sequence[Block]) -> str:
-    """Return *blocks* as a page that needs nothing else."""
-    from markupsafe import Markup
-
-    # The fragment has been escaped.
-    parts = {"style": frame.style(ROOM), "fragment": Markup(as_html(blocks))}  # noqa: S704
-    made: str = _template("page.html").render(title=_clean(title), **parts)
     return made
 
 

@@ -13,7 +13,7 @@ from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest import change, places, times
-from sparkwright.release.manifest.records import Channel, Entry, Manifest, Release, Wheel
+from sparkwright.release.manifest.records import Entry, Manifest, Release, Wheel
 from sparkwright.release.publish import ground, journal, judge, prepare, sequence, transfer
 from sparkwright.release.publish.folder import Folder
 from sparkwright.release.publish.journal import Draft
@@ -43,11 +43,6 @@ class Changed(msgspec.Struct, frozen=True):
 def yank(publisher: Publisher, name: str, reason: str) -> Changed:
     """Stop offering the release *name*; raises as `change.yank`, and `index-missing`, `index-busy`, `index-moved`."""
     return _changed(publisher, lambda old, at, by, days: change.yank(old, name, at=at, by=by, reason=reason, days=days))
-
-
-def rollback(publisher: Publisher, stack: str, channel: Channel, reason: str) -> Changed:
-    """Stop offering the newest release of *stack* in *channel*, so that the one before it is the newest; raises as `yank`."""
-    return _changed(publisher, lambda old, at, by, days: change.rollback(old, stack, channel, at=at, by=by, reason=reason, days=days))
 
 
 def refresh(publisher: Publisher, reason: str = "") -> Changed:
