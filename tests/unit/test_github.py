@@ -122,14 +122,13 @@ def test_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
     assert token not in everything(caught.value)
 
 
-def test_passing_faults_are_asked_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """A fault of the server's and a pause of some seconds, which is announced, do not stand for an answer."""
-    answer(world, reply(500), reply(403, Retry_After="1"), record())
+def test_passing_faults_are_asked_again(world: World) -> None:
+    """A fault of the server's and a pause of some seconds do not stand for an answer."""
+    answer(world, reply(500), reply(503, Retry_After="1"), record())
     began = time.monotonic()
 
     assert pull(world).number == 7
     assert time.monotonic() - began >= 1
-    assert "answered 403; waiting 1 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

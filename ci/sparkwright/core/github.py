@@ -231,7 +231,6 @@ class GitHub:
                 headers=_HEADERS,
                 seconds=self.seconds,
                 data=None if record is None else msgspec.json.encode(record),
-                attempts=1 if method == "POST" else http.ATTEMPTS,
             )
         except HttpFailure as failure:
             details = [self.shown(str(failure), 300)]

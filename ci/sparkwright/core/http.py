@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urljoin
 
 from sparkwright import __version__
-from sparkwright.core.console import console, one_line
+from sparkwright.core.console import one_line
 from sparkwright.core.store import translate_disk_full
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ CONNECT, STALL = 10.0, 30.0
 CHUNK = 1 << 16
 #: How often a request is sent, or a download goes without progress, before it fails.
 ATTEMPTS = 4
-#: Seconds before a download goes on, times the attempts without progress.
+#: Seconds before a download goes on, times the attempts without progress; and the backoff of
+#: urllib3's Retry.
 PAUSE = 0.5
 REDIRECTS = 5
 #: Bytes of the largest reply that is held in memory, and of the largest file; wheels on the package
@@ -171,10 +172,27 @@ class Reply:
         self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
 
 
-def _session(deadline: _Deadline) -> requests.Session:
-    """Return a session of requests that reports its sockets to *deadline* and follows nothing."""
+def _session(deadline: _Deadline, attempts: int) -> requests.Session:
+    """
+    Return a session of requests that reports its sockets to *deadline*, repeats failed requests
+    until then, and follows no redirect.
+    """
     import requests
     from requests.adapters import HTTPAdapter
+    from urllib3.exceptions import MaxRetryError
+    from urllib3.util import Retry
+
+    class BoundedRetry(Retry):
+        def increment(self, *arguments: Any, **options: Any) -> Any:
+            after = super().increment(*arguments, **options)
+            response, pause = options.get("response"), after.get_backoff_time()
+            if response:
+                pause = self.get_retry_after(response) or pause
+            if time.monotonic() + pause > deadline.until:
+                raise MaxRetryError(options["_pool"], "", options.get("error"))
+            if response:
+                response.close()  # urllib3 would read its body to the end
+            return after
 
     class Adapter(HTTPAdapter):
         def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
@@ -194,8 +212,14 @@ def _session(deadline: _Deadline) -> requests.Session:
             """Return None, since a session would read the body of a redirect to its end."""
 
     session = Session()
-    session.mount("http://", Adapter())
-    session.mount("https://", Adapter())
+    retry = BoundedRetry(
+        attempts - 1,
+        status_forcelist=(500, 502, 503, 504),
+        backoff_factor=PAUSE,
+        raise_on_status=False,
+    )
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter(max_retries=retry))
     session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
     # A compressed body could become a huge one, and byte ranges would mean something else.
     session.headers["Accept-Encoding"] = "identity"
@@ -213,48 +237,56 @@ def exchange(
     token: str = "",
     redirects: bool = False,
     seconds: float = 60.0,
+    attempts: int = 1,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
     """
-    Send one request, and yield its reply with the body unread.
+    Send a request, and yield its reply with the body unread.
 
     Args:
         data: Bytes, or an iterable with a length.
         token: Sent as a bearer token to the host of *url* alone, and taken out of every message.
             Without one, credentials come from the URL and from ~/.netrc, as with pip.
         redirects: Follow them, but not out of https.
-        seconds: For the whole request, its body included.
+        seconds: For the whole request, its body and all attempts included; a ``Retry-After`` that
+            ends later is not waited for.
+        attempts: How often a request that may be repeated (not a POST) is sent after broken
+            connections and passing faults of the server.
         stopped: An event that ends the request within a fraction of a second.
 
     Raises:
-        HttpFailure: There is no reply in time, or a redirect cannot be followed.
+        HttpFailure: There is no reply in time, or a redirect cannot be followed. A reply of status
+            500 or more is yielded.
     """
+    import requests
+
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
-        session, target = _session(deadline), url
-        session.headers.update(headers or {})
+        session = _session(deadline, attempts)
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
             # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
             session.auth = lambda request: request
+        with deadline.guard("unreachable"):
+            prepared = session.prepare_request(
+                requests.Request(method, url, headers=headers, data=data or None)
+            )
         for _ in range(1 + REDIRECTS):
             with deadline.guard("unreachable"):
-                response = session.request(
-                    method, target, data=data or None, stream=True, timeout=(CONNECT, STALL)
-                )
+                settings = session.merge_environment_settings(prepared.url, {}, True, None, None)
+                response = session.send(prepared, timeout=(CONNECT, STALL), **settings)
             if not redirects or response.status_code not in (301, 302, 303, 307, 308):
                 break
             with response, deadline.guard("redirect"):
                 target = urljoin(response.url, response.headers.get("Location", ""))
-                same_host = host_of(target) == host_of(response.url)
+                prepared = prepared.copy()
+                prepared.prepare_url(target, None)
             encrypted = response.url.startswith("https://")
+            target = prepared.url or ""
             if not target.startswith("https://" if encrypted else ("https://", "http://")):
                 shown = one_line(redact_credentials(target), 200, token)
                 raise HttpFailure("redirect", f"redirected out of https: {shown}")
-            # Credentials of the address and of ~/.netrc are in the request that was redirected.
-            session.headers.pop("Authorization", None)
-            session.auth = lambda request: request
-            if same_host and "Authorization" in response.request.headers:
-                session.headers["Authorization"] = response.request.headers["Authorization"]
+            if host_of(response.url) != host_of(target):
+                prepared.headers.pop("Authorization", None)
         else:
             raise HttpFailure("redirect", f"redirected more than {REDIRECTS} times")
         with session, response:
@@ -262,48 +294,20 @@ def exchange(
 
 
 def request(
-    method: str,
-    url: str,
-    *,
-    limit: int = LARGEST,
-    seconds: float = 60.0,
-    attempts: int = ATTEMPTS,
-    **options: Any,
+    method: str, url: str, *, limit: int = LARGEST, attempts: int = ATTEMPTS, **options: Any
 ) -> Reply:
     """
-    Return the whole reply to a request, repeated after broken connections and passing faults of the
-    server.
+    Return the whole reply to a request, whose body has at most *limit* bytes.
 
     Args:
-        limit: Bytes of the largest body.
-        seconds: For all attempts together; a ``Retry-After`` that ends later is not waited for.
         options: As for `exchange`.
 
     Raises:
-        HttpFailure: No attempt brought a whole reply; one with status 500 or more is returned.
+        HttpFailure: As `exchange` and `Reply.pieces`.
     """
-    until = time.monotonic() + seconds
-    for attempt in range(1, attempts + 1):
-        pause = seconds / 200 * 2**attempt
-        try:
-            with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
-                reply.read(limit)
-        except HttpFailure as error:
-            if not error.passing or attempt == attempts or time.monotonic() + pause > until:
-                raise
-            console.detail(f"{error}; sending the request again")
-        else:
-            # GitHub says 403 for some limits. One that is used up ends hours later.
-            wait = reply.retry_after if reply.status in (403, 429, 503) else None
-            used_up = "x-ratelimit-reset" in reply.headers or reply.status != 429
-            passing = reply.status >= 500 or wait is not None or not used_up
-            pause = pause if wait is None else wait
-            if not passing or attempt == attempts or time.monotonic() + pause > until:
-                return reply
-            if pause >= 1:
-                console.note(f"{host_of(url)}: answered {reply.status}; waiting {pause:.0f} s")
-        time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
+    with exchange(method, url, attempts=attempts, **options) as reply:
+        reply.read(limit)
+    return reply
 
 
 def download(
@@ -342,7 +346,6 @@ def download(
             furthest = max(have, furthest)
             if not error.passing or failures >= ATTEMPTS or stopped.wait(PAUSE * failures):
                 raise
-            console.detail(f"{partial.name}: {error}; going on with {have} bytes")
 
 
 def _resume(
