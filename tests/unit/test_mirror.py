@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.refusals import refusal
 from tests.support import badserver, forked
 
 from sparkwright.core import git
+from sparkwright.core.console import Console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import mirror
@@ -94,6 +96,25 @@ def test_ref_is_the_commit_of_a_tag_before_that_of_a_branch(run: RunContext, rep
     assert [run.mirror(URL).ref(name) for name in names] == [commits[0], commits[1], commits[4], commits[2], None]
 
 
+def test_all_fetches_of_a_mirror_share_one_line(
+    run: RunContext, repository: Repository, commits: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal shows it with an estimate and wipes it; a log gets none for what is there at once."""
+    prepared(run, repository, commits)
+    assert capfd.readouterr().err == ""
+    for name, value in (("terminal", True), ("interval", 0)):
+        monkeypatch.setattr(Console, name, value)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    prepared(context(repository.url, Store(run.store.root / "other")), repository, commits)
+    shown = capfd.readouterr().err
+
+    assert "\n" not in shown
+    states = list(filter(None, shown.split("\r\x1b[K")))
+    assert {state.partition(": ")[0] for state in states} == {"mirror upstream.example/mini"}
+    assert any(", about " in state for state in states)
+    assert shown.endswith("\r\x1b[K")
+
+
 # Hosts that do not do as they are asked.
 
 
@@ -109,6 +130,31 @@ def test_a_host_that_lacks_a_commit(run: RunContext, commits: list[str]) -> None
 
     assert f"does not offer commit {'1' * 40}" in words
     assert "not our ref" in words
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["files removed", "partial clone"])
+def test_files_that_a_mirror_lacks_are_named(
+    run: RunContext, repository: Repository, commits: list[str], tmp_path: Path, partial: bool
+) -> None:
+    """The error offers to leave them out, which helps; the files that are there have come meanwhile."""
+    tree, gone = repository.tree(), [repository.git("rev-parse", f"HEAD:{path}") for path in ("d/b.txt", "d/same.txt")]
+    if partial:
+        words = ("clone", "--quiet", "--bare", "--no-local", f"--filter=blob:limit={len(b'same') + 2}", repository.url)
+        repository.git(*words, str(tmp_path / "partial"))
+        repository.git("--git-dir", str(tmp_path / "partial"), "config", "uploadpack.allowFilter", "true")
+        run = context((tmp_path / "partial").as_uri(), run.store)
+    run.mirror(URL).commit(commits[4])
+    if partial:
+        shutil.rmtree(repository.path)
+    for blob in gone if not partial else ():
+        (repository.path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    with refusal("source-unreachable", match="lacks 2 files") as caught:
+        run.mirror(URL).tree(tree)
+
+    assert caught.value.details == (("a.txt", "d/b.txt") if partial else ("d/b.txt", "d/same.txt"))
+    assert "under `without` of the git source in stack.yaml" in caught.value.todo
+    without = ("a.txt", "d/b.txt") if partial else ("d",)
+    assert run.objects.whole(run.mirror(URL).tree(tree, without))
 
 
 @pytest.mark.parametrize("address", ["ext::touch {folder}/ran", "--upload-pack=touch {folder}/ran"])

@@ -290,6 +290,16 @@ def test_auto_says_why_it_takes_the_sdist(
     assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
 
 
+def test_auto_takes_a_commit_whose_tag_the_host_lacks(make: Make, repository: Repository, commit: str) -> None:
+    """The commit decides, not its name; without it, the sdist is taken."""
+    kinds = []
+    for locked in (commit, "1" * 40):
+        run = dataclasses.replace(make(locked, repository.tree(), ref="v7", sdist=SDIST), source="auto")
+        kinds.append(fetch.choose(run, "mini", run.lock.forks["mini"]))
+
+    assert kinds == ["git", "sdist"]
+
+
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
 def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     """Without an upstream host, every fork has an archive of the package index to be taken in place of git."""

@@ -105,6 +105,10 @@ class Progress:
         self._began = self._updated = time.monotonic()
         self._first: float | None = None
 
+    def restart(self, total: float) -> None:
+        """Begin a part with a *total* and a pace of its own, on the same line."""
+        self.total, self._first, self._began = total, None, time.monotonic()
+
     def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
         """
         Show the amount *done*; *remaining* overrides the estimate, in seconds.

@@ -137,10 +137,14 @@ def choose(
 
 def _reachable(context: RunContext, locked: GitLock) -> bool:
     try:
-        return (
-            context.objects.has(f"{locked.commit}^{{commit}}")
-            or context.mirror(locked.url).ref(locked.ref) is not None
-        )
+        if context.objects.has(f"{locked.commit}^{{commit}}"):
+            return True
+        mirror = context.mirror(locked.url)
+        named = mirror.ref(locked.ref)
+        # A host may have the commit without the tag.
+        if len(locked.commit) == 40:
+            mirror.commit(locked.commit)
+        return len(locked.commit) == 40 or named is not None
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise

@@ -27,6 +27,9 @@ from sparkwright.forks.stack import SourceError
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
 
+#: Files that a host may lack until no further ones are looked for.
+MOST_ABSENT = 20
+
 #: The settings of a partial clone, in which missing files are no error (git-clone(1), --filter).
 #: They are given on the command line and not in the mirror's own configuration, with which every
 #: command that meets a missing object would try to fetch it, again and again if the mirror is
@@ -142,18 +145,43 @@ class Mirror:
         words = ["rev-parse", "--verify", "--quiet", f"{_FETCHED}{name}^{{commit}}"]
         return self._git(words, check=False)[1].decode().strip() or None
 
-    def files(self, ids: Collection[str]) -> None:
+    def files(self, ids: Collection[str], paths: Mapping[str, str] | None = None) -> None:
         """
         Fetch the file contents (blobs) *ids* that the store lacks, in one request.
 
+        Args:
+            paths: Their paths, by id, to name those that the host lacks.
+
         Raises:
-            offline, source-unreachable: As `commit`.
+            offline, source-unreachable: As `commit`; the latter, too, where the host lacks files.
         """
-        if missing := self._objects.missing(ids):
-            with self._held():
-                wanted = "".join(f"{name}\n" for name in missing).encode()
-                what = f"offer {len(missing)} files of its own commits"
-                self._fetch([], what, "--stdin", stdin=wanted)
+        missing, absent = self._objects.missing(ids), list[str]()
+        while missing:
+            wanted = "".join(f"{name}\n" for name in missing).encode()
+            try:
+                with self._held():
+                    what = f"offer {len(missing)} files of its own commits"
+                    self._fetch([], what, "--stdin", stdin=wanted)
+                break
+            except SourceError as error:
+                # git names the first that is not there, and asks for none of the others.
+                absent += [name for name in missing if name in "".join(error.details)]
+                left = [name for name in missing if name not in absent]
+                if len(left) == len(missing):
+                    raise
+                missing = left if len(absent) < MOST_ABSENT else []
+        if absent:
+            raise SourceError(
+                "source-unreachable",
+                f"{redact_credentials(self.address)} lacks {len(absent)} files of its own commits.",
+                details=[
+                    *sorted((paths or {}).get(name, name) for name in absent),
+                    *(["and perhaps more"] if len(absent) >= MOST_ABSENT else []),
+                ],
+                todo="Give a mirror that has them (--mirror). If no build reads them, name them or "
+                "their folder under `without` of the git source in stack.yaml, and run "
+                "`sparkwright lock`.",
+            )
 
     def tree(self, tree: str, without: Sequence[str] = ()) -> str:
         """
@@ -169,7 +197,8 @@ class Mirror:
             paths = self._objects.paths(reduced)
         except GitError as error:
             raise self._damaged(error.details) from error
-        self.files({blob for mode, blob in paths.values() if mode != git.SUBMODULE})
+        blobs = {blob: path for path, (mode, blob) in paths.items() if mode != git.SUBMODULE}
+        self.files(blobs, blobs)
         return reduced
 
     def _git(self, words: Sequence[str], **options: Any) -> tuple[int, bytes, str]:
@@ -207,10 +236,11 @@ class Mirror:
         if not self.address.startswith(_WATCHED):
             self.ref("HEAD")
         try:
-            with console.progress(f"mirror {redact_credentials(self.url)}: objects", 0) as progress:
+            with console.progress(f"mirror {_readable(self.url)}", 0) as progress:
 
                 def on_progress(phase: str, done: int, total: int) -> None:
-                    progress.total = total
+                    if total != progress.total:
+                        progress.restart(total)
                     progress.update(done, phase.lower())
 
                 words = [*settings, *fetch, *options, "upstream", *refs]
@@ -244,9 +274,13 @@ def _folder(url: str) -> str:
     """
     Return the name of the mirror's folder: readable, and different for different repositories.
     """
-    address = url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "+", address)[-80:].strip("+.")
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "+", _readable(url))[-80:].strip("+.")
     return f"{readable}-{sha256_bytes(url.encode())[:8]}.git"
+
+
+def _readable(url: str) -> str:
+    """Return *url* without its scheme, credentials and suffix."""
+    return url.removesuffix(".git").rsplit("://", maxsplit=1)[-1].rsplit("@", maxsplit=1)[-1]
 
 
 def mirrored(mirrors: Mapping[str, str], url: str) -> str:
