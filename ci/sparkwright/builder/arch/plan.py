@@ -3,23 +3,32 @@ The arch plan: for every CUDA unit, whether CMake will compile it for the arch o
 
 Configuring takes seconds and compiling most of an hour, so the plan runs CMake's configure before
 and after the rules and reads the compiler flags that it generates. A unit with another arch fails
-the plan unless it is listed under ``kept``, with a reason and with exactly that arch.
+the plan unless it is listed under ``kept``, with a reason and with exactly that arch; the error
+names the CMake calls that decided its arch. Their values come from CMake's trace, and the names of
+their variables from the text at the same lines, because the trace no longer has them.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
-from typing import Literal, get_args
+from pathlib import PurePosixPath
+from typing import Literal
 
 import msgspec
 
 from sparkwright.builder import BuildError, toolchain
-from sparkwright.builder.arch.diagnosis import ArchCause, Trace, generation, spell
-from sparkwright.builder.arch.rules import ArchException, ArchRules, DroppedUnits, Site
-from sparkwright.builder.configure import DEPS, Configured, TranslationUnit
+from sparkwright.builder.arch.rules import (
+    ArchException,
+    ArchRules,
+    DroppedUnits,
+    Site,
+    parse_cmake,
+)
+from sparkwright.builder.configure import Call, Configured, TranslationUnit
 from sparkwright.builder.workspace import SourceTree, Workspace, rules_of, source_tree
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
@@ -28,9 +37,14 @@ from sparkwright.forks.context import RunContext
 #: native: the target alone · kept: reviewed · folded: the family's, not the target · foreign:
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 #: Version of the stored record.
-FORM = 4
+FORM = 5
+
+#: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
+_ARCH = re.compile(
+    r"(?:^|[;,\s<>=])(?:sm_|compute_)?\d+\.?\d[af]?(?:\+PTX|-real|-virtual)?(?=$|[;,\s<>])"
+)
+_REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
 
 class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
@@ -39,12 +53,13 @@ class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why a unit is kept, or is not although it is listed.
-        cause: Why a unit fails.
+        calls: The CMake calls that decided the arch of a unit that fails, latest first, as
+            ``file:line: command`` with its arguments.
     """
 
     verdict: Verdict
     reason: str = ""
-    cause: ArchCause | None = None
+    calls: tuple[str, ...] = ()
 
     @property
     def code(self) -> str:
@@ -156,11 +171,7 @@ def _configure_and_examine(
     source: SourceTree,
     variant: str = "build",
 ) -> ArchPlan:
-    rules = rules_of(context).of(source.fork)
     workspace = Workspace(context, tools, source.fork, variant)
-    if not workspace.settings.needs_vendored:
-        # Entries about vendored units say nothing of a build without them.
-        rules = rules.without_folder(f"<build>/{DEPS}/")
     applied = "with" if variant == "build" else "without"
     with console.step(f"plan {source.fork} ({applied} the rules)"):
         workspace.fill(source.tree)
@@ -168,7 +179,7 @@ def _configure_and_examine(
     return examine(
         configured,
         arch=context.project.spec.arch,
-        rules=rules,
+        rules=rules_of(context).of(source.fork),
         fork=source.fork,
         read=partial(context.objects.blob, source.tree),
         sites=source.sites,
@@ -188,20 +199,18 @@ def examine(
     Give every CUDA unit of *configured* its verdict.
 
     Args:
-        rules: Those of *fork*, applied or not.
+        rules: Those of *fork*.
         read: Returns the bytes of a file of the configured source tree, None if there is none.
-        sites: The changes of the rules in that tree; a rule without a site there counts as not
-            applied.
+        sites: The changes of the rules in that tree.
     """
-    applied = {site.rule for site in sites}
-    trace = Trace(configured.calls, read, arch, [r for r in rules.rules if r.name not in applied])
+    trace = Trace(configured.calls, read)
     units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in configured.units)
-    verdicts = [unit.verdict for unit in units]
+    verdicts = [str(unit.verdict) for unit in units]
     return ArchPlan(
         fork=fork,
         arch=arch,
         gencode=_target(arch),
-        counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
+        counts=dict(Counter(verdicts)),
         units=units,
         stale=tuple(_stale_entries(rules, units)),
         sites=tuple(sites),
@@ -216,15 +225,92 @@ def _target(arch: str) -> str:
 def _plan_unit(
     unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException], trace: Trace
 ) -> PlannedUnit:
-    verdict, reason, cause = _verdict(unit.gencode, arch), "", None
+    verdict, reason = _verdict(unit.gencode, arch), ""
+    calls: tuple[str, ...] = ()
     entry = next((entry for entry in exceptions if entry.covers(unit.source)), None)
     if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
         verdict, reason = "kept", entry.reason
     elif verdict != "native":
-        cause = trace.cause(unit)
+        calls = trace.deciding_calls(unit)
         listed = entry and f"listed as kept at {entry.gencode} with PTX that a {arch} can compile"
         reason = f"{listed}, which is not what CMake gives it" if listed else ""
-    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason, cause=cause)
+    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason, calls=calls)
+
+
+class Trace:
+    """
+    The calls of one configure, searchable.
+
+    Args:
+        calls: In the order in which CMake ran them.
+        read: Returns the bytes of a file of the configured source tree, None if there is none.
+    """
+
+    def __init__(self, calls: Sequence[Call], read: Callable[[str], bytes | None]) -> None:
+        self._calls, self._read = calls, read
+        self._commands = cache(self._parse)
+
+    def deciding_calls(self, unit: TranslationUnit) -> tuple[str, ...]:
+        """
+        Return the call that gave *unit* its archs, by its source or its target, and those before it
+        that set the variables in these calls.
+        """
+        calls = [call for call in reversed(self._calls) if _archs(call)]
+        by_source = [call for call in calls if _names_source(call, unit)]
+        by_target = [call for call in calls if unit.target in call.arguments]
+        deciding = [*by_source, *by_target][:1]
+        variables = {"CMAKE_CUDA_ARCHITECTURES"}
+        for call in deciding:
+            calls = calls[calls.index(call) + 1 :]
+            variables = self._references(call)
+        for call in calls:
+            texts = self._texts(call)
+            appends = call.command == "list"
+            variable = "".join(texts[appends : appends + 1])
+            if variable in variables:
+                deciding.append(call)
+                if not appends:
+                    variables.remove(variable)
+                variables |= self._references(call)
+        return tuple(map(self._line, deciding))
+
+    def _line(self, call: Call) -> str:
+        arguments = " ".join([*self._texts(call)[:1], *_archs(call)])
+        return f"{call.file}:{call.line}: {call.command}({arguments})"
+
+    def _texts(self, call: Call) -> tuple[str, ...]:
+        """Return the arguments of *call* as they are written."""
+        return self._commands(call.file).get((call.command, call.line), call.arguments)
+
+    def _references(self, call: Call) -> set[str]:
+        """Return the names of the variables in *call*."""
+        return {name for text in self._texts(call) for name in _REFERENCE.findall(text)}
+
+    def _parse(self, file: str) -> dict[tuple[str, int], tuple[str, ...]]:
+        commands = parse_cmake(self._read(file) or b"", file)
+        return {(command.name, command.line): command.texts for command in commands}
+
+
+def _archs(call: Call) -> list[str]:
+    """Return the arguments of *call* that hold archs."""
+    return [argument for argument in call.arguments if _ARCH.search(argument)]
+
+
+def _names_source(call: Call, unit: TranslationUnit) -> bool:
+    folder = PurePosixPath(call.file).parent
+    parts = (part for argument in call.arguments for part in argument.split(";") if part)
+    return any(unit.source in (part, str(folder / part)) for part in parts)
+
+
+def spell(arch: str) -> str:
+    """Return *arch* without its dot, as compilers write it: ``121f``."""
+    return arch.replace(".", "")
+
+
+def generation(text: str) -> str:
+    """Return 12 for ``12.1f``, ``121f``, ``compute_120:sm_120``; empty for ``native``."""
+    match = re.search(r"(\d+)\.?\d[af]?$", text)
+    return match[1] if match else ""
 
 
 def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
@@ -252,7 +338,8 @@ def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
 def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit]) -> Iterator[str]:
     for entry in rules.kept:
         covered = [unit for unit in units if entry.covers(unit.source)]
-        if not covered:
+        # An entry about vendored units says nothing of a build without them.
+        if not covered and not entry.unit.startswith("<build>/"):
             yield f"kept: {entry.unit} matches no CUDA unit"
         for unit in covered:
             if unit.verdict == "native":
@@ -277,7 +364,7 @@ def check(plans: PlanComparison) -> None:
         f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
         f"for {plan.arch} ({plan.gencode})": list(_explain(plan)),
         f"{len(plan.stale)} entries of archs.yaml are not true for {plan.fork}": plan.stale,
-        f"{_units(len(lost))} of {plan.fork} would no longer be compiled, and nothing says why": [
+        f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, and nothing says why": [
             f"{unit.source} ({unit.code})" for unit in lost
         ],
     }
@@ -288,28 +375,17 @@ def check(plans: PlanComparison) -> None:
 
 
 def _explain(plan: ArchPlan) -> Iterator[str]:
-    """Yield the failing units, by cause and by gencode."""
-    ordered = sorted(
-        plan.failing, key=lambda unit: (unit.cause, unit.code, unit.reason, unit.source)
-    )
-    for cause, group in groupby(ordered, key=lambda unit: unit.cause):
-        units = list(group)
-        if cause:
-            name = cause.variable or "a list without a name"
-            holds = f' = "{cause.value}"' if cause.value else ""
-            origin = f" ({cause.origin})" if cause.origin else ""
-            yield f"{name}{holds}{origin} decides for {_units(len(units))}: {cause.why}."
-            yield f"  to mend it, {cause.remedy}"
-        for (code, verdict, reason), same in groupby(
-            units, key=lambda unit: (unit.code, unit.verdict, unit.reason)
-        ):
-            sources = [unit.source for unit in same]
-            yield f"  {verdict}, {code}: {_units(len(sources))}{f'; {reason}' if reason else ''}"
-            yield from (f"    {source}" for source in sources)
+    """Yield the failing units, by the calls that decided and by gencode."""
 
+    def group(unit: PlannedUnit) -> tuple[tuple[str, ...], str, str, str]:
+        return unit.calls, unit.verdict, unit.code, unit.reason
 
-def _units(count: int) -> str:
-    return "1 unit" if count == 1 else f"{count} units"
+    failing = sorted(plan.failing, key=group)
+    for (calls, verdict, code, reason), units in groupby(failing, key=group):
+        sources = sorted(unit.source for unit in units)
+        yield f"{verdict}, {code}: {len(sources)} unit(s){f'; {reason}' if reason else ''}"
+        yield from (f"  {source}" for source in sources)
+        yield from (f"  by {call}" for call in calls)
 
 
 def show(plans: PlanComparison, *, result: bool = False) -> None:

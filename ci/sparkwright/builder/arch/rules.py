@@ -159,12 +159,6 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             guards=tuple(entry for entry in self.guards if entry.fork == fork),
         )
 
-    def without_folder(self, folder: str) -> ArchRules:
-        """Return a copy without the entries for units in *folder*."""
-        kept = tuple(entry for entry in self.kept if not entry.unit.startswith(folder))
-        dropped = tuple(entry for entry in self.dropped if not entry.unit.startswith(folder))
-        return msgspec.structs.replace(self, kept=kept, dropped=dropped)
-
 
 class Site(msgspec.Struct, frozen=True):
     """A place that a rule changed: the list *before* and *after*, and the line of its command."""
