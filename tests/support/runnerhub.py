@@ -23,7 +23,7 @@ from tests.support import loopback
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import GitHub
-from sparkwright.operate.runner import condition, once, plan, policy
+from sparkwright.operate.runner import once, plan, policy
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.policy import Policy, Settings
 
@@ -145,22 +145,19 @@ def small(folder: Path, **changes: Any) -> Policy:
     record["room"] = {"work": 64, "work_floor": 1, "disk_floor": 1, "memory_floor": 1, "work_start": 2, "memory_start": 2}
     record["limits"] |= {"look": 0.05, "stop": 1.0, "job": 5.0, "idle": 5.0}
     record["registration"] = 0.01
-    record["lease"] |= {"beat": 0.1, "expires": 2.0, "margin": 0.5, "patience": 30.0}
     for name, value in changes.items():
         record[name] = {**record[name], **value} if isinstance(value, dict) else value
     return msgspec.convert(record, Policy)
 
 
-def ground(folder: Path, url: str = "http://127.0.0.1:9", name: str = "spark-a", partner: str = "", **changes: Any) -> Ground:
+def ground(folder: Path, url: str = "http://127.0.0.1:9", name: str = "spark-a", **changes: Any) -> Ground:
     """
     Return a machine below *folder*, set up by hand: its jobs run as this user, and are known by their environment.
 
     Its settings are on the disk, so that another process finds them by `found`.
     """
     rules = small(folder, **changes)
-    settings = Settings(
-        REPOSITORY, name, tuple(one.name for one in rules.labels), partner or None, "10.9.0.2" if partner else None, api=url
-    )
+    settings = Settings(REPOSITORY, name, tuple(one.name for one in rules.labels), api=url)
     for one in ("config", "state", "work", "models", "runner"):
         (folder / one).mkdir(parents=True, exist_ok=True)
     (folder / "models" / "weights").write_text("0123")
@@ -209,10 +206,6 @@ def main(words: list[str]) -> None:
     here = found(Path(words[1]))
     if words[0] == "once":
         once.once(here, github(here.settings.api))
-    elif words[0] == "lease":
-        from sparkwright.operate.runner import lease
-
-        lease.hold(here, words[2], lambda: condition.recover(here))
 
 
 if __name__ == "__main__":

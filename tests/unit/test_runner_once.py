@@ -80,7 +80,6 @@ def test_a_job_is_done_and_nothing_of_it_is_left(here: Ground, hub: Hub) -> None
     assert [one.event for one in here.journal().entries()] == ["began", "job", "ended"]
     assert hub.registered[0]["work_folder"] == "_work"
     assert "self-hosted" in hub.registered[0]["labels"]
-    assert "spark-pair" not in hub.registered[0]["labels"]
     assert Path("/etc").exists()
 
 
@@ -277,7 +276,7 @@ def test_a_runner_without_a_job_makes_room(here: Ground, hub: Hub) -> None:
 
 
 def test_a_drained_machine_takes_no_job(here: Ground, hub: Hub) -> None:
-    """While it is drained or leased, a run ends at once and registers nothing."""
+    """While it is drained or waited for, a run ends at once and registers nothing."""
     here.draining.touch()
     assert once.once(here, runnerhub.github(hub.url)) is None
 

@@ -47,7 +47,6 @@ from sparkwright.operate.runner.steps import (
 )
 
 SETTINGS = Settings("acme/lab", "spark-a", ("gb10",))
-PAIRED = Settings("acme/lab", "spark-b", ("gb10",), "spark-c", "10.0.0.2", "spark-a", "ssh-ed25519 AAAA a")
 SPARK = Machine(("12.1",), 128_000)
 
 
@@ -68,7 +67,7 @@ def test_the_policy_stays_itself_when_it_is_written(reviewed: Policy, tmp_path: 
     ("field", "value"),
     [
         ("user", "root; rm"), ("user", "a b"), ("folders.work", "/srv/models/x"), ("folders.state", "relative"), ("folders.config", "/a b"),
-        ("folders.models", "/x\nExecStart=/bin/sh"), ("lease.margin", 55.0), ("room.work_start", 1), ("room.memory_start", 1),
+        ("folders.models", "/x\nExecStart=/bin/sh"), ("room.work_start", 1), ("room.memory_start", 1),
         ("room.work", 50000), ("egress.hosts", ["a b"]), ("egress.hosts", ["x } accept"]), ("egress.networks", ["300.0.0.0/8"]),
         ("egress.networks", ["10.0.0.1/8"]), ("egress.ports", [70000]), ("limits.memory_max", "lots"), ("typo", 1),
     ],
@@ -86,7 +85,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(reviewed: Policy, tmp_path: Pa
 
 def test_every_step_says_why_and_how_it_goes_back(reviewed: Policy) -> None:
     """Each step has a reason, something to do and a check; its undo takes away whatever file it writes, and no model."""
-    steps = plan.steps(reviewed, PAIRED)
+    steps = plan.steps(reviewed, SETTINGS)
 
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
@@ -124,13 +123,12 @@ def test_the_unit_holds_the_cage(reviewed: Policy) -> None:
 
 
 def test_rules_hold_for_the_job_s_user_alone(reviewed: Policy) -> None:
-    """One rule of the hook, by user; names of servers elsewhere and the partner only where they are given; what is added is renewed."""
-    text = egress.ruleset(reviewed, "10.0.0.2")
+    """One rule of the hook, by user; names of servers elsewhere only where they are given; what is added is renewed."""
+    text = egress.ruleset(reviewed)
 
     assert text.count("meta skuid") == 1
     assert "policy accept" in text
     assert "dport 53" not in text
-    assert "ip daddr 10.0.0.2 accept" in text
     more = msgspec.structs.replace(reviewed.egress, resolvers=("fd00::1",), networks=("10.1.0.0/16",))
     named = msgspec.structs.replace(reviewed, egress=more)
     assert "ip6 daddr fd00::1 meta l4proto { tcp, udp } th dport 53 accept" in egress.ruleset(named)
@@ -173,27 +171,25 @@ def test_units_and_hook_need_no_home(tmp_path: Path) -> None:
     refused = subprocess.run(hook, env={**cage, **GOOD, "GITHUB_REF": "refs/pull/1/merge"}, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "runner-refused" in refused.stderr
-    for action in ("once", "clean", "egress", "lease"):
-        words = [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--config", str(tmp_path / "none"), "--leader", "a"]
+    for action in ("once", "clean", "egress"):
+        words = [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--config", str(tmp_path / "none")]
         done = subprocess.run(words, env=cage, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert re.search("error: (file-invalid|runner-setup)", done.stderr), done.stderr
 
 
 def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
-    """gb10 needs a GPU of 12.1; a Spark has every label, and a pair's labels stand only in its turn."""
+    """gb10 needs a GPU of 12.1; a Spark has every label."""
     assert labels.true_of(reviewed, Machine((), 16_000)) == ()
     assert labels.true_of(reviewed, Machine(("9.0",), 2_000_000)) == ("spark-build",)
     everything = labels.true_of(reviewed, SPARK)
-    assert set(everything) == {"gb10", "spark-gate", "spark-build", "spark-pair"}
-    settings = Settings("acme/lab", "a", everything, "b", "10.0.0.2")
-    assert {"gb10", "spark-gate", "self-hosted"} <= set(labels.carried(reviewed, settings, "single"))
-    assert "spark-pair" not in labels.carried(reviewed, settings, "single")
-    assert "spark-gate" not in labels.carried(reviewed, settings, "pair")
+    assert set(everything) == {"gb10", "spark-gate", "spark-build"}
+    settings = Settings("acme/lab", "a", everything)
+    assert {"gb10", "spark-gate", "self-hosted"} <= set(labels.carried(reviewed, settings))
     assert list(labels.wrong(reviewed, settings, SPARK)) == []
     assert "12.1" in next(iter(labels.wrong(reviewed, SETTINGS, Machine(("8.9",), 128_000))))
     assert "does not know" in next(iter(labels.wrong(reviewed, Settings("a/b", "a", ("x", "gb10")), SPARK)))
-    assert "no label for the role pair" in " ".join(labels.wrong(reviewed, Settings("a/b", "a", ("spark-gate",), "b"), SPARK))
+    assert list(labels.wrong(reviewed, Settings("a/b", "a"), SPARK)) == ["no label of the policy, so no job comes here"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +207,7 @@ def test_the_hook_refuses_what_a_stranger_causes(reviewed: Policy, tmp_path: Pat
     """Another repository, event, branch or workflow ends a job before its first step."""
     assert admit.admitted(GOOD, reviewed, SETTINGS) == ""
     with refusal("runner-refused"):
-        admit.admit({**GOOD, name: value}, reviewed, SETTINGS, tmp_path / "none")
+        admit.admit({**GOOD, name: value}, reviewed, SETTINGS)
 
 
 @given(told=st.dictionaries(st.sampled_from(admit.TOLD), st.text(max_size=60)))
@@ -311,13 +307,11 @@ def test_plan_says_everything_and_changes_nothing(tmp_path: Path, capsys: pytest
     "words",
     [
         [], ["--repository", "no-slash"], ["--repository", "a/b", "--name", "Not A Name"], ["--repository", "a/b", "--labels", "unknown"],
-        ["--repository", "a/b", "--labels", "gb10"], ["--repository", "a/b", "--name", "b", "--partner", "a=10.0.0.1"],
-        ["--repository", "a/b", "--name", "a", "--partner", "b=host"], ["--repository", "a/b", "--leader", "x"],
-        ["--repository", "a/b", "--leader", "x", "--leader-key", "/etc/passwd"], ["--repository", "a/../b"],
+        ["--repository", "a/b", "--labels", "gb10"], ["--repository", "a/../b"],
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_wrong_usage(words: list[str]) -> None:
-    """A name that is none, a label that is not true here, a partner that comes first: usage, before anything is done."""
+    """A name that is none, a label that is not true here: usage, before anything is done."""
     if not labels.true_of(policy.load(ROOT / "ci" / "runner.yaml"), Machine.here()):
         with refusal("usage"):
             run(["lab", "runner", "plan", "--root", str(ROOT), *words])

@@ -17,7 +17,6 @@ import msgspec
 
 from sparkwright.cli import options
 from sparkwright.cli import release as releases
-from sparkwright.core import files
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub, run_url
@@ -31,7 +30,6 @@ from sparkwright.operate.runner import (
     fitness,
     holding,
     labels,
-    lease,
     once,
     perform,
     plan,
@@ -108,16 +106,10 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
         raise _usage("setup needs --repository OWNER/NAME.")
     wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
     machine = labels.Machine.here()
-    partner, _, address = arguments.partner.partition("=")
-    key = arguments.leader_key
     record = {
         "repository": arguments.repository,
         "name": arguments.name or platform.node().partition(".")[0].lower(),
         "labels": wanted or labels.true_of(policy, machine),
-        "partner": partner or None,
-        "partner_address": address or None,
-        "leader": arguments.leader or None,
-        "leader_key": files.read_text(key, failure=_usage).strip() if key else None,
         "index": egress.index() if policy.egress.index else None,
     }
     try:
@@ -126,8 +118,6 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
         raise _usage("This machine cannot be set up like this.", details=[str(error)]) from error
     if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
         raise _usage("A label is not true of this machine.", details=wrong)
-    if says := policies.mispaired(settings):
-        raise _usage(f"This machine cannot be in such a pair: {says}.")
     return settings
 
 
@@ -205,7 +195,7 @@ def _admit(arguments: argparse.Namespace) -> None:
     """Decide whether a job may run here."""
     policy, settings = _policy(Path(arguments.config))
     job_facts = {name: os.environ.get(name, "") for name in admit.TOLD}
-    admit.admit(job_facts, policy, settings, Path(policy.folders.state) / "partner.json")
+    admit.admit(job_facts, policy, settings)
     console.note("this job may run here")
 
 
@@ -225,15 +215,6 @@ def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
         raise LabError("runner-setup", what, details=output.splitlines()[-10:])
     console.note(f"{len(resolution.addresses)} addresses may be connected to")
     return {"addresses": resolution.addresses, "unknown": resolution.unknown}
-
-
-def _lease(arguments: argparse.Namespace) -> None:
-    """Hold this machine for its leader."""
-    _require_root()
-    ground = _ground(arguments)
-    if not arguments.leader:
-        raise _usage("lease needs --leader NAME.")
-    console.note(lease.hold(ground, arguments.leader, lambda: condition.recover(ground)))
 
 
 def _drain(arguments: argparse.Namespace) -> None:
@@ -279,7 +260,6 @@ ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], object], str]] = {
         "decide whether a job may run here (called by GitHub's runner before its first step)",
     ),
     "egress": (_egress, "update the addresses that jobs may connect to (called by a timer)"),
-    "lease": (_lease, "hold this machine for the leader of its pair (called by ssh)"),
 }
 
 
@@ -459,19 +439,6 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL,…",
         help="plan, setup: labels of ci/runner.yaml (default: all that fit this machine)",
     )
-    add(
-        "--partner",
-        default="",
-        metavar="NAME=ADDRESS",
-        help="plan, setup: the Spark that this one leases for jobs on two nodes",
-    )
-    add(
-        "--leader",
-        default="",
-        metavar="NAME",
-        help="plan, setup, lease: the Spark that may lease this one",
-    )
-    add("--leader-key", type=Path, metavar="FILE", help="plan, setup: public ssh key of the leader")
     add(
         "--sysroot",
         type=Path,

@@ -107,20 +107,12 @@ class LabError(SparkwrightError):
     """A runner of a lab cannot take or finish a job."""
 
     references: ClassVar[Mapping[str, Advice]] = {
-        "lease-lost": Advice(
-            "The other Spark of the pair no longer answered in the middle of the job; soon it may take a job of its own.",
-            "Look at the network between the two and at the partner, and start the job again. Both are cleaned.",
-        ),
-        "lease-refused": Advice(
-            "The other Spark of the pair could not be reached, or was not free in time, so the job does not run on one alone.",
-            "Look at the partner with `sparkwright lab runner check`, and start the job again.",
-        ),
         "night-taken": Advice(
             "A record of that day, stack and run is there already, and says something else: two jobs of one run record the same stack.",
             "Record each stack of a run once; the record that is there stays as it is.",
         ),
         "runner-busy": Advice(
-            "Another run of `lab runner once`, or the leader of a pair, has this machine now.",
+            "Another run of `lab runner once` has this machine now.",
             "Wait for it to end; a machine has one GPU and does one job at a time.",
         ),
         "runner-died": Advice(

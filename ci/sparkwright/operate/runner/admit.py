@@ -7,12 +7,7 @@ the hook, so a prepared one may get past it. Therefore public repositories are r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from sparkwright.core.console import one_line
 from sparkwright.operate.errors import LabError
@@ -20,13 +15,6 @@ from sparkwright.operate.runner.policy import Policy, Settings, allowed
 
 #: What GitHub says of a job ("Default environment variables").
 TOLD = ("GITHUB_REPOSITORY", "GITHUB_EVENT_NAME", "GITHUB_REF", "GITHUB_WORKFLOW_REF", "GITHUB_JOB", "GITHUB_RUN_ID")
-
-
-class Partner(msgspec.Struct, frozen=True):
-    """How it stands with the other Spark of a pair, as the supervisor wrote it."""
-
-    state: Literal["waiting", "held", "refused"]
-    says: str = ""
 
 
 def admitted(told: Mapping[str, str], policy: Policy, settings: Settings) -> str:
@@ -45,31 +33,7 @@ def admitted(told: Mapping[str, str], policy: Policy, settings: Settings) -> str
     return ""
 
 
-def admit(told: Mapping[str, str], policy: Policy, settings: Settings, partner: Path, look: float = 1.0) -> None:
-    """
-    Return where the job may begin; one for two nodes waits until the supervisor holds the other one.
-
-    Raises:
-        runner-refused: It may not run here.
-        lease-refused: The other Spark is not to be had.
-    """
+def admit(told: Mapping[str, str], policy: Policy, settings: Settings) -> None:
+    """Raise `runner-refused` if the job may not run here."""
     if reason := admitted(told, policy, settings):
         raise LabError("runner-refused", "This job does not run here.", details=[reason])
-    until = time.monotonic() + policy.lease.patience + 60
-    while found := stands(partner):
-        if found.state == "held":
-            return
-        if found.state == "refused" or time.monotonic() > until:
-            raise LabError("lease-refused", "The other Spark is not to be had.", details=[found.says] if found.says else [])
-        time.sleep(look)
-
-
-def stands(path: Path) -> Partner | None:
-    """Return what the supervisor wrote of the partner; None for a job on one node."""
-    try:
-        with path.open("rb") as stream:
-            return msgspec.json.decode(stream.read(4096), type=Partner)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        return Partner("refused", f"what is written of the partner cannot be read: {error}")

@@ -41,7 +41,6 @@ def clean(ground: Ground) -> Cleaned:
     files = emptied.empty(ground.work)
     for folder in ground.policy.folders.scratch if ground.uid != os.getuid() else ():
         files += emptied.empty(ground.at(folder), ground.uid)
-    ground.partner_file.unlink(missing_ok=True)
     if left or files.stubborn:
         raise LabError("runner-unclean", "A job left what does not go away.", details=[*processes.shown(left), *files.stubborn[:20]])
     return Cleaned(files, ended)
@@ -86,7 +85,7 @@ def recover(ground: Ground) -> None:
     done = clean(ground)
     says = f"it began at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(died.at))} UTC and was killed"
     console.warn(f"run {died.run} has no end: {says}; cleaned {size(done.files.bytes)}, ended {done.ended} processes")
-    entry = Entry(now(), died.run, "died", died.role, died.name, says=says, reference="runner-died")
+    entry = Entry(now(), died.run, "died", died.name, says=says, reference="runner-died")
     ground.journal().write(msgspec.structs.replace(entry, cleaned=done.files.bytes, ended=done.ended))
 
 

@@ -41,21 +41,15 @@ def names(policy: Policy, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*policy.egress.hosts, *([settings.index] if settings.index else []))))
 
 
-def ruleset(policy: Policy, partner: str = "") -> str:
+def ruleset(policy: Policy) -> str:
     """
     Return the rules, which replace those that are loaded in one step.
 
     Everything hangs below a rule that matches the user: a packet without a socket (a reset, an ICMP) has no user, and is not touched.
-
-    Args:
-        partner: An address that may be reached on every port: the other Spark of a pair.
     """
     ports = ", ".join(map(str, policy.egress.ports))
     four = [one for one in policy.egress.networks if ipaddress.ip_network(one, strict=False).version == 4]
     six = [one for one in policy.egress.networks if one not in four]
-    if partner:
-        (four if ipaddress.ip_address(partner).version == 4 else six).append(partner)
-    peer = [f"    {_family(partner)} daddr {partner} accept"] if partner else []
     lines = [
         "#!/usr/sbin/nft -f",
         f"# Written by sparkwright: where processes of {policy.user} may connect to.",
@@ -68,7 +62,6 @@ def ruleset(policy: Policy, partner: str = "") -> str:
         _networks("networks6", "ipv6_addr", six),
         "  chain job {",
         '    oifname "lo" accept',
-        *peer,
         *(f"    {_family(one)} daddr {one} meta l4proto {{ tcp, udp }} th dport 53 accept" for one in policy.egress.resolvers),
         f"    tcp dport {{ {ports} }} ip daddr @hosts4 accept",
         f"    tcp dport {{ {ports} }} ip6 daddr @hosts6 accept",

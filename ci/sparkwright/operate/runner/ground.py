@@ -75,11 +75,6 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         return self.at(self.policy.folders.models)
 
     @property
-    def partner_file(self) -> Path:
-        """What the hook of a job for two nodes waits for; root writes it, and everybody may read it."""
-        return self.state / "partner.json"
-
-    @property
     def draining(self) -> Path:
         """While this file is there, no job is taken."""
         return self.state / "drain"

@@ -12,7 +12,7 @@ import msgspec
 #: Bytes above which the journal is set aside; the one before is kept, older ones are not.
 LARGEST = 8 * 1024 * 1024
 
-Event = Literal["began", "job", "ended", "died", "leased", "released", "refused"]
+Event = Literal["began", "job", "ended", "died"]
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,7 +29,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float
     run: str
     event: Event
-    role: str = ""
     name: str = ""
     job: str = ""
     result: str = ""
@@ -86,11 +85,6 @@ class Journal:
         """Return the newest run that began and has no end, if there is one."""
         runs = [entry for entry in self.entries() if entry.event in ("began", "ended", "died")]
         return runs[-1] if runs and runs[-1].event == "began" else None
-
-    def last_role(self) -> str:
-        """Return the role of the last run that began."""
-        return next((entry.role for entry in reversed(self.entries()) if entry.event == "began"), "")
-
 
 def now() -> float:
     """Return the time as entries have it."""

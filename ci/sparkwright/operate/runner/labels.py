@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sparkwright.operate.runner.policy import MACHINE_LABELS, Capability, Policy, Role, Settings
+from sparkwright.operate.runner.policy import MACHINE_LABELS, Capability, Policy, Settings
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -39,9 +39,9 @@ def true_of(policy: Policy, machine: Machine) -> tuple[str, ...]:
     return tuple(one.name for one in policy.labels if not untrue(one, machine))
 
 
-def carried(policy: Policy, settings: Settings, role: Role) -> tuple[str, ...]:
-    """Return the labels of a registration in *role*; a configuration for one job has no others than these."""
-    own = tuple(one.name for one in policy.labels if one.name in settings.labels and role in one.roles)
+def carried(policy: Policy, settings: Settings) -> tuple[str, ...]:
+    """Return the labels of a registration; a configuration for one job has no others than these."""
+    own = tuple(one.name for one in policy.labels if one.name in settings.labels)
     return (*policy.always, MACHINE_LABELS.get(platform.machine(), platform.machine()), *own)
 
 
@@ -53,6 +53,5 @@ def wrong(policy: Policy, settings: Settings, machine: Machine) -> Iterator[str]
             yield f"{label}: ci/runner.yaml does not know it"
         elif reason := untrue(known[label], machine):
             yield f"{label}: {reason}"
-    for role in settings.roles:
-        if not any(role in known[label].roles for label in settings.labels if label in known):
-            yield f"no label for the role {role}, so no job of that kind comes here"
+    if not known.keys() & set(settings.labels):
+        yield "no label of the policy, so no job comes here"

@@ -6,7 +6,6 @@ Kill it anywhere: what a run that did not end left is cleaned before the next on
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 
@@ -17,26 +16,17 @@ from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub
 from sparkwright.operate.errors import LabError
-from sparkwright.operate.runner import holding, lease, processes, registration
+from sparkwright.operate.runner import holding, processes, registration
 from sparkwright.operate.runner import job as jobs
-from sparkwright.operate.runner.admit import Partner
 from sparkwright.operate.runner.condition import clean, print_of, recover, unready
 from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.job import Running
 from sparkwright.operate.runner.journal import Entry, now
 from sparkwright.operate.runner.labels import carried
-from sparkwright.operate.runner.policy import Role
 from sparkwright.operate.runner.registration import Registered
 
 #: Seconds between two questions whether GitHub takes a registration back.
 ASK_AGAIN = 30.0
-
-
-def next_role(ground: Ground) -> Role:
-    """Return what the machine offers itself for: where it leads a pair, one node and two in turns."""
-    roles = ground.settings.roles
-    last = ground.journal().last_role()
-    return roles[(roles.index(last) + 1) % len(roles)] if last in roles else roles[0]
 
 
 def once(ground: Ground, github: GitHub) -> Entry | None:
@@ -49,32 +39,30 @@ def once(ground: Ground, github: GitHub) -> Entry | None:
         runner-exposed: The repository lets strangers in.
         runner-unregistered: GitHub could not be reached.
         runner-died: GitHub's runner ended without an end of its job.
-        runner-disk: The job filled the disk; runner-memory, runner-overtime, lease-lost: as their names say. The machine is clean.
+        runner-disk: The job filled the disk; runner-memory, runner-overtime: as their names say. The machine is clean.
         runner-unclean: It is not.
     """
     with holding.machine(ground):
         if ground.draining.exists() or holding.wanted(ground):
             recover(ground)
-            console.note("this machine takes no job now: it is drained, or leased")
+            console.note("this machine takes no job now: it is drained")
             return None
         recover(ground)
         if reasons := list(unready(ground)):
             raise LabError("runner-unready", "No job begins now.", details=reasons)
         registration.guarded(github, ground.policy, ground.settings)
-        role = next_role(ground)
-        labels = carried(ground.policy, ground.settings, role)
+        labels = carried(ground.policy, ground.settings)
         registered = registration.register(github, ground.settings, labels, 60 * ground.policy.registration)
-        return _One(ground, github, role, registered).run()
+        return _One(ground, github, registered).run()
 
 
 class _One:
     """A registration and what comes of it."""
 
-    def __init__(self, ground: Ground, github: GitHub, role: Role, registered: Registered) -> None:
-        self._ground, self._github, self._role, self._registered = ground, github, role, registered
-        self._leader: lease.Leader | None = None
+    def __init__(self, ground: Ground, github: GitHub, registered: Registered) -> None:
+        self._ground, self._github, self._registered = ground, github, registered
         self._asked = float("-inf")
-        self._entry = Entry(now(), registered.name, "began", role, registered.name)
+        self._entry = Entry(now(), registered.name, "began", registered.name)
         self._gave_way = False
 
     def run(self) -> Entry:
@@ -84,8 +72,6 @@ class _One:
         running: Running | None = None
         reference = says = ""
         try:
-            if self._role == "pair":
-                self._partner(Partner("waiting"))
             jobs.prepare(ground)
             running = Running(ground, self._registered, ground.state / "logs" / f"{self._registered.name}.log")
             console.note(f"{self._registered.name} waits for a job of {ground.settings.repository}")
@@ -107,7 +93,6 @@ class _One:
                 told = True
                 console.note(f"job {running.job!r} begins")
                 self._ground.journal().write(msgspec.structs.replace(self._entry, at=now(), event="job", job=running.job))
-            self._pair(running)
             if trouble := self._trouble(running):
                 raise trouble
             if not running.job and self._make_room(began):
@@ -123,33 +108,12 @@ class _One:
             return LabError("runner-memory", f"{free} MB of memory are available, and {room.memory_floor} must stay.")
         if running.job and time.monotonic() - running.began > 60 * ground.policy.limits.job:
             return LabError("runner-overtime", f"The job ran longer than {ground.policy.limits.job:g} min.")
-        if self._leader and self._leader.state == "lost":
-            return LabError("lease-lost", f"{ground.settings.partner} no longer answers.")
         return None
-
-    def _pair(self, running: Running) -> None:
-        """Lease the partner as soon as there is a job for two, and tell the hook, which waits for it."""
-        if self._role != "pair" or not running.job:
-            return
-        if self._leader is None:
-            self._leader = lease.Leader(self._ground.policy.lease, self._ground.settings.partner or "")
-        before = self._leader.state
-        if (state := self._leader.look()) != before and state in ("held", "refused"):
-            console.note(f"{self._ground.settings.partner}: {state}")
-            self._partner(Partner("held" if state == "held" else "refused", f"the partner is {self._ground.settings.partner}"))
-
-    def _partner(self, partner: Partner) -> None:
-        path = self._ground.partner_file
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.encode(partner))
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
 
     def _make_room(self, began: float) -> bool:
         """Is there a reason to take no job any more, and does GitHub agree that it has given none?"""
         ground, waited = self._ground, (time.monotonic() - began) / 60
-        turn = ground.policy.limits.turn if len(ground.settings.roles) > 1 else ground.policy.limits.idle
-        if not (waited > turn or ground.draining.exists() or holding.wanted(ground)):
+        if not (waited > ground.policy.limits.idle or ground.draining.exists() or holding.wanted(ground)):
             return False
         if time.monotonic() - self._asked < ASK_AGAIN:
             return False
@@ -163,8 +127,6 @@ class _One:
             if running.status is None:
                 processes.ask_to_end(lambda: ground.whose() if running.status is None else [], ground.policy.limits.stop)
             processes.end(ground.whose, user=ground.uid)
-        if self._leader:
-            self._leader.release()
         if not (running and running.job) and not self._gave_way:
             registration.unregister(self._github, ground.settings, self._registered)
         job, result = (running.job, running.result or "none") if running else ("", "none")

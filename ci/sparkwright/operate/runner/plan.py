@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from sparkwright.core import strict_yaml
-from sparkwright.operate.runner import admit, egress, unit, users
+from sparkwright.operate.runner import admit, egress, unit
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import (
     Answers,
@@ -26,18 +26,31 @@ HOOK = "admit.sh"
 def steps(policy: Policy, settings: Settings) -> tuple[Step, ...]:
     """Return everything that set-up does."""
     return (
-        users.user(policy.user, "jobs run as a user that can do nothing else: no sudo, no docker, no shell"),
+        _user(policy.user),
         *_folders(policy),
         _image(policy),
         *_brought(policy),
         _settings(policy, settings),
         _token(policy),
         _hook(policy),
-        _rules(policy, settings),
+        _rules(policy),
         *_units(policy),
-        *(users.leased(policy, settings) if settings.leader else ()),
         _enabled(policy),
         _started(policy),
+    )
+
+
+def _user(name: str) -> Step:
+    # A run that was killed between the two has made the group.
+    group = ("groupadd", "--system", "--force", name)
+    options = ("--system", "--gid", name, "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin")
+    return Step(
+        name="user",
+        what=f"a system user {name} in no group but its own",
+        why="jobs run as a user that can do nothing else: no sudo, no docker, no shell",
+        check=Answers(("id", "-nG", name), rf"^{name}\n?\Z"),
+        apply=(Run(group), Run(("useradd", *options, name))),
+        undo=(Run(("userdel", name)),),
     )
 
 
@@ -165,14 +178,14 @@ def _asking(policy: Policy) -> str:
     return f"#!/bin/sh\n# GitHub's runner asks this before the first step of a job.\nexec /usr/bin/env -i {told} {python} {command}\n"
 
 
-def _rules(policy: Policy, settings: Settings) -> Step:
+def _rules(policy: Policy) -> Step:
     path = f"{policy.folders.config}/egress.nft"
     return Step(
         name="egress",
         what="rules that let the job's user connect to a list of hosts",
         why="what a job reads here cannot be sent anywhere",
         check=AsApplied(),
-        apply=(File(path, egress.ruleset(policy, settings.partner_address or "")),),
+        apply=(File(path, egress.ruleset(policy)),),
         undo=(Gone(path),),
     )
 

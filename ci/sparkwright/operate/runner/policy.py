@@ -20,11 +20,8 @@ Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z
 Host = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?\Z")]
 Network = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}/[0-9]{1,3}\Z")]
 Address = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}\Z")]
-#: One line as ssh-keygen writes it: nothing that an ``authorized_keys`` could read as more than a key.
-PUBLIC_KEY = r"^(ssh-ed25519|ecdsa-sha2-[a-z0-9-]+|ssh-rsa) [A-Za-z0-9+/]+={0,2}( [A-Za-z0-9_@.-]+)?\Z"
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-Role = Literal["single", "pair"]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +52,6 @@ class Capability(_Strict, frozen=True):
 
     name: Label
     means: str
-    roles: tuple[Role, ...]
     gpu: str = ""
     memory: int = 0
 
@@ -72,14 +68,13 @@ class Room(_Strict, frozen=True):
 
 
 class Limits(_Strict, frozen=True):
-    """*job*, *idle* and *turn* in minutes, *look* and *stop* in seconds."""
+    """*job* and *idle* in minutes, *look* and *stop* in seconds."""
 
     memory_high: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}%\Z")]
     memory_max: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}%\Z")]
     tasks: Count
     job: Seconds
     idle: Seconds
-    turn: Seconds
     look: Seconds
     stop: Seconds
 
@@ -94,16 +89,6 @@ class Egress(_Strict, frozen=True):
     index: bool
     refresh: Count
     forget: Count
-
-
-class Lease(_Strict, frozen=True):
-    """How two machines keep one word; seconds."""
-
-    beat: Seconds
-    expires: Seconds
-    margin: Seconds
-    patience: Seconds
-    reach: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
 class Policy(_Strict, frozen=True):
@@ -121,7 +106,6 @@ class Policy(_Strict, frozen=True):
     limits: Limits
     registration: Seconds
     egress: Egress
-    lease: Lease
 
     def all_labels(self) -> tuple[str, ...]:
         """Return every label that any runner of ours may carry."""
@@ -133,28 +117,17 @@ class Settings(_Strict, frozen=True):
     What one machine was set up with.
 
     Attributes:
-        name: The machine's, by which pairs are ordered and people find its runner.
+        name: The machine's, by which people find its runner.
         labels: Of the policy; empty for all that are true of the machine.
-        partner: The machine that it leases for gates on two nodes; None where it leads no pair.
-        partner_address: Where the partner is; jobs may reach it on every port.
         index: Host of the package index, where the policy lets jobs reach one; as whoever set the machine up had it configured.
-        leader: The machine that may lease this one, by its public ssh key *leader_key*; None for nobody.
         api: GitHub's address.
     """
 
     repository: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,100}\Z")]
     name: Host
     labels: tuple[Label, ...] = ()
-    partner: Host | None = None
-    partner_address: Address | None = None
-    leader: Host | None = None
-    leader_key: Annotated[str, msgspec.Meta(pattern=PUBLIC_KEY)] | None = None
     index: Host | None = None
     api: Annotated[str, msgspec.Meta(pattern=r"^https?://[A-Za-z0-9.:/_-]+\Z")] = "https://api.github.com"
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        return ("single", "pair") if self.partner else ("single",)
 
 
 #: GitHub's names of kinds of processor.
@@ -167,7 +140,7 @@ def load(path: Path) -> Policy:
     Return the policy at *path*.
 
     Raises:
-        file-invalid: It does not read, or contradicts itself: a partner that is free before its leader stops, a folder in another.
+        file-invalid: It does not read, or contradicts itself: a folder in another, a floor above a start.
     """
     policy = strict_yaml.load(path, Policy)
     if wrong := _wrong(policy):
@@ -176,9 +149,7 @@ def load(path: Path) -> Policy:
 
 
 def _wrong(policy: Policy) -> str:
-    lease, room, folders = policy.lease, policy.room, policy.folders
-    if lease.expires - lease.margin < 2 * lease.beat:
-        return "lease: two beats must fit between the last answer and the leader's giving up (expires − margin)"
+    room, folders = policy.room, policy.folders
     if room.work_start <= room.work_floor or room.memory_start <= room.memory_floor:
         return "room: a job would begin below the floor that ends it"
     if room.work <= room.work_start:
@@ -200,35 +171,8 @@ def _inside(inner: str, outer: str) -> bool:
 
 
 def settings(path: Path) -> Settings:
-    """
-    Return what the machine was set up with.
-
-    Raises:
-        file-invalid: It does not read, or contradicts itself (`mispaired`).
-    """
-    found = strict_yaml.load(path, Settings)
-    if wrong := mispaired(found):
-        raise FileError("file-invalid", f"{path} contradicts itself.", details=[wrong])
-    return found
-
-
-def mispaired(settings: Settings) -> str:
-    """Return what is wrong with the pairs that a machine is in; nothing where all is well."""
-    for leader, partner in ((settings.name, settings.partner), (settings.leader, settings.name)):
-        if leader and partner and not ordered(leader, partner):
-            return f"{leader} may not lead a pair with {partner}: the name that comes first leads"
-    if bool(settings.partner) != bool(settings.partner_address) or bool(settings.leader) != bool(settings.leader_key):
-        return "a partner needs its address, and a leader its key"
-    try:
-        ipaddress.ip_address(settings.partner_address or "::")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def ordered(leader: str, partner: str) -> bool:
-    """May *leader* wait for *partner*? Whoever waits has a smaller name than whom it waits for, so nobody waits in a circle."""
-    return leader < partner
+    """Return what the machine was set up with; raise `file-invalid` if the file does not read."""
+    return strict_yaml.load(path, Settings)
 
 
 def allowed(ref: str, patterns: tuple[str, ...]) -> bool:

@@ -64,7 +64,7 @@ def service(policy: Policy) -> str:
     """
     folders, limits = policy.folders, policy.limits
     program = f"{folders.program}/bin/sparkwright"
-    longest = round(60 * (limits.job + limits.idle) + policy.lease.patience + 60 * policy.registration + 900)
+    longest = round(60 * (limits.job + limits.idle) + 60 * policy.registration + 900)
     return _text(f"""
         [Unit]
         Description=One job of a repository on this Spark, and its clean-up (%i)
