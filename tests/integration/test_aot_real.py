@@ -76,7 +76,7 @@ def _built(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Built
         shutil.copytree(ROOT / name, folder / "project" / name)
     shutil.copy(ROOT / "ci" / "audit.yaml", folder / "project" / "ci")
     project = Project(folder / "project", STACK)
-    flashinfer_aot.path_of(project).write_text(strict_yaml.dump(SMALL), "utf-8")
+    (project.build_folder / "aot.yaml").write_text(strict_yaml.dump(SMALL), "utf-8")
     (folder / "store").mkdir()
     for name in demo.SHARED:
         (folder / "store" / name).symlink_to(user_store.folder(name), target_is_directory=True)

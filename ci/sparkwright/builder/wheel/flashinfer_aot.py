@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright import __version__
-from sparkwright.builder import BuildError, ninja, pipeline, pylock, toolchain
+from sparkwright.builder import BuildError, ninja, pipeline, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import archive, graft, sbom
@@ -34,12 +34,13 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
+from sparkwright.core.git import REGULAR
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: Raise it when equal inputs give another wheel.
-LAYOUT = 4
+LAYOUT = 5
 #: The oldest platform that the tag promises, as the official wheels have it; raised if a library
 #: needs more.
 PLATFORM = "manylinux_2_28"
@@ -174,11 +175,6 @@ class JitCacheRecord(msgspec.Struct, frozen=True):
     modules: dict[str, str]
 
 
-def path_of(project: Project) -> Path:
-    """Return the path of the stack's ``aot.yaml``."""
-    return project.build_folder / "aot.yaml"
-
-
 def load(project: Project, fork: str) -> AotSpec | None:
     """
     Return the modules of *fork* to compile ahead of time, or None.
@@ -186,7 +182,7 @@ def load(project: Project, fork: str) -> AotSpec | None:
     Raises:
         file-invalid: The file cannot be read, or names no module.
     """
-    path = path_of(project)
+    path = project.build_folder / "aot.yaml"
     spec = strict_yaml.load(path, AotSpec) if path.is_file() else None
     return spec if spec and spec.fork == fork else None
 
@@ -263,9 +259,6 @@ def _dist_info(
             "fork": spec.fork,
             "built": "modules",
             "arch": record.arch,
-            "toolchain": record.tools,
-            "compiler": record.compiler,
-            "cuda": pylock.cuda(context.project),
         },
     )
     return sbom.DistInfoFiles(msgspec.json.format(msgspec.json.encode(record)), parts)
@@ -298,25 +291,29 @@ class AotBuilder:
             module-unknown: FlashInfer does not generate one.
             module-unknown, module-arch, file-invalid: As `check`.
         """
-        unpack(self._wheel, self.folder / "src")
-        question, answer = self.folder / "question.json", self.folder / "answer.json"
-        paths = {"package": self.folder / "src", "build": self.folder / "build", "answer": answer}
-        inside = self._sandbox.sandbox_path
+        objects = self._context.objects
+        with zip_file(self._wheel) as wheel:
+            members = zip_members(wheel, self._wheel.name).items()
+            files = ((name, REGULAR, wheel.read(info)) for name, info in members)
+            tree = objects.store_files(files)
+        # Equal files keep their times, which ninja compares.
+        objects.checkout(tree, self.folder / "src", self.folder / "index")
+        build, inside = self.folder / "build", self._sandbox.sandbox_path
         calls = [{"call": spec.call, "arguments": spec.arguments} for spec in self._spec.modules]
-        content = {name: str(inside(path)) for name, path in paths.items()} | {"calls": calls}
-        question.write_bytes(msgspec.json.encode(content))
         script = shutil.copyfile(_SCRIPT, self.folder / _SCRIPT.name)
+        paths = (inside(path) for path in (script, self.folder / "src", build))
         project, arch = self._context.project, self._context.project.spec.arch
         log = f"{project.stack}-{self._spec.distribution}-generate.log"
         with console.step(f"generate FlashInfer's modules for {arch}"):
             self._sandbox.run(
-                [inside(self._tools.python), "-I", inside(script), inside(question)],
+                [inside(self._tools.python), "-I", *paths, msgspec.json.encode(calls).decode()],
                 log=self._context.store.folder("logs") / log,
                 env=self._environment(),
                 failure=partial(BuildError, "module-unknown"),
-                what=f"FlashInfer does not generate the modules of {path_of(project)}.",
+                what=f"FlashInfer does not generate the modules of {project.stack}'s aot.yaml.",
             )
-        modules = msgspec.json.decode(answer.read_bytes(), type=tuple[AotModule, ...])
+        text = (build / "modules.json").read_bytes()
+        modules = msgspec.json.decode(text, type=tuple[AotModule, ...])
         check(modules, self._spec, arch)
         return modules
 
@@ -325,12 +322,13 @@ class AotBuilder:
         Return the modules' libraries, compiled unless up to date; raise `compile-failed` if a unit
         is refused, or no library is made of one.
         """
-        context, fork, build = self._context, self._spec.fork, self.folder / "build"
+        context, fork = self._context, self._spec.fork
         folder = ninja.BuildFolder.of(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
         folder.compile((), Costs.of(context, fork))
-        return graft.read_libraries(build, {module: module.path for module in modules})
+        paths = {module: module.path for module in modules}
+        return graft.read_libraries(self.folder / "build", paths)
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
@@ -376,29 +374,6 @@ def check(modules: Sequence[AotModule], spec: AotSpec, arch: str) -> None:
     ]:
         what = f"{len(wrong)} modules of FlashInfer are not compiled for {arch}."
         raise BuildError("module-arch", what, details=wrong)
-
-
-def unpack(wheel: Path, folder: Path) -> None:
-    """
-    Make *folder* hold the files of *wheel*; equal files keep their times, which ninja compares.
-
-    Raises:
-        wheel-invalid: The wheel is damaged.
-    """
-    with zip_file(wheel) as source:
-        members = zip_members(source, wheel.name)
-        for path in folder.rglob("*"):
-            if path.is_file() and path.relative_to(folder).as_posix() not in members:
-                path.unlink()
-        for name, info in members.items():
-            path, data = folder / name, source.read(info)
-            if path.is_file() and path.read_bytes() == data:
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A killed run must not leave a part of a file that has the time of a whole one.
-            temporary = path.with_name(f".{path.name}.new")
-            temporary.write_bytes(data)
-            temporary.replace(path)
 
 
 def pack(

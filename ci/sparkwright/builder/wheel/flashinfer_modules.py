@@ -3,13 +3,13 @@ Generate FlashInfer's modules: call its generators, which need no GPU, and write
 
 `sparkwright.builder.wheel.flashinfer_aot` runs it with the locked Python. It runs alone, with the
 standard library, torch and FlashInfer's package, and ends with an error if a generator gives no
-module. Its argument is a JSON file, and it writes its answer to another:
+module. Its arguments:
 
-- ``package``: the folder that holds ``flashinfer``.
-- ``build``: gets a folder per module, with its ninja file, and ``build.ninja`` over all of them.
-- ``calls``: generators by their dotted names, each with keyword arguments; ``torch.NAME`` stands
-  for a data type, and a list for one module per element.
-- ``answer``: gets the modules.
+- The folder that holds ``flashinfer``.
+- The folder that gets a folder per module, with its ninja file, ``build.ninja`` over all of them,
+  and ``modules.json``, their names and architectures.
+- Generators by their dotted names, each with keyword arguments, as JSON; ``torch.NAME`` stands for
+  a data type, and a list for one module per element.
 """
 
 import importlib
@@ -70,12 +70,11 @@ def generate(call: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer the question in the file that the first argument names."""
-    question = json.loads(pathlib.Path(sys.argv[1]).read_text("utf-8"))
-    build = pathlib.Path(question["build"])
-    open_package(pathlib.Path(question["package"]), build)
+    """Generate the modules that the arguments name."""
+    package, build = map(pathlib.Path, sys.argv[1:3])
+    open_package(package, build)
     modules: list[dict[str, Any]] = []
-    for entry in question["calls"]:
+    for entry in json.loads(sys.argv[3]):
         try:
             modules += generate(entry["call"], entry["arguments"])
         except Exception as error:  # whatever FlashInfer raises is its reason
@@ -83,7 +82,7 @@ def main() -> None:
     files = dict.fromkeys(module["ninja"] for module in modules)
     lines = ["ninja_required_version = 1.3", *(f"subninja {file}" for file in files), ""]
     (build / "build.ninja").write_text("\n".join(lines), "utf-8")
-    pathlib.Path(question["answer"]).write_text(json.dumps(modules), "utf-8")
+    (build / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 
 if __name__ == "__main__":
