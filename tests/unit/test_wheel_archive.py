@@ -173,38 +173,26 @@ REQUIRING = (
 )
 
 
-@pytest.mark.parametrize(
-    ("requires", "expected"),
-    [
-        (
-            {"flash-infer": "flash-infer==0.6.9", "cubin": ""},
-            ["Requires-Dist: flash-infer[cu13]==0.6.9", 'Requires-Dist: flash-infer==0.6.9; extra == "fast"'],
-        ),
-        (
-            {"flash-infer": "flash-infer[cu12]==0.6.9; os_name == 'posix' or os_name == 'nt'", "cubin": "cubin<3"},
-            [
-                'Requires-Dist: flash-infer[cu12]==0.6.9; os_name == "posix" or os_name == "nt"',
-                'Requires-Dist: flash-infer[cu12]==0.6.9; extra == "fast" and (os_name == "posix" or os_name == "nt")',
-                'requires-dist: cubin<3; python_version > "3.11" and os_name == "posix"',
-            ],
-        ),
-    ],
-)
-def test_requirements_are_replaced_and_removed(tmp_path: Path, out: Path, requires: dict[str, str], expected: list[str]) -> None:
-    """A line keeps its extras and its marker; a marker of the new requirement is a further condition."""
+def test_requirements_are_replaced_and_removed(tmp_path: Path, out: Path) -> None:
+    """A line keeps its extras and its marker."""
     base = packed(tmp_path / NAME, {**FILES, **META, f"{INFO}/METADATA": REQUIRING})
+    requires = {"flash-infer": "flash-infer==0.6.9", "cubin": ""}
     metadata = verify(archive.rewrite(base, out, version="1.0+a", requires=requires))[f"{NEW}/METADATA"].decode()
     head, _, body = metadata.partition("\n\n")
 
-    assert head.splitlines()[3:] == ["Requires-Dist: numpy", *expected, "Provides-Extra: fast"]
+    assert head.splitlines()[3:] == [
+        "Requires-Dist: numpy",
+        "Requires-Dist: Flash_Infer[cu13]==0.6.9",
+        'Requires-Dist: flash.infer==0.6.9; extra == "fast"',
+        "Provides-Extra: fast",
+    ]
     assert body == "Requires-Dist: cubin\n", "the description is no header"
 
 
 @pytest.mark.parametrize("requires", [{"absent": ""}, {"absent": "absent==1", "cubin": ""}, {"numpy": "numpy"}])
 def test_a_changed_requirement_without_effect_is_refused(requires: dict[str, str]) -> None:
-    with refusal("requirement-mismatch", match=next(iter(requires))) as caught:
+    with refusal("requirement-mismatch", match=next(iter(requires))):
         archive.change_requirements(REQUIRING, requires)
-    assert "Requires-Dist: numpy" in caught.value.details
 
 
 @pytest.mark.parametrize("text", [b"numpy (", b"\xff", b"", b"numpy ; extra = fast"])
@@ -219,6 +207,7 @@ def test_a_requirement_that_cannot_be_read_is_refused(text: bytes) -> None:
         ("numpy: 'numpy=='", "Expected"),
         ("numpy: ' '", "Expected"),
         ("numpy: 'numpi==1'", "is not a version of numpy"),
+        ("numpy: 'numpy==1; os_name == \"nt\"'", "is not a version of numpy"),
         ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
         ("a_b: 'a-b==1'", "is not the normalised name"),
         ("numpy: null", "Expected `str`"),

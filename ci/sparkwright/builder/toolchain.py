@@ -125,7 +125,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for project, text in self.requires.items():
             # An invalid requirement is a ValueError, too.
             requirement = Requirement(text or project)
-            if canonicalize_name(requirement.name) != project or requirement.url:
+            more = requirement.url or requirement.extras or requirement.marker
+            if canonicalize_name(requirement.name) != project or more:
                 raise ValueError(
                     f"requires: {text!r} is not a version of {project} on the package index, or "
                     f"{project!r} is not the normalised name"

@@ -313,45 +313,40 @@ def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
     Return METADATA that requires other versions of some projects, or these projects no longer.
 
     Args:
-        requires: Normalised name → the requirement for the lines of that project, or empty to
-            remove them. A line keeps its extras if the requirement names none, and its marker; a
-            marker of the requirement is a further condition.
+        requires: Normalised name → a requirement whose versions the lines of that project get, or
+            empty to remove them.
 
     Raises:
         requirement-mismatch: A project has no line, or none that would change.
         wheel-invalid: A requirement of the wheel cannot be read.
     """
-    from packaging.markers import Marker
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    if not requires:
-        return metadata
     head, gap, body = metadata.partition(b"\n\n")
-    lines, stated, effective = [], list[str](), set[str]()
+    lines, effective = [], set[str]()
     # A line that begins with a blank continues the one before it.
     for line in re.split(rb"\n(?![ \t])", head):
         key, _, text = line.partition(b":")
-        if key.lower() != b"requires-dist":
+        if key.lower() != b"requires-dist" or not requires:
             lines.append(line)
             continue
         try:
-            old = Requirement(" ".join(text.decode().split()))
+            requirement = Requirement(" ".join(text.decode().split()))
         except (InvalidRequirement, UnicodeDecodeError) as error:
             what = "METADATA holds a requirement that cannot be read."
             raise WheelError("wheel-invalid", what, details=[repr(text), str(error)]) from error
-        project = canonicalize_name(old.name)
-        new = Requirement(requires.get(project) or str(old))
-        if requires.get(project) and old.marker:
-            both = f"({old.marker}) and ({new.marker})" if new.marker else str(old.marker)
-            new.marker = Marker(both)
-        new.extras = new.extras or old.extras
-        stated.append(f"Requires-Dist: {old}")
-        if new != old or requires.get(project) == "":
+        project = canonicalize_name(requirement.name)
+        wanted = Requirement(requires.get(project) or str(requirement)).specifier
+        if requires.get(project) == "":
             effective.add(project)
-        if requires.get(project) != "":
-            lines.append(line if new == old else b"%s: %s" % (key, str(new).encode()))
+        elif wanted == requirement.specifier:
+            lines.append(line)
+        else:
+            effective.add(project)
+            requirement.specifier = wanted
+            lines.append(b"%s: %s" % (key, str(requirement).encode()))
     if idle := sorted(requires.keys() - effective):
         what = f"The entry {', '.join(idle)} changes no requirement of the official wheel."
-        raise BuildError("requirement-mismatch", what, details=stated)
+        raise BuildError("requirement-mismatch", what)
     return b"\n".join(lines) + gap + body
