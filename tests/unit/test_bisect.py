@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 
-from sparkwright.cherry_picks import drift
 from sparkwright.cli import main
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host
-
-@settings(max_examples=30)
-@given(st.data())
-def test_a_change_is_found_around_states_without_an_answer(data: st.DataObject) -> None:
-    """Whichever states give no answer: only those lie between both results, and no state is asked twice."""
-    count = data.draw(st.integers(2, 100))
-    change = data.draw(st.integers(1, count - 1))
-    silent = data.draw(st.sets(st.integers(1, max(count - 2, 1)), max_size=30)) - {0, count - 1}
-    asked: list[int] = []
-
-    def ask(number: int) -> bool | None:
-        asked.append(number)
-        return None if number in silent else number < change
-
-    last, first = drift.search(count, ask)
-
-    assert last < change <= first
-    assert set(range(last + 1, first)) <= silent
-    assert len(asked) == len(set(asked)) <= 3 + math.ceil(math.log2(count)) + len(silent)
-
 
 @pytest.fixture(name="stack")
 def _stack(host: Host) -> Host:

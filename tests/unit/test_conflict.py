@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import apply, conflict, patch, series
+from sparkwright.cherry_picks.apply import Outcome
+from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.core.git import Objects
@@ -99,9 +101,9 @@ def test_explaining_never_fails(before: Files, after: Files, base: Files, contex
     objects = Objects(Path(SCRATCH.name) / "objects.git")
     data = patch.render(objects, tree_of(objects, before), tree_of(objects, after), context=context)
     one = Patch("0.patch", "0" * 64, "Change it", "Pending", "why", "then", tuple(before), data)
-    upstream: Any = SimpleNamespace(context=SimpleNamespace(objects=objects), fork="widget", book=None, mirror=None, tip="")
+    upstream: Any = SimpleNamespace(context=SimpleNamespace(objects=objects), fork="widget", book=Ledger(""), mirror=None)
     tree = tree_of(objects, base)
-    error = conflict.explain(upstream, Base("1.1", tree), tree, one, [one])
+    error = conflict.explain(upstream, Base("1.1", tree), Outcome("conflict", tree), one, [one])
     document = msgspec.json.decode(msgspec.json.encode(error.document()))["conflict"]
     done = apply.evaluate(objects, tree, [one])[0]
 

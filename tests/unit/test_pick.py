@@ -226,16 +226,6 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api
     assert any(line.startswith(("sha256: ", "patch-id: ", "files: ")) for line in caught.value.details)
 
 
-def test_a_pick_that_nobody_pinned_is_not_applied(upstream: Host) -> None:
-    """Asking for the diff of a record that a person wrote says how to pin it."""
-    unknown = dict.fromkeys(("title", "author", "state", "date", "head", "base", "sha256", "patch_id"), UNRESOLVED)
-    made = msgspec.convert({**unknown, "number": 7, "seen": "never", "reason": "why", "drop_when": "then"}, Record)
-
-    with refusal("pick-mismatch", match="does not pin #7") as caught:
-        series.diff_of(upstream.context(), upstream.ledger, made)
-    assert caught.value.todo == "Run `sparkwright patch pick 7`."
-
-
 # What a stack carries.
 
 

@@ -11,13 +11,14 @@ without effect.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -26,6 +27,8 @@ from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 
 _OFFSET = re.compile(r"Hunk #\d+ succeeded at \d+ \(offset -?\d+ lines?\)")
+#: Runs git as `Objects.run` does, with an index of its own.
+Git = Callable[..., tuple[int, bytes, str]]
 #: The mark of a last line without a line end.
 _OPEN_END = b"\n\\ "
 
@@ -79,61 +82,38 @@ class Outcome(msgspec.Struct, frozen=True):
     says: tuple[str, ...] = ()
 
 
-class ScratchIndex:
+@contextlib.contextmanager
+def _index_of(objects: Objects, base: str) -> Iterator[Git]:
     """
-    A temporary index of the tree *base*; a context manager.
-
-    git's objects stay apart from the store, and off the disk, until `keep`.
+    Yield a function that runs git with a temporary index of the tree *base*; what it writes stays
+    apart from the store, and off the disk.
     """
-
-    def __init__(self, objects: Objects, base: str) -> None:
-        self._objects, self._base = objects, base
-        self._folder = tempfile.TemporaryDirectory(dir=objects.path, prefix="index-")
-
-    def __enter__(self) -> ScratchIndex:
-        folder = Path(self._folder.name).resolve()
-        self._env = {
+    with tempfile.TemporaryDirectory(dir=objects.path, prefix="index-") as name:
+        folder = Path(name).resolve()
+        env = {
             "GIT_OBJECT_DIRECTORY": str(folder),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self._objects.path.resolve() / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.path.resolve() / "objects"),
             "GIT_INDEX_FILE": str(folder / "index"),
         }
-        self.reset(self._base)
-        return self
+        git = partial(objects.run, env=env, durable=False)
+        git(["read-tree", base])
+        yield git
 
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
 
-    def _git(self, *words: str, **options: Any) -> tuple[int, bytes, str]:
-        return self._objects.run(words, env=self._env, durable=False, **options)
+def _tree(git: Git) -> str:
+    return git(["write-tree", "--missing-ok"])[1].decode().strip()
 
-    def reset(self, tree: str) -> None:
-        """Make the index hold *tree*."""
-        self._git("read-tree", tree)
 
-    def tree(self) -> str:
-        """Return the id of the tree that the index holds."""
-        return self._git("write-tree", "--missing-ok")[1].decode().strip()
-
-    def apply(self, patch: bytes, *options: str) -> tuple[bool, str]:
-        """
-        Apply *patch* exactly, with further *options* of git apply, and return whether it fits, and
-        git's messages; the index stays as it is if it does not fit.
-        """
-        words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *options, "-"]
-        status, _, output = self._git(*words, stdin=patch, check=False)
-        # A binary hunk that is cut off is an error to git, but its status is that of the rest.
-        failed = status or any(line.startswith("error:") for line in output.splitlines())
-        return not failed, output
-
-    def blob(self, path: str) -> bytes:
-        """Return the file at *path*; nothing if there is none."""
-        return self._git("cat-file", "blob", f":{path}", check=False)[1]
-
-    def keep(self, trees: Sequence[str]) -> None:
-        """Store *trees* with everything in them."""
-        wanted = "\n".join([*trees, "--not", self._base, ""]).encode()
-        pack = self._git("pack-objects", "--revs", "--stdout", "--quiet", stdin=wanted)[1]
-        self._objects.run(["index-pack", "--stdin"], stdin=pack)
+def _apply(git: Git, patch: bytes, *options: str) -> tuple[bool, str]:
+    """
+    Apply *patch* exactly, with further *options* of git apply, and return whether it fits, and
+    git's messages; the index stays as it is if it does not fit.
+    """
+    words = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *options, "-"]
+    status, _, output = git(words, stdin=patch, check=False)
+    # A binary hunk that is cut off is an error to git, but its status is that of the rest.
+    failed = status or any(line.startswith("error:") for line in output.splitlines())
+    return not failed, output
 
 
 def apply_patches(
@@ -141,13 +121,14 @@ def apply_patches(
     fork: str,
     base: str,
     patches: Sequence[Patch],
-    failure: Callable[[Sequence[Patch], Sequence[Outcome]], PatchError] | None = None,
+    failure: Callable[[Sequence[Patch], Outcome], PatchError] | None = None,
 ) -> PatchedTree:
     """
     Apply *patches* to the tree *base*, in order.
 
     Args:
-        failure: Makes the error in place of `error_of`, from *patches* and the outcomes so far.
+        failure: Makes the error in place of `error_of`, from the patches up to the one that was not
+            applied.
 
     Raises:
         patch-conflict: A patch does not apply.
@@ -155,15 +136,24 @@ def apply_patches(
         patch-no-effect: A patch leaves the tree as it was.
         patch-invalid: A patch changes a file that it does not name, a link or a submodule.
     """
-    failure, steps = failure or partial(error_of, fork), list[AppliedPatch]()
     with console.step(f"apply {len(patches)} patches to {fork}"):
         outcomes = evaluate(objects, base, patches, strict=True)
         if outcomes and outcomes[-1].status != "applied":
-            raise failure(patches, outcomes)
-        for patch, outcome in zip(patches, outcomes, strict=True):
-            record = (patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree)
-            steps.append(AppliedPatch(*record, patch.pick, outcome.moved))
-            console.note(f"{outcome.tree[:12]}  {patch.subject}")
+            raise (failure or partial(error_of, fork))(patches[: len(outcomes)], outcomes[-1])
+        steps = [
+            AppliedPatch(
+                patch.name,
+                patch.sha256,
+                patch.subject,
+                patch.reason,
+                outcome.tree,
+                patch.pick,
+                outcome.moved,
+            )
+            for patch, outcome in zip(patches, outcomes, strict=True)
+        ]
+        for step in steps:
+            console.note(f"{step.tree[:12]}  {step.subject}")
     tree = steps[-1].tree if steps else base
     modes, wrong = objects.paths(tree) if steps else {}, list[str]()
     changes = objects.successive_changes([base, *(step.tree for step in steps)])
@@ -181,16 +171,16 @@ def apply_patches(
     return PatchedTree(fork, base, tree, tuple(steps))
 
 
-def error_of(fork: str, patches: Sequence[Patch], outcomes: Sequence[Outcome]) -> PatchError:
-    """Return the error for the last of *outcomes*: a patch that was not applied."""
-    patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
-    details = [*outcome.says, f"tree before it: {outcome.tree}"]
+def error_of(fork: str, patches: Sequence[Patch], outcome: Outcome) -> PatchError:
+    """Return the error for *outcome*: the last of *patches* was not applied."""
+    patch, details = patches[-1], [*outcome.says, f"tree before it: {outcome.tree}"]
     if outcome.status == "already-upstream":
         details = [patch.subject, f"drop it when: {patch.drop_when}", *details]
     reference, what = {
         "already-upstream": ("patch-already-upstream", f"is in {fork} already"),
         "empty": ("patch-no-effect", f"changes nothing in {fork}"),
-    }.get(outcome.status, ("patch-conflict", f"does not apply to {fork}"))
+        "conflict": ("patch-conflict", f"does not apply to {fork}"),
+    }[outcome.status]
     return PatchError(reference, f"{patch.name} {what}.", details=details)
 
 
@@ -205,27 +195,28 @@ def evaluate(
             after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
     outcomes, tree = list[Outcome](), base
-    with ScratchIndex(objects, base) as index:
+    with _index_of(objects, base) as git:
         for patch in patches:
-            outcomes.append(_attempt(index, tree, patch, movable=not strict or bool(patch.pick)))
+            outcomes.append(_attempt(git, tree, patch, movable=not strict or bool(patch.pick)))
             tree = outcomes[-1].tree
             if strict and outcomes[-1].status != "applied":
                 break
         # The last patch may take everything back.
         if trees := [outcome.tree for outcome in outcomes if outcome.tree != base]:
-            index.keep(trees)
+            wanted = "\n".join([*trees, "--not", base, ""]).encode()
+            words = ["pack-objects", "--revs", "--stdout", "--quiet"]
+            objects.run(["index-pack", "--stdin"], stdin=git(words, stdin=wanted)[1])
     return outcomes
 
 
-def _attempt(index: ScratchIndex, before: str, patch: Patch, *, movable: bool) -> Outcome:
-    """Try *patch* on *index*, which holds the tree *before* and then that of the outcome."""
+def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
+    """Try *patch* on the index, which holds the tree *before* and then that of the outcome."""
     hunks = [(hunk.before, hunk.after) for part in patch.sections() for hunk in part.hunks]
     same_lines = hunks and all(old == new for old, new in hunks)
     if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
-    fits, output = index.apply(patch.data)
-    moved = _OFFSET.findall(output)
-    after = index.tree() if fits else before
+    fits, output = _apply(git, patch.data)
+    moved, after = _OFFSET.findall(output), _tree(git)
     if fits and after == before:
         says = ("the tree is the same with it as without",)
         return Outcome("already-upstream", before, says=says)
@@ -233,33 +224,31 @@ def _attempt(index: ScratchIndex, before: str, patch: Patch, *, movable: bool) -
     clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
     if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
         return Outcome("applied", after)
-    index.reset(before)
-    reverts, messages = index.apply(patch.data, "--reverse", "--check")
+    git(["read-tree", before])
+    reverts, messages = _apply(git, patch.data, "--reverse", "--check")
     # A patch that fits at its own lines is not there already because similar lines are elsewhere.
     elsewhere = _OFFSET.search(messages) and not (movable and (moved or not fits))
-    if reverts and not elsewhere and not any(_joined_lines(index, patch, done=True)):
+    if reverts and not elsewhere and not any(_joined_lines(git, patch, done=True)):
         says = ("the whole change can be reverted in this tree",)
         return Outcome("already-upstream", before, says=says)
-    if reasons := _obstacles(index, patch, fits, output, movable=movable):
+    if reasons := _obstacles(git, patch, fits, output, movable=movable):
         return Outcome("conflict", before, says=tuple(reasons))
-    index.reset(after)
+    git(["read-tree", after])
     return Outcome("applied", after, len(moved))
 
 
-def _obstacles(
-    index: ScratchIndex, patch: Patch, fits: bool, output: str, *, movable: bool
-) -> list[str]:
+def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool) -> list[str]:
     """Return why the patch is a conflict; nothing if it is none."""
     if not fits:
         # "while searching for" is followed by lines of the patch, which the report has.
         lines = [line for line in output.splitlines() if "while searching for" not in line]
         return [line for line in lines if line.startswith("error:")] or lines[-5:]
-    if joined := list(_joined_lines(index, patch)):
+    if joined := list(_joined_lines(git, patch)):
         return ["it ends a file where this tree goes on", *joined]
     moved = _OFFSET.findall(output)
     if moved and not movable:
         return ["it applies only at other lines than it names", *moved]
-    if moved and (unclear := list(_ambiguous_hunks(index, patch))):
+    if moved and (unclear := list(_ambiguous_hunks(git, patch))):
         return ["hunks that fit at other lines than they name fit there more than once", *unclear]
     return []
 
@@ -270,21 +259,25 @@ def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozens
     *tree* has them.
     """
     present = set[str]()
-    with ScratchIndex(objects, tree) as index:
+    with _index_of(objects, tree) as git:
         for patch in reversed(patches):
             # A joined line is another line; and git reverts a change of modes alone in any tree.
-            if any(_joined_lines(index, patch, done=True)):
-                continue
-            if index.apply(patch.data, "--reverse")[0] and (after := index.tree()) != tree:
-                tree = after
+            joined = any(_joined_lines(git, patch, done=True))
+            if not joined and _apply(git, patch.data, "--reverse")[0] and _tree(git) != tree:
+                tree = _tree(git)
                 present.add(patch.name)
     return frozenset(present)
 
 
-def _ambiguous_hunks(index: ScratchIndex, patch: Patch) -> Iterator[str]:
+def _text(git: Git, path: str) -> bytes:
+    """Return the file at *path* of the index; nothing if there is none."""
+    return git(["cat-file", "blob", f":{path}"], check=False)[1]
+
+
+def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in patch.sections():
-        text = index.blob(part.old) if part.hunks and part.old else b""
+        text = _text(git, part.old) if part.hunks and part.old else b""
         places = [(hunk, hunk.places(text)) for hunk in part.hunks if part.old]
         if not all(hunk.start in lines for hunk, lines in places):
             for hunk, lines in places:
@@ -293,7 +286,7 @@ def _ambiguous_hunks(index: ScratchIndex, patch: Patch) -> Iterator[str]:
                     yield f"{part.path}: {hunk.label} at lines {at}"
 
 
-def _joined_lines(index: ScratchIndex, patch: Patch, *, done: bool = False) -> Iterator[str]:
+def _joined_lines(git: Git, patch: Patch, *, done: bool = False) -> Iterator[str]:
     """
     Yield the hunks that end with a line without a line end, where the file has one.
 
@@ -304,5 +297,5 @@ def _joined_lines(index: ScratchIndex, patch: Patch, *, done: bool = False) -> I
         for hunk in part.hunks[-1:]:
             lines, path = (hunk.after, part.new) if done else (hunk.before, part.old)
             ends_open = path and lines and not lines[-1].endswith(b"\n")
-            if ends_open and not hunk.places(index.blob(path), done=done):
+            if ends_open and not hunk.places(_text(git, path), done=done):
                 yield f"{path}: {hunk.label}"

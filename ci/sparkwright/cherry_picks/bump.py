@@ -79,7 +79,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         f"forks/{project.stack}/stack.yaml": stack_text,
         f"forks/{project.stack}/lock.yaml": lock_text,
     }
-    if upstream.book and (book := upstream.book.without(project.stack, gone)) != upstream.book:
+    if (book := upstream.book.without(project.stack, gone)) != upstream.book:
         files[f"cherry_picks/{fork}.yaml"] = ledger.render(book)
     return Bump(fork, base, tuple(tried), gone, files)
 

@@ -8,10 +8,11 @@ release archive will do; and the earlier patches of ours that changed the file.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,9 +21,8 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
 from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence
-from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import SourceError
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
@@ -100,12 +100,9 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     block = SequenceMatcher(None, wanted, have).find_longest_match()
     line = max(block.b - block.a if block.size else min(hunk.start, len(have)) - 1, 0)
     there = have[line : line + len(wanted)]
-    codes = SequenceMatcher(None, wanted, there).get_opcodes()
-    changes = [code for code in codes if code[0] != "equal"]
-    expected = [text for _, start, end, _, _ in changes for text in wanted[start:end]]
-    found = [text for _, _, _, start, end in changes for text in there[start:end]]
-    shown = _shown(expected), _shown(found)
-    return HunkState(hunk.label, "gone", line + 1, *shown)
+    expected = _shown([line for line in wanted if line not in there])
+    found = _shown([line for line in there if line not in wanted])
+    return HunkState(hunk.label, "gone", line + 1, expected, found)
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
@@ -118,53 +115,51 @@ def error_with_report(
     upstream: Upstream,
     source: FetchedSource,
     patches: Sequence[Patch],
-    outcomes: Sequence[Outcome],
+    outcome: Outcome,
 ) -> PatchError:
     """
-    Return the error for the last of *outcomes*: a patch that was not applied to *source*. The error
-    of a conflict holds the report.
+    Return the error for *outcome*: the last of *patches* was not applied to *source*. The error of
+    a conflict holds the report.
     """
-    patch, outcome = patches[len(outcomes) - 1], outcomes[-1]
-    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     if outcome.status != "conflict":
-        return apply.error_of(upstream.fork, patches, outcomes)
+        return apply.error_of(upstream.fork, patches, outcome)
+    *earlier, patch = patches
+    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     verb = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
-    rebase, export = (f"sparkwright patch {name} {verb}" for name in ("rebase", "export"))
-    exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
-    commands = (exclude, rebase) if patch.pick else (rebase, export)
-    earlier = patches[: len(outcomes) - 1]
-    says = outcome.says
-    return explain(upstream, base, outcome.tree, patch, earlier, says=says, commands=commands)
+    commands = [f"sparkwright patch {name} {verb}" for name in ("rebase", "export")]
+    if patch.pick:
+        exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
+        commands = [exclude, commands[0]]
+    return explain(upstream, base, outcome, patch, earlier, commands=commands)
 
 
 def explain(
     upstream: Upstream,
     base: Base,
-    tree: str,
+    outcome: Outcome,
     patch: Patch,
     earlier: Sequence[Patch],
     *,
-    says: Sequence[str] = (),
     commands: Sequence[str] = (),
     todo: str = "",
 ) -> PatchError:
     """
-    Return the error of *patch*, which does not apply to *tree*, with the report.
+    Return the error of *patch*, which does not apply, with the report.
 
     Args:
-        base: The base of *tree*; only its files are states of upstream's branch.
-        earlier: The patches between *base* and *tree*.
-        says: git's messages.
+        base: The base of the series; only its files are states of upstream's branch.
+        outcome: Of the patch, with the tree that it was tried on.
+        earlier: The patches before it.
         commands: Command lines to go on with.
     """
     objects, fork = upstream.context.objects, upstream.fork
     present, original = (
         {path: blob for path, (mode, blob) in objects.paths(name).items() if mode[:3] == "100"}
-        for name in (tree, base.tree)
+        for name in (outcome.tree, base.tree)
     )
     files = tuple(
         msgspec.structs.replace(
-            _file(upstream, tree, present, original, part),
+            _file(upstream, outcome.tree, present, original, part),
             ours=tuple(patch.name for patch in earlier if (part.old or part.new) in patch.files),
         )
         for part in patch.sections()
@@ -174,11 +169,11 @@ def explain(
     report = {
         "fork": fork,
         "base": base.name,
-        "tree": tree,
+        "tree": outcome.tree,
         "patch": patch.name,
         "subject": patch.subject,
         "author": patch.author,
-        "page": upstream.book.page(patch.pick) if upstream.book and patch.pick else "",
+        "page": upstream.book.page(patch.pick) if patch.pick else "",
     }
     rows = [f"{key}: {value}" for key, value in report.items() if value]
     rows += [row for file in files for row in _rows(file)]
@@ -186,10 +181,10 @@ def explain(
         mark = {None: "could not be tested", True: "yes", False: "no"}[test.holds]
         rows.append(f"already upstream by {test.test}: {mark}, {test.says}")
     rows += [f"to go on: {command}" for command in commands]
-    wrong = [file.path for file in files if not file.fits]
-    what = f"{patch.name} does not apply to {fork}{': ' + ', '.join(wrong) if wrong else ''}."
+    wrong = ", ".join(file.path for file in files if not file.fits)
+    what = f"{patch.name} does not apply to {fork}{': ' if wrong else ''}{wrong}."
     data = {"conflict": {**report, "files": files, "evidence": tests, "commands": commands}}
-    return PatchError("patch-conflict", what, details=[*says, *rows], data=data, todo=todo)
+    return PatchError("patch-conflict", what, details=[*outcome.says, *rows], data=data, todo=todo)
 
 
 def _file(
@@ -224,45 +219,42 @@ def _file(
         if state.state not in ("fits", "moved")
         for line in hunk.before
     ]
-    return _with_upstream(upstream, conflict, part, wanted, original.get(path, ""))
+    blobs = {"base": original.get(path, ""), "patch": part.blob}
+    return msgspec.structs.replace(conflict, **_between(upstream, path, wanted, blobs))
 
 
-def _with_upstream(
-    upstream: Upstream, conflict: FileConflict, part: Section, wanted: Sequence[bytes], blob: str
-) -> FileConflict:
+def _between(
+    upstream: Upstream, path: str, lines: Sequence[bytes], blobs: Mapping[str, str]
+) -> dict[str, Any]:
     """
-    Find the file of the base and the file of the patch in upstream's history, and list the commits
-    between them.
+    Return the fields of `FileConflict` about upstream: the commits of the branch between the file
+    of the base and that of the patch, found by their ids *blobs*, which change *lines*.
     """
-    objects, replace = upstream.context.objects, msgspec.structs.replace
-    if upstream.mirror is None or not upstream.tip:
-        note = "upstream's history is not in the store; `sparkwright patch drift` brings it"
-        return replace(conflict, note=note)
-    states = history.states(objects, conflict.path, upstream.tip)
-    blobs = {"base": blob, "patch": part.blob}
+    objects, mirror = upstream.context.objects, upstream.mirror
+    tip = mirror.fetched(upstream.book.branch) if mirror else ""
+    if not mirror or not tip:
+        return {"note": "upstream's history is not in the store; `sparkwright patch drift` gets it"}
+    states = history.states(objects, path, tip)
     positions = {
         whose: number
-        for whose, wanted_blob in blobs.items()
+        for whose, blob in blobs.items()
         for number, (_, state) in reversed([*enumerate(states)])
-        if wanted_blob and state.startswith(wanted_blob)
+        if blob and state.startswith(blob)
     }
     if absent := [whose for whose in blobs if whose not in positions]:
-        note = f"the {absent[0]}'s {conflict.path} is no state of upstream's branch"
-        return replace(conflict, note=note)
+        return {"note": f"the {absent[0]}'s {path} is no state of upstream's branch"}
     between = states[min(positions.values()) : max(positions.values()) + 1]
-    try:
-        upstream.mirror.files({state for _, state in between if state.strip("0")})
-    except SparkwrightError as error:
-        console.detail(f"not all states of {conflict.path} can be read: {error.what}")
+    # Offline, all commits between are listed.
+    with contextlib.suppress(SourceError):
+        mirror.files({state for _, state in between if state.strip("0")})
     touching = [
         commit
         for (commit, after), (_, before) in itertools.pairwise(between)
-        if history.touches(objects, before, after, wanted)
+        if history.touches(objects, before, after, lines)
     ]
     names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
-    commits = tuple(history.commit(objects, name) for name in names)
     field = "base_lacks" if positions["patch"] < positions["base"] else "base_has"
-    return replace(conflict, **{field: commits})
+    return {field: tuple(history.commit(objects, name) for name in names)}
 
 
 def _rows(file: FileConflict) -> list[str]:
@@ -274,11 +266,9 @@ def _rows(file: FileConflict) -> list[str]:
         rows.append(f"  {hunk.label}: {_HUNK[hunk.state].format(line=hunk.line)}")
         rows += [f"    wants: {line}"[:COLUMNS] for line in hunk.expected]
         rows += [f"    finds: {line}"[:COLUMNS] for line in hunk.found]
-    lacks, has = (
-        "the patch builds on, and the base lacks",
-        "the base has, and the patch does not know",
-    )
+    lacks = "the patch builds on, and the base lacks"
     rows += [f"  {lacks}: {commit.line()}" for commit in file.base_lacks]
+    has = "the base has, and the patch does not know"
     rows += [f"  {has}: {commit.line()}" for commit in file.base_has]
     rows += [f"  touched by our {name} before" for name in file.ours]
     return [*rows, *([f"  ({file.note})"] if file.note else [])]

@@ -185,8 +185,8 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
         console.note(base.name)
         tried += trials(upstream, patches, base)
         names.append(base.name)
-    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    drift = Drift(upstream.fork, context.project.stack, day, tuple(names), tuple(tried))
+    pins = (upstream.fork, context.project.stack, ledger.today())
+    drift = Drift(*pins, tuple(names), tuple(tried))
     if tried:
         context.store.put("drift", _key(context, upstream.fork), drift)
     return drift
@@ -229,7 +229,7 @@ def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
     book, stack = ledger.load(context.project.root, fork), context.project.stack
     drift, carried = last(context, fork), list[Patch]()
-    for record in book.carried(stack) if book else ():
+    for record in book.carried(stack):
         data = patch.without(series.stored_diff(context, record), record.stacks[stack])
         picked = series.as_patch(record, data)
         carried.append(msgspec.structs.replace(picked, date=record.date))
@@ -244,7 +244,7 @@ def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
             *_needed(drift, patch.name, patch.sha256),
             patch.reason,
             patch.drop_when,
-            book.page(patch.pick) if book and patch.pick else "",
+            book.page(patch.pick) if patch.pick else "",
         )
         for patch in carried
     ]
@@ -273,8 +273,6 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
 
 #: Whether a commit is good, None if that cannot be told; and the answer in words.
 Answer = tuple[bool | None, str]
-
-SKIP = 125
 
 
 class BisectResult(msgspec.Struct, frozen=True):
@@ -311,88 +309,63 @@ def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
     )
 
 
-def commit_range(fork: Upstream, start: str, end: str, number: int = 0) -> list[str]:
+def bisect(fork: Upstream, start: str, end: str, ask: Callable[[str], Answer]) -> BisectResult:
     """
-    Return the commits of the branch from *start*, else from the base of pull request *number*, to
-    *end*, else to the tip; oldest first.
+    Return the first commit of the branch after *start* at which the answer of *ask* differs from
+    that for *start*.
+
+    Args:
+        end: The last commit; empty for the tip of the branch.
 
     Raises:
         file-invalid: The fork has no ledger, which names the repository.
         not-provided: A name means nothing, or *end* does not follow *start*.
         offline, source-unreachable: The repository may not be asked, or does not answer.
+        bisect-undecided: The ends give the same answer, or none; or the commits at the change give
+            none.
     """
     book, objects = ledger.require(fork.context.project.root, fork.fork), fork.context.objects
-    start = start or (book.record(number).base if number else "")
     if not start:
         raise SourceError(
             "not-provided",
             "The search needs a commit to start from.",
             todo="Name one with --from.",
         )
-    fork.commit(book.branch)
-    first, last = fork.commit(start), fork.commit(end or book.branch)
-    names = ["--first-parent", last, f"^{first}"]
-    ends = [f"{commit}^{{commit}}" for commit in (first, last)]
-    following = history.log(objects, *names) if all(map(objects.has, ends)) else []
-    if not following:
+    tip = fork.commit(book.branch)
+    old, new = fork.commit(start), fork.commit(end) if end else tip
+    words, answers = ["rev-list", "--bisect-all", "--first-parent"], dict[str, Answer]()
+    if not objects.run([*words, new, f"^{old}"], check=False)[1]:
         raise SourceError(
             "not-provided",
-            f"{last[:12]} does not follow {first[:12]} on {book.branch}.",
+            f"{new[:12]} does not follow {old[:12]} on {book.branch}.",
             todo="Choose ends with --from and --to.",
         )
-    return [first, *(entry.commit for entry in reversed(following))]
 
+    def judge(commit: str) -> bool | None:
+        answers[commit] = ask(commit)
+        console.note(f"{commit[:12]}: {answers[commit][1]}")
+        return answers[commit][0]
 
-def search(count: int, ask: Callable[[int], bool | None]) -> tuple[int, int]:
-    """
-    Return the last of *count* states that answers as the first one does, and the first that answers
-    as the last one does; between them there are only states without an answer.
-
-    Returns:
-        Both ends, if they do not give two answers.
-    """
-    low, high = 0, count - 1
-    answers = {low: ask(low), high: ask(high)}
-    while {answers[low], answers[high]} == {True, False}:
-        untried = [number for number in range(low + 1, high) if number not in answers]
+    first, last, left = judge(old), judge(new), list[str]()
+    while {first, last} == {True, False}:
+        # The commits that halve the range best come first.
+        lines = objects.run([*words, new, f"^{old}"])[1].decode().splitlines()
+        left = [line.split()[0] for line in lines]
+        untried = [commit for commit in left if commit not in answers]
         if not untried:
             break
-        number = untried[len(untried) // 2]
-        answers[number] = ask(number)
-        if answers[number] is not None:
-            low, high = (number, high) if answers[number] == answers[low] else (low, number)
-    return low, high
-
-
-def first_change(
-    fork: Upstream, commits: Sequence[str], ask: Callable[[str], Answer]
-) -> BisectResult:
-    """
-    Return the first of *commits* at which the answer of *ask* differs from the first one's.
-
-    Raises:
-        bisect-undecided: The ends give the same answer, or none; or the commits at the change give
-            none.
-    """
-    answers = dict[int, Answer]()
-
-    def answer(number: int) -> bool | None:
-        answers[number] = ask(commits[number])
-        console.note(f"{commits[number][:12]}: {answers[number][1]}")
-        return answers[number][0]
-
-    last, first = search(len(commits), answer)
-    if first - last > 1 or {answers[last][0], answers[first][0]} != {True, False}:
+        answer = judge(untried[0])
+        if answer is not None:
+            old, new = (untried[0], new) if answer == first else (old, untried[0])
+    if left != [new]:
         raise PatchError(
             "bisect-undecided",
-            f"The answer changes nowhere for certain from {commits[last][:12]} to "
-            f"{commits[first][:12]}.",
-            details=[f"{commits[number][:12]}: {answers[number][1]}" for number in sorted(answers)],
+            f"The answer changes nowhere for certain from {old[:12]} to {new[:12]}.",
+            details=[f"{commit[:12]}: {text}" for commit, (_, text) in answers.items()],
         )
-    commit = history.commit(fork.context.objects, commits[first])
-    page = fork.book.page(commit.number) if fork.book and commit.number else ""
-    replies = (answers[last][1], answers[first][1])
-    return BisectResult(commit.commit, *replies, commit.line(), page)
+    change = history.commit(objects, new)
+    page = book.page(change.number) if change.number else ""
+    return BisectResult(new, answers[old][1], answers[new][1], change.line(), page)
 
 
 def patch_answer(fork: Upstream, patches: Sequence[Patch], commit: str) -> Answer:
@@ -426,4 +399,4 @@ def command_answer(fork: Upstream, command: Sequence[str], commit: str) -> Answe
         status = int(str(error.data.get("status", 128)))
         if not 0 < status < 128:
             raise
-    return None if status == SKIP else status == 0, f"exit status {status}"
+    return None if status == 125 else status == 0, f"exit status {status}"

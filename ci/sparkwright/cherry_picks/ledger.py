@@ -19,7 +19,6 @@ import msgspec
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.forks.lock import UNRESOLVED
-from sparkwright.forks.stack import SourceError
 
 PullState = Literal["open", "merged", "closed", "unresolved"]
 
@@ -113,24 +112,10 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if twice := {number for number in numbers if numbers.count(number) > 1}:
             raise ValueError(f"listed twice: {', '.join(f'#{number}' for number in sorted(twice))}")
 
-    def record(self, number: int) -> Record:
-        """
-        Return the record of pull request *number*.
-
-        Raises:
-            not-provided: There is none.
-        """
-        if record := self.find(number):
-            return record
-        raise SourceError(
-            "not-provided",
-            f"The ledger of {self.url} has no record #{number}.",
-            todo=f"Write one with `sparkwright patch pick {number}`.",
-        )
-
-    def find(self, number: int) -> Record | None:
-        """Return the record of pull request *number*, or None if there is none."""
-        return next((record for record in self.records if record.number == number), None)
+    @property
+    def by_number(self) -> dict[int, Record]:
+        """The records by the numbers of their pull requests."""
+        return {record.number: record for record in self.records}
 
     def carried(self, stack: str) -> tuple[Record, ...]:
         """Return the records that *stack* carries, in order."""
@@ -138,7 +123,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def with_record(self, record: Record) -> Ledger:
         """Return the ledger with *record* in its old place, or at the end."""
-        records = {old.number: old for old in self.records} | {record.number: record}
+        records = self.by_number | {record.number: record}
         return msgspec.structs.replace(self, records=tuple(records.values()))
 
     def without(self, stack: str, names: Collection[str]) -> Ledger:
@@ -159,21 +144,26 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.url.removesuffix('.git')}/pull/{number}"
 
 
+def today() -> str:
+    """Return the day (UTC), as records have it."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
 def path_of(root: Path, fork: str) -> Path:
     """Return the file of the ledger of *fork* in the checkout *root*."""
     return root / "cherry_picks" / f"{fork}.yaml"
 
 
-def load(root: Path, fork: str) -> Ledger | None:
+def load(root: Path, fork: str) -> Ledger:
     """
-    Return the ledger of *fork*, or None when it has none.
+    Return the ledger of *fork*; one without an address and records if it has none.
 
     Raises:
         file-invalid: It is damaged, lists a pull request twice, or lets a stack carry one that is
             not pinned.
     """
     path = path_of(root, fork)
-    return strict_yaml.load(path, Ledger) if path.exists() else None
+    return strict_yaml.load(path, Ledger) if path.exists() else Ledger("")
 
 
 def require(root: Path, fork: str) -> Ledger:
@@ -183,11 +173,12 @@ def require(root: Path, fork: str) -> Ledger:
     Raises:
         file-invalid: As `load`; also when there is none.
     """
-    if book := load(root, fork):
-        return book
-    details = [f"expected: {path_of(root, fork)}"]
-    todo = "Begin one: a file with the field `url`."
-    raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
+    book = load(root, fork)
+    if not book.url:
+        details = [f"expected: {path_of(root, fork)}"]
+        todo = "Begin one: a file with the field `url`."
+        raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
+    return book
 
 
 def render(ledger: Ledger) -> str:
@@ -201,7 +192,11 @@ def render(ledger: Ledger) -> str:
 
 def write(root: Path, fork: str, ledger: Ledger) -> None:
     """Write the ledger of *fork*, whole or not at all."""
-    path = path_of(root, fork)
+    replace_file(path_of(root, fork), render(ledger).encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write *data* to the reviewed file *path*, whole or not at all."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(render(ledger), "utf-8")
+    fresh.write_bytes(data)
     fresh.replace(path)

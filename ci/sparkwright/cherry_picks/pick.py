@@ -7,7 +7,6 @@ git objects in either case.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 
 import msgspec
@@ -72,7 +71,7 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
 
 def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
     """Return what `snapshot` does, by git alone."""
-    mirror, previous = context.mirror(ledger.url), ledger.find(number)
+    mirror, previous = context.mirror(ledger.url), ledger.by_number.get(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
         raise SourceError("source-unreachable", f"{ledger.url} has no branch {ledger.branch}.")
@@ -115,14 +114,13 @@ def record(
         source-unreachable: The repository does not offer its commits.
     """
     base, tip = _base(context, ledger, pull, number), pull.merge or pull.head
-    data, previous = series.diff_between(context, ledger, base, tip), ledger.find(number)
+    data, previous = series.diff_between(context, ledger, base, tip), ledger.by_number.get(number)
     # git alone may not know what an earlier record does.
     old = {
         field: getattr(previous, field)
         for field in ("title", "author", "state", "head")
         if previous and getattr(pull, field) == UNRESOLVED
     }
-    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     fresh = Record(
         number=number,
         title=pull.title,
@@ -131,7 +129,7 @@ def record(
         head=pull.head,
         base=base,
         merge=pull.merge,
-        seen=previous.seen if previous and "state" in old else today,
+        seen=previous.seen if previous and "state" in old else ledgers.today(),
         date=history.commit(context.objects, tip).date,
         sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
@@ -148,30 +146,25 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     Return the commit that the diff is taken against, with the histories that this needs in the
     store.
     """
-    objects, mirror = context.objects, context.mirror(ledger.url)
-    tip = mirror.history(pull.branch, newest=True)
+    objects, mirror, base = context.objects, context.mirror(ledger.url), ""
+    tip = mirror.history(pull.branch, newest=True) or ""
     if pull.merge:
-        if tip is None or not history.is_ancestor(objects, pull.merge, tip):
+        if not history.is_ancestor(objects, pull.merge, tip):
             raise PatchError(
                 "pick-mismatch",
                 f"The merge commit of #{number} is not part of {pull.branch}.",
                 details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
             )
-        # A squash and a merge bring one commit to the branch.
         parents = history.parents(objects, pull.merge)
-        if len(parents) > 1 or (parents and history.commit(objects, pull.merge).number == number):
-            return parents[0]
-        base = None
+        # A squash and a merge bring one commit to the branch.
+        if len(parents) > 1 or history.commit(objects, pull.merge).number == number:
+            base = "".join(parents[:1])
     else:
-        head = mirror.history(f"refs/pull/{number}/head", newest=True)
-        if head is None:
+        if mirror.history(f"refs/pull/{number}/head", newest=True) is None:
             what = f"{ledger.url} does not offer the commits of #{number}."
             raise SourceError("source-unreachable", what)
-        if head != pull.head:
-            what = f"#{number} moved while it was read."
-            raise PatchError("pick-mismatch", what, todo="Run the same again.")
-        base = history.merge_base(objects, head, tip) if tip else None
-    if base in (None, pull.head):
+        base = objects.run(["merge-base", pull.head, tip], check=False)[1].decode().strip()
+    if base in ("", pull.head):
         raise PatchError(
             "pick-mismatch",
             f"It is unclear what #{number} changed on {pull.branch}.",
@@ -185,6 +178,16 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     return base
 
 
+def _moved(old: Record, pull: PullRequestSnapshot) -> dict[str, tuple[str, str]]:
+    """Return the commits that changed since *old*: which → before (empty if none) and now."""
+    commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
+    return {
+        name: (before, now)
+        for name, (before, now) in commits.items()
+        if now not in ("", before) and UNRESOLVED not in (before, now)
+    }
+
+
 def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
     """
     Compare the current state of a pull request with its record.
@@ -192,9 +195,8 @@ def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
     Raises:
         pick-moved: The head or the merge commit changed.
     """
-    commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
-    for name, (pinned, now) in commits.items():
-        if pinned and now and pinned != now and UNRESOLVED not in (pinned, now):
+    for name, (pinned, now) in _moved(old, pull).items():
+        if pinned:
             page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
             raise PatchError(
                 "pick-moved",
@@ -226,14 +228,14 @@ def pin(
 
     Raises:
         UsageError: The record has no reason, or no condition for dropping it.
-        patch-conflict, patch-already-upstream, patch-no-effect: It does not apply to the stack
-            after the picks before it.
+        patch-conflict, patch-already-upstream, patch-no-effect: The picks of the stack do not
+            apply with it.
         pick-moved, pick-mismatch, pull-request-gone: See `snapshot`, `record` and `check_head`.
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
         book, stack = ledgers.require(context.project.root, fork), context.project.stack
-        earlier = book.find(number)
+        earlier = book.by_number.get(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
         if not reason.strip() or not drop_when.strip():
@@ -252,11 +254,10 @@ def pin(
         book = book.with_record(msgspec.structs.replace(fresh, stacks=stacks))
         if stack in stacks:
             picks = [series.patch_of(context, book, pick, stack) for pick in book.carried(stack)]
-            end = [pick.pick for pick in picks].index(number) + 1
-            applied = [pick for pick in picks[:end] if pick.data]
+            applied = [pick for pick in picks if pick.data]
             series.apply_patches(Upstream(context, fork, book), fetch.fetch(context, fork), applied)
         ledgers.write(context.project.root, fork, book)
-    return book.record(number)
+    return book.by_number[number]
 
 
 class WatchedPull(msgspec.Struct, frozen=True):
@@ -292,47 +293,42 @@ def refresh(context: RunContext, fork: str) -> list[WatchedPull]:
     Raises:
         offline, source-unreachable: Neither the API nor the repository answers.
     """
-    with context.store.lock(f"ledger-{fork}"):
+    with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
         book, watched, by_api = ledgers.require(context.project.root, fork), [], True
-        today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-        with console.progress("pull requests", len(book.records)) as progress:
-            for count, old in enumerate(book.records, start=1):
-                try:
-                    pull = snapshot_by_api(context, book, old.number) if by_api else None
-                    by_api = pull is not None
-                    pull = pull or snapshot_by_git(context, book, old.number)
-                except GitHubError as error:
-                    if error.reference != "pull-request-gone":
-                        raise
-                    gone = ["it does not exist any more"] if by_api else []
-                    pull, changes, fresh = None, gone, old
-                if pull:
-                    changes, fresh = _changes(old, pull), _refreshed(old, pull, today)
-                    book = book.with_record(fresh)
-                visible, stacks = bool(pull or changes), tuple(old.stacks)
-                state = (fresh.title, fresh.state, fresh.seen, old.seen, visible)
-                watched.append(WatchedPull(fork, old.name, *state, tuple(changes), stacks))
-                progress.update(count, old.name)
+        for old in book.records:
+            fresh, changes, pull = old, list[str](), None
+            try:
+                pull = snapshot_by_api(context, book, old.number) if by_api else None
+                by_api = pull is not None
+                pull = pull or snapshot_by_git(context, book, old.number)
+                changes, fresh = _changes(old, pull), _refreshed(old, pull)
+            except GitHubError as error:
+                if error.reference != "pull-request-gone":
+                    raise
+                changes += ["it does not exist any more"] if by_api else []
+            visible, stacks = bool(pull or changes), tuple(old.stacks)
+            state = (fresh.title, fresh.state, fresh.seen, old.seen, visible)
+            watched.append(WatchedPull(fork, old.name, *state, tuple(changes), stacks))
+            book = book.with_record(fresh)
         ledgers.write(context.project.root, fork, book)
     return watched
 
 
 def _changes(old: Record, pull: PullRequestSnapshot) -> list[str]:
-    changes = []
+    changes = [
+        f"{name} {now[:12]}" + (f", was {before[:12]}" if before else "")
+        for name, (before, now) in _moved(old, pull).items()
+    ]
     if UNRESOLVED not in (old.state, pull.state) and old.state != pull.state:
-        changes.append(f"{pull.state}, was {old.state}")
-    commits = {"merged as": (old.merge, pull.merge), "head": (old.head, pull.head)}
-    for name, (before, now) in commits.items():
-        if now not in ("", UNRESOLVED, before) and before != UNRESOLVED:
-            changes.append(f"{name} {now[:12]}" + (f", was {before[:12]}" if before else ""))
+        changes.insert(0, f"{pull.state}, was {old.state}")
     return changes
 
 
-def _refreshed(old: Record, pull: PullRequestSnapshot, today: str) -> Record:
+def _refreshed(old: Record, pull: PullRequestSnapshot) -> Record:
     names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
     fields = {name: getattr(pull, name) for name in names}
     if pull.state == old.state:
-        fields["seen"] = today
+        fields["seen"] = ledgers.today()
     elif "merged" not in (old.state, pull.state) and pull.state != UNRESOLVED:
-        fields |= {"state": pull.state, "seen": today}
+        fields |= {"state": pull.state, "seen": ledgers.today()}
     return msgspec.structs.replace(old, **fields)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
+from sparkwright.cherry_picks.ledger import replace_file
 from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
@@ -412,18 +413,12 @@ def _write(
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        _replace(listing, f"{UNFINISHED}\n{old}".encode())
+        replace_file(listing, f"{UNFINISHED}\n{old}".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):
-            _replace(path, wanted[path])
+            replace_file(path, wanted[path])
     return [
         *(f"written: {path.relative_to(root)}" for path in changed),
         *(f"removed: {path.relative_to(root)}" for path in removed),
     ]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(data)
-    fresh.replace(path)

@@ -63,7 +63,7 @@ def _original(patch: Patch) -> tuple[int, str]:
     return (int(match[1]), match[2]) if match else (0, "")
 
 
-def check_backports(book: Ledger | None, stack: str, patches: Sequence[Patch]) -> None:
+def check_backports(book: Ledger, stack: str, patches: Sequence[Patch]) -> None:
     """
     Check that the backports among *patches*, the series of *stack*, belong to picks as the ledger
     pins them.
@@ -72,28 +72,23 @@ def check_backports(book: Ledger | None, stack: str, patches: Sequence[Patch]) -
         backport-stale: A backport is of a pull request that is not carried, or of another state of
             it, or changes files that it does not; or a pick leaves everything out and has none.
     """
-    carried = {record.number: record for record in (book.carried(stack) if book else ())}
+    carried, faults = {record.number: record for record in book.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
     for entry in patches:
         number, sha256 = _original(entry)
         record = carried.get(number)
-        if not number:
-            continue
         missing -= {number}
-        fault = ""
-        if not record:
-            fault = f"the stack does not carry #{number}"
-        elif record.sha256 != sha256:
-            fault = f"it was made from the diff {sha256[:16]}…, pinned is {record.sha256[:16]}…"
-        elif foreign := sorted(set(entry.files) - set(record.files)):
-            fault = f"#{number} does not change {', '.join(foreign)}"
-        if fault:
-            what = f"{entry.name} does not correspond to the pull request."
-            raise PatchError("backport-stale", what, details=[fault])
-    if missing:
-        names = ", ".join(f"#{number}" for number in sorted(missing))
-        what = f"The stack leaves out all of {names}, and no patch is in its place."
-        raise PatchError("backport-stale", what)
+        if number and not record:
+            faults.append(f"{entry.name}: the stack does not carry #{number}")
+        elif record and record.sha256 != sha256:
+            pinned = f"pinned is {record.sha256[:16]}…"
+            faults.append(f"{entry.name}: it was made from the diff {sha256[:16]}…, {pinned}")
+        elif record and (foreign := sorted(set(entry.files) - set(record.files))):
+            faults.append(f"{entry.name}: #{number} does not change {', '.join(foreign)}")
+    faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
+    if faults:
+        what = f"Backports of {stack} do not correspond to its picks."
+        raise PatchError("backport-stale", what, details=faults)
 
 
 def _compare(
@@ -163,33 +158,28 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
     Return the diff that *record* pins, from the store, or rendered from the pinned commits.
 
     Raises:
-        pick-mismatch: The record is not pinned, or the diff does not match its pins.
+        pick-mismatch: The diff does not match its pins.
         offline, source-unreachable: The commits are not in the store, and the repository may not be
             asked or does not have them.
     """
-    if not record.pinned:
-        raise PatchError(
-            "pick-mismatch",
-            f"The ledger does not pin {record.name} of {ledger.url}.",
-            todo=f"Run `sparkwright patch pick {record.number}`.",
-        )
     if data := stored_diff(context, record):
         return data
     data = diff_between(context, ledger, record.base, record.tip)
-    pinned = {"sha256": record.sha256, "patch-id": record.patch_id, "files": sorted(record.files)}
-    actual = {
-        "sha256": sha256_bytes(data),
-        "patch-id": patch.patch_id(context.objects, data),
-        "files": sorted(part.path for part in patch.sections(data)),
+    files = sorted(part.path for part in patch.sections(data))
+    pins = {
+        "sha256": (record.sha256, sha256_bytes(data)),
+        "patch-id": (record.patch_id, patch.patch_id(context.objects, data)),
+        "files": (sorted(record.files), files),
     }
-    if wrong := [name for name, pin in pinned.items() if actual[name] != pin]:
+    if wrong := [name for name, (pin, actual) in pins.items() if pin != actual]:
         raise PatchError(
             "pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
-            details=[f"{name}: {pinned[name]} in the ledger, {actual[name]} now" for name in wrong],
+            details=[
+                f"{name}: {pins[name][0]} in the ledger, {pins[name][1]} now" for name in wrong
+            ],
         )
-    path = _path(context, record)
-    context.store.write(f"diffs/{path.name}", data)
+    context.store.write(_path(context, record), data)
     return data
 
 
@@ -245,8 +235,7 @@ def names(folder: Path) -> list[str]:
     lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
     listed = [name for name in (line.partition("#")[0].strip() for line in lines) if name]
     present = {path.name for path in folder.glob("*.patch")}
-    twice = sorted({name for name in listed if listed.count(name) > 1})
-    wrong = [f"listed twice: {name}" for name in twice]
+    wrong = [f"listed twice: {name}" for name in sorted(set(listed)) if listed.count(name) > 1]
     wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
     wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
     if wrong:
@@ -279,9 +268,7 @@ def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
     book, stack = ledgers.load(context.project.root, fork), context.project.stack
-    picks = (
-        [patch_of(context, book, record, stack) for record in book.carried(stack)] if book else []
-    )
+    picks = [patch_of(context, book, record, stack) for record in book.carried(stack)]
     ours = load(context.project.series_folder(fork))
     return (*(pick for pick in picks if pick.data), *ours)
 
@@ -292,8 +279,8 @@ def backports(context: RunContext, fork: str) -> list[Backport]:
     ours = load(context.project.series_folder(fork))
     return [
         _compare(record, stack, diff, patch_of(context, book, record, stack), ours)
-        for record in (book.carried(stack) if book else ())
-        if book and record.stacks[stack] and (diff := stored_diff(context, record))
+        for record in book.carried(stack)
+        if record.stacks[stack] and (diff := stored_diff(context, record))
     ]
 
 
@@ -306,7 +293,7 @@ def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
     folder = context.project.series_folder(fork)
     picks = [
         (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
-        for record in (book.carried(stack) if book else ())
+        for record in book.carried(stack)
     ]
     return [*picks, *((name, sha256_file(folder / name)) for name in names(folder))]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -30,8 +31,6 @@ from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.stack import SourceError
 
-#: The id of an empty tree, which git knows without having it.
-_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
 
 
@@ -72,24 +71,17 @@ def commit(objects: Objects, name: str) -> Commit:
 
 def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None:
     """
-    Return whether *ancestor* is part of the history of *descendant*; None if that history is
-    incomplete here.
+    Return whether *ancestor* is part of the history of *descendant*; None if a commit is not there
+    or the history is incomplete here.
     """
     words = ["merge-base", "--is-ancestor", ancestor, descendant]
     status, _, errors = objects.run(words, check=False)
     return None if errors or status > 1 else status == 0
 
 
-def merge_base(objects: Objects, first: str, second: str) -> str | None:
-    """Return the best common ancestor of two commits, or None if they have none."""
-    status, out, _ = objects.run(["merge-base", first, second], check=False)
-    return out.decode().split()[0] if status == 0 else None
-
-
 def parents(objects: Objects, commit: str) -> list[str]:
     """Return the parents of *commit*, which themselves need not be there."""
-    head = objects.run(["cat-file", "commit", commit])[1].partition(b"\n\n")[0]
-    return [name.decode() for name in re.findall(rb"(?m)^parent (\w+)$", head)]
+    return objects.run(["rev-parse", f"{commit}^@"])[1].decode().split()
 
 
 def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
@@ -134,23 +126,6 @@ class Base(msgspec.Struct, frozen=True):
     commit: str = ""
 
 
-class Release(msgspec.Struct, frozen=True):
-    """
-    A release on the package index.
-
-    Attributes:
-        day: Of its upload (UTC), if the index states it.
-        folder: Of a wheel, the folder inside it that is read; an sdist is read whole.
-    """
-
-    project: str
-    version: str
-    filename: str
-    sha256: str
-    day: str = ""
-    folder: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Upstream:
     """
@@ -165,21 +140,14 @@ class Upstream:
     draft: Ledger | None = None
 
     @cached_property
-    def book(self) -> Ledger | None:
-        """The ledger of the fork, if there is one."""
+    def book(self) -> Ledger:
+        """The ledger of the fork."""
         return self.draft or ledger.load(self.context.project.root, self.fork)
 
     @cached_property
     def mirror(self) -> Mirror | None:
         """The mirror of the repository, if there is a ledger."""
-        return self.context.mirror(self.book.url) if self.book else None
-
-    @property
-    def tip(self) -> str:
-        """
-        The newest commit of the branch that is in the store; empty if its history is not there.
-        """
-        return (self.mirror.fetched(self.book.branch) or "") if self.mirror and self.book else ""
+        return self.context.mirror(self.book.url) if self.book.url else None
 
     def locked(self) -> Base:
         """Return the locked source of the fork."""
@@ -211,13 +179,13 @@ class Upstream:
             not-provided: There is none.
             offline, source-unreachable: The repository may not be asked, or does not answer.
         """
-        commit = name if self.mirror and re.fullmatch(r"[0-9a-f]{40}", name) else ""
-        if self.mirror and re.fullmatch(r"[0-9a-f]{7,39}", name):
+        commit: str | None = name if re.fullmatch(r"[0-9a-f]{40}", name) else ""
+        if re.fullmatch(r"[0-9a-f]{7,39}", name):
             words = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"]
             commit = self.context.objects.run(words, check=False)[1].decode().strip()
         if self.mirror and not commit:
-            commit = self.mirror.history(name, newest=not self.context.offline) or ""
-        if not commit:
+            commit = self.mirror.history(name, newest=not self.context.offline)
+        if not commit or not self.mirror:
             raise SourceError(
                 "not-provided",
                 f"{name} is neither a release nor a branch, tag or commit of {self.fork}.",
@@ -253,26 +221,45 @@ class Upstream:
         Yield the newest release (or *every* one) after the locked source, and the branch's tip if
         it can be reached, oldest first.
         """
-        listed, tip = self.later_releases(optional=True), self._newest(patches)
-        listed = listed if every else listed[-1:]
+        listed = self.later_releases(optional=True)
+        dated: list[tuple[str, Release | Base]] = [
+            (release.day, release) for release in (listed if every else listed[-1:])
+        ]
         # The tip of a mirror can be older than the newest releases.
-        day = tip.name.rpartition(" ")[2] if tip else ""
-        newer = [release for release in listed if tip and release.day > day]
-        yield from (of_release(self.context, release) for release in listed if release not in newer)
-        yield from [tip] if tip else []
-        yield from (of_release(self.context, release) for release in newer)
+        newest = self._newest(patches) if self.mirror else []
+        dated += [(tip.name.rpartition(" ")[2], tip) for tip in newest]
+        for _, entry in sorted(dated, key=operator.itemgetter(0)):
+            yield entry if isinstance(entry, Base) else of_release(self.context, entry)
 
-    def _newest(self, patches: Collection[Patch]) -> Base | None:
-        branch = self.book.branch if self.book else ""
+    def _newest(self, patches: Collection[Patch]) -> list[Base]:
+        """Return the tip of the branch, named with its day, if it can be reached."""
+        branch = self.book.branch
         try:
-            tip = self.commit(branch) if branch else ""
-            day = commit(self.context.objects, tip).date if tip else ""
-            return self.at_commit(f"{branch} {day}", tip, patches) if tip else None
+            tip = self.commit(branch)
+            name = f"{branch} {commit(self.context.objects, tip).date}"
+            return [self.at_commit(name, tip, patches)]
         except SourceError as error:
             if error.reference not in {"offline", "source-unreachable"}:
                 raise
             console.note(f"{branch} of {self.fork} is left out: {error.what}")
-            return None
+            return []
+
+
+class Release(msgspec.Struct, frozen=True):
+    """
+    A release on the package index.
+
+    Attributes:
+        day: Of its upload (UTC), if the index states it.
+        folder: Of a wheel, the folder inside it that is read; an sdist is read whole.
+    """
+
+    project: str
+    version: str
+    filename: str
+    sha256: str
+    day: str = ""
+    folder: str = ""
 
 
 def of_release(context: RunContext, release: Release) -> Base:
@@ -282,28 +269,19 @@ def of_release(context: RunContext, release: Release) -> Base:
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
     """
-    tree = _stored(context, release)
-    if not tree:
+    key = content_key("release", {"sha256": release.sha256, "folder": release.folder})
+    tree = context.store.get("release", key, str)
+    if not tree or not context.objects.has(f"{tree}^{{tree}}"):
         names = (release.project, release.version, release.filename, release.sha256)
         with context.store.lock("objects"):
             tree = package_index.import_file(context, FileLock(*names, 0, release.folder))
-        context.store.put("release", _key(release), tree)
+        context.store.put("release", key, tree)
     return Base(release.version, tree)
-
-
-def _stored(context: RunContext, release: Release) -> str:
-    tree = context.store.get("release", _key(release), str)
-    return tree if tree and context.objects.has(f"{tree}^{{tree}}") else ""
-
-
-def _key(release: Release) -> str:
-    return content_key("release", {"sha256": release.sha256, "folder": release.folder})
 
 
 def releases(context: RunContext, project: str, *, optional: bool = False) -> list[Release]:
     """
-    Return the final releases of *project* that have an sdist, oldest first; with --offline, those
-    that are in the store.
+    Return the final releases of *project* that have an sdist, oldest first; none with --offline.
 
     Args:
         optional: Return none if the index does not answer.
@@ -313,12 +291,9 @@ def releases(context: RunContext, project: str, *, optional: bool = False) -> li
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    key, by_version = content_key("releases", project), {}
-    if context.offline:
-        stored = context.store.get("releases", key, list[Release]) or []
-        return [release for release in stored if _stored(context, release)]
+    by_version = {}
     try:
-        files = package_index.files(project)
+        files = () if context.offline else package_index.files(project)
     except SourceError as error:
         if not optional:
             raise
@@ -330,9 +305,7 @@ def releases(context: RunContext, project: str, *, optional: bool = False) -> li
             if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
                 pins = (str(version), file.name, file.sha256, file.day)
                 by_version[version] = Release(project, *pins)
-    listed = [by_version[version] for version in sorted(by_version)]
-    context.store.put("releases", key, listed)
-    return listed
+    return [by_version[version] for version in sorted(by_version)]
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -363,7 +336,7 @@ def evidence(
     Args:
         reverts: Whether the patch can be reverted in *base*; see `apply.taken_away`.
     """
-    record = upstream.book.record(patch.pick) if upstream.book and patch.pick else None
+    record = upstream.book.by_number.get(patch.pick)
     holds = "holds the whole change" if reverts else "does not hold all of it"
     return (
         Evidence("ancestor", *_ancestor(upstream, base, record)),
@@ -375,9 +348,7 @@ def evidence(
 def _ancestor(upstream: Upstream, base: Base, record: Record | None) -> tuple[bool | None, str]:
     if record is None or not record.merge:
         return None, "there is no merge commit" if record else "the patch is ours"
-    objects, holds = upstream.context.objects, None
-    if base.commit and objects.has(f"{record.merge}^{{commit}}"):
-        holds = is_ancestor(objects, record.merge, base.commit)
+    holds = is_ancestor(upstream.context.objects, record.merge, base.commit)
     if holds is None:
         return None, f"the history of {base.name} is not known here"
     return holds, f"{record.merge[:12]} is {'' if holds else 'not '}part of {base.name}"
@@ -397,7 +368,7 @@ def _patch_id(
         return None, f"the history of {base.name} is not known here"
     try:
         for name in _same_files(objects, record.files if record else ours.files, base.commit):
-            parent = [*parents(objects, name), _EMPTY_TREE][0]
+            parent = parents(objects, name)[0]
             upstream.mirror.files(patch.blobs(objects, parent, name))
             diff = patch.render(objects, parent, name, context=context)
             if patch.patch_id(objects, diff) == wanted:
@@ -412,7 +383,15 @@ def _same_files(objects: Objects, paths: Sequence[str], tip: str) -> list[str]:
     Return the commits of the branch ending in *tip* that changed *paths* and nothing else, newest
     first.
     """
-    words = ["log", "--first-parent", "--full-diff", "--name-only", "--no-renames", "-z"]
+    words = [
+        "log",
+        "--first-parent",
+        "--min-parents=1",
+        "--full-diff",
+        "--name-only",
+        "--no-renames",
+        "-z",
+    ]
     # One path narrows the walk; all of them would list every commit that touched any of them.
     only = ["--", f":(literal){paths[0]}"]
     out = objects.run([*words, "--format=%x01%H", tip, *only])[1].decode("utf-8", "surrogateescape")

@@ -17,6 +17,7 @@ from sparkwright.cherry_picks import conflict, ideas, ledger, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import pick as picks
 from sparkwright.cherry_picks import rebase as rebases
+from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
 from sparkwright.cherry_picks.rebase import Rebased
 from sparkwright.cherry_picks.series import Backport
@@ -311,7 +312,7 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
         raise conflict.explain(
             upstream,
             base,
-            Objects(Path(folder) / ".git").resolve("HEAD^{tree}"),
+            Outcome("conflict", Objects(Path(folder) / ".git").resolve("HEAD^{tree}")),
             patch,
             earlier,
             commands=(steps, write),
@@ -457,13 +458,15 @@ def bisect(arguments: argparse.Namespace) -> int:
     upstream = Upstream(context, only_fork(context))
     if bool(program) == bool(arguments.patch):
         raise UsageError("usage", "bisect needs a patch, or --run and a command.")
-    number, ask = 0, partial(drifts.command_answer, upstream, program)
+    start, ask = arguments.start, partial(drifts.command_answer, upstream, program)
     if arguments.patch:
         patches = drifts.up_to(series.of(context, upstream.fork), arguments.patch)
-        number, ask = patches[-1].pick, partial(drifts.patch_answer, upstream, patches)
+        start = start or (
+            upstream.book.by_number[patches[-1].pick].base if patches[-1].pick else ""
+        )
+        ask = partial(drifts.patch_answer, upstream, patches)
     with context.store.lock(f"bisect-{context.project.stack}-{upstream.fork}"):
-        commits = drifts.commit_range(upstream, arguments.start, arguments.end, number)
-        result = drifts.first_change(upstream, commits, ask)
+        result = drifts.bisect(upstream, start, arguments.end, ask)
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
     console.result("\n".join(filter(None, lines)))
     console.document({"bisect": result})
@@ -473,7 +476,7 @@ def bisect(arguments: argparse.Namespace) -> int:
 def watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
-    forks = [fork for fork in context.forks if ledger.load(context.project.root, fork)]
+    forks = [fork for fork in context.forks if ledger.load(context.project.root, fork).url]
     watched = [pull for fork in forks for pull in picks.refresh(context, fork)]
     rows = [
         [

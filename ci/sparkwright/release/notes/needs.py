@@ -128,8 +128,7 @@ def _later(base: str, fork: Fork) -> bool:
 
 
 def _record(context: RunContext, fork: Fork, one: Carried) -> Record | None:
-    book = ledger.load(context.project.root, fork.name) if one.pick else None
-    return book.find(one.pick) if book else None
+    return ledger.load(context.project.root, fork.name).by_number.get(one.pick) if one.pick else None
 
 
 def _said(context: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
