@@ -110,9 +110,7 @@ def row(units: Sequence[Cost], cores: int, gigabytes: int) -> Row:
     jobs, best = min(safe, key=lambda pair: pair[1].makespan)
     # Deterministic: the n-th unit takes 70 to 130 % of its time, which the order did not know.
     varied = [
-        msgspec.structs.replace(
-            unit, seconds=unit.seconds * (0.7 + 0.6 * (number * 37 % 101) / 100)
-        )
+        unit._replace(seconds=unit.seconds * (0.7 + 0.6 * (number * 37 % 101) / 100))
         for number, unit in enumerate(longest)
     ]
     late = replay(varied, order)

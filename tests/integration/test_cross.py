@@ -48,7 +48,7 @@ def test_the_wheel_is_one_of_the_other_machine(crossed: Demo) -> None:
     assert crossed.wheel().name.endswith(f"-{upstreams.tag(OTHER)}.whl")
     with zipfile.ZipFile(crossed.wheel()) as archive:
         record = json.loads(archive.read(f"{crossed.info}/sparkwright.json"))
-    assert record["compiler"].endswith(toolchain.triple(OTHER))
+    assert record["compiler"].startswith(toolchain.triple(OTHER))
     audit = report(crossed)
     assert {library["machine"] for library in audit["libraries"]} == {OTHER}
     assert not audit["findings"]

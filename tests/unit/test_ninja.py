@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -23,8 +24,12 @@ from tests.support import endings
 from sparkwright.builder import ninja
 from sparkwright.builder.ninja import BuildFolder
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.schedule import Costs
+from sparkwright.builder.schedule import Cost, Costs
+from sparkwright.core import config
 from sparkwright.core.store import Store
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -33,6 +38,10 @@ NINJA = Path(
 PATIENCE = 90
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
+
+HAS_CCACHE = pytest.mark.skipif(
+    not shutil.which("ccache"), reason="no ccache (apt-get install ccache)"
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 
@@ -48,14 +57,14 @@ class Work:
         self.compiler = folder / "compiler"
         self.compiler.write_text(COMPILER)
         self.compiler.chmod(0o755)
-        self.costs: dict[str, tuple[float, int]] = {}
+        self.costs: dict[str, Cost] = {}
 
     def add(self, name: str, text: str, seconds: float = 1) -> None:
         """Add a unit with its expected cost; a shell script reports its start and its end."""
         if name.endswith(".cu"):
             text = f"echo + {name} >> {self.trace}\n{text}\necho - {name} >> {self.trace}\n"
         (self.source / name).write_text(text)
-        self.costs[name] = (seconds, 100)
+        self.costs[name] = Cost(seconds, 100)
         self.write_build()
 
     def write_build(self) -> None:
@@ -74,7 +83,7 @@ class Work:
 
     def ledger(self) -> Costs:
         """Return the costs, as the stack ships them and as this folder's record has them."""
-        return Costs(Store(self.folder / "store"), "test", self.costs, {})
+        return Costs(Store(self.folder / "store"), "test", self.costs)
 
     def compile(self, cores: int = 2, env: Mapping[str, str] | None = None) -> list[str]:
         """Compile everything, and return the units, those from the compiler cache with a star."""
@@ -113,7 +122,7 @@ def test_a_second_run_compiles_what_changed(work: Work) -> None:
     work.add("a.cu", "")
     work.add("b.cpp", "int b() { return 1; }\n")
     assert work.compile() == ["a.cu", "b.cpp"]
-    work.costs = {"b.cpp": (99, 10), "a.cu": (1, 9000)}
+    work.costs = {"b.cpp": Cost(99, 10), "a.cu": Cost(1, 9000)}
     work.write_build()
 
     assert work.compile() == []
@@ -145,16 +154,6 @@ def test_a_unit_that_lacks_memory_even_alone_is_refused(work: Work, text: str) -
         work.compile()
     assert "budget: 10.0 GB (--memory)" in raised.value.details
     assert any("largest process" in line for line in raised.value.details)
-
-
-def test_a_unit_that_was_measured_larger_than_the_memory_is_refused_at_once(work: Work) -> None:
-    """Nothing is compiled before."""
-    work.add("large.cu", "")
-    work.costs["large.cu"] = (1, 10_001)
-
-    with refusal("memory-exceeded", match=r"large\.cu takes 10\.0 GB"):
-        work.compile()
-    assert work.events() == []
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_a_compiler_cache_that_writes_no_statistics_is_no_failure(work: Work) ->
     assert work.compile(env={ninja.PROGRAM: str(program)}) == ["a.cpp"]
 
 
-@pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
+@HAS_CCACHE
 def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
     """The second build folder compiles nothing."""
     program, folder = shutil.which("ccache") or "", str(work.folder / "ccache")
@@ -259,3 +258,40 @@ def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
     work.write_build()
 
     assert work.compile(env=cache) == ["a.cpp*"]
+
+
+OWN = {"CCACHE_DIR": "/mine", "CCACHE_DISABLE": "1", "PATH": "/bin"}
+
+
+def test_without_ccache_a_build_works_and_says_what_to_install(
+    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
+    assert "apt-get install ccache" in capsys.readouterr().err
+
+
+@HAS_CCACHE
+def test_only_the_remote_storage_of_the_user_reaches_a_build(
+    mini: Mini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ninja.REMOTE, "redis://hidden@cache.example")
+    variables = ninja.cache_variables(mini.context(), OWN, None)
+
+    assert variables.pop(ninja.REMOTE) == "redis://hidden@cache.example"
+    assert "hidden" not in str(variables)
+    assert variables["CCACHE_DIR"] == str(mini.context().store.root / "ccache")
+    assert "CCACHE_DISABLE" not in variables
+
+
+def test_the_users_file_configures_the_cache(
+    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("compiler_cache: {tool: none, size: 20G}\n")
+    monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(file))
+    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
+    file.write_text("compiler_cache: {tool: distcc}\n")
+    with refusal("file-invalid"):
+        config.config()

@@ -144,7 +144,7 @@ def test_the_kernels_of_a_library_are_found_by_generation(tools: Toolchain, tmp_
     codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("90a", "120f", "121a")]
     library = tmp_path / "_two_C.abi3.so"
     libraries = f"-L{tools.cuda / 'lib64'}"
-    command = [str(tools.tool("nvcc")), "-shared", "-Xcompiler=-fPIC", *codes, libraries, "-o", str(library), str(source)]
+    command = [str(tools.cuda / "bin" / "nvcc"), "-shared", "-Xcompiler=-fPIC", *codes, libraries, "-o", str(library), str(source)]
     subprocess.run(command, check=True, env=tools.environment())
     for number, (capability, archs) in enumerate(FITTING.items()):
         (tmp_path / str(number)).mkdir()

@@ -59,12 +59,12 @@ def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("CXX", raising=False)
     before = toolchain.compiler_version(*toolchain.host_compiler())
     other = tmp_path / "g++-99"
-    other.write_text(f'#!/bin/sh\nif [ "$1" = -dumpfullversion ]; then echo 99.1.0; else exec {shutil.which("c++")} "$@"; fi\n')
+    other.write_text("#!/bin/sh\necho g++ 99.1.0\n")
     other.chmod(0o755)
     monkeypatch.setenv("CXX", str(other))
 
     assert before
-    assert toolchain.compiler_version(*toolchain.host_compiler()).startswith("99.1.0 ")
+    assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
 
 
 def test_an_environment_for_other_forks_than_the_stack_is_refused(tmp_path: Path) -> None:

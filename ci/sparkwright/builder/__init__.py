@@ -51,7 +51,8 @@ class BuildError(SparkwrightError):
             "tree needs a source that the lock does not name.",
             "Read its last lines above; the full log is named there. If they ask for a newer "
             "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
-            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. The default targets need none of the "
+            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. If they miss Python's headers, install them "
+            "(sudo apt-get install python3-dev). The default targets need none of the "
             "vendored sources: leave --targets out.",
         ),
         "early-check-failed": Advice(
@@ -71,8 +72,8 @@ class BuildError(SparkwrightError):
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         "memory-exceeded": Advice(
-            "Compiling one unit alone takes more memory than the build may have: as it was "
-            "measured, or as the system showed by killing its compiler twice.",
+            "Compiling one unit alone takes more memory than there is: the system killed its "
+            "compiler twice.",
             "Raise --memory, close other programs, or add memory or swap; a stack without this "
             "unit needs less. Compiled units are kept.",
         ),

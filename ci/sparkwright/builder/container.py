@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,16 +23,13 @@ import msgspec
 import psutil
 import requests
 import urllib3
-from docker import DockerClient
-from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 from docker.models.containers import Container
 from docker.models.images import Image
-from docker.types import LogConfig, Mount
 
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.core.console import console
-from sparkwright.core.errors import Advice, Failure, FileError, SparkwrightError, StoreError
+from sparkwright.core.errors import Advice, Failure, SparkwrightError, StoreError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -120,37 +116,33 @@ class BindMount(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[DockerClient]:
+def connected() -> Iterator[docker.DockerClient]:
     """
-    Yield the connected engine, after the containers of killed runs are removed. In the block
-    SIGTERM interrupts as Ctrl-C does, so that its cleanup runs.
+    Yield the connected engine, after the containers of killed runs are removed.
 
     Raises:
         engine-missing, engine-forbidden, engine-unreachable: As `connect`.
         engine-unreachable: The connection broke.
         disk-full, emulation-missing, engine-refused: The engine answered with an error.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         engine = connect()
         remove_stale(engine)
         yield engine
-    except APIError as error:
+    except docker.errors.APIError as error:
         raise translate_error(str(error.explanation or error)) from error
     except (
         requests.RequestException,
         urllib3.exceptions.HTTPError,
-        DockerException,
+        docker.errors.DockerException,
         ConnectionResetError,
     ) as error:
         raise ContainerError(
             "engine-unreachable", "The container engine went away.", details=[str(error)]
         ) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-def connect() -> DockerClient:
+def connect() -> docker.DockerClient:
     """
     Connect to the engine that ``DOCKER_HOST`` names, else the system's. Folders of this machine are
     mounted, so its address is a socket in the file system.
@@ -169,7 +161,7 @@ def connect() -> DockerClient:
         )
     try:
         return docker.DockerClient(base_url=address, version="auto", timeout=PATIENCE)
-    except DockerException as error:
+    except docker.errors.DockerException as error:
         causes = {"FileNotFoundError": "engine-missing", "PermissionError": "engine-forbidden"}
         raise ContainerError(
             next(
@@ -204,7 +196,7 @@ def translate_error(
     return otherwise(what, details=lines)
 
 
-def user_options(engine: DockerClient) -> dict[str, Any]:
+def user_options(engine: docker.DockerClient) -> dict[str, Any]:
     """Return the options for a container whose user is the caller outside."""
     options = " ".join(engine.info().get("SecurityOptions") or ())
     if "name=rootless" in options:
@@ -230,19 +222,19 @@ def has_exited(owner: str) -> bool:
     return boot != here[0] or (namespace == here[1] and not psutil.pid_exists(int(process)))
 
 
-def remove_stale(engine: DockerClient) -> None:
+def remove_stale(engine: docker.DockerClient) -> None:
     """Remove the containers whose owners have exited."""
     for container in engine.containers.list(all=True, ignore_removed=True):
         match = _NAME.fullmatch(str(container.name))
         if match and has_exited(match[1]):
             # Another run may be removing it at this moment.
-            with contextlib.suppress(APIError):
+            with contextlib.suppress(docker.errors.APIError):
                 container.remove(force=True)
             console.note(f"removed the container of a run that was killed: {container.name}")
 
 
 def run(
-    engine: DockerClient,
+    engine: docker.DockerClient,
     image: str,
     command: Sequence[str],
     *,
@@ -266,7 +258,7 @@ def run(
 
     Raises:
         container-killed: A signal ended it.
-        DockerException: The engine failed; `connected` translates it.
+        docker.errors.DockerException: The engine failed; `connected` translates it.
     """
     name = f"sparkwright-run-{owner_id()}-{secrets.token_hex(4)}"
     options: dict[str, Any] = {
@@ -278,7 +270,7 @@ def run(
         "read_only": True,
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108  the container's own
         "mounts": [
-            Mount(
+            docker.types.Mount(
                 str(folder.target),
                 str(folder.source.resolve()),
                 "bind",
@@ -300,7 +292,7 @@ def run(
         # SIGINT lets the program keep its records; SIGTERM would end Python at once.
         "stop_signal": "SIGINT",
         # The output is read as it comes; no copy is needed on the engine's disk.
-        "log_config": LogConfig(type="none"),
+        "log_config": docker.types.LogConfig(type="none"),
         **(further or {}),
     }
     try:
@@ -326,12 +318,12 @@ def run(
         return status
     except KeyboardInterrupt:
         # A second interruption cuts the wait short.
-        with contextlib.suppress(APIError):
+        with contextlib.suppress(docker.errors.APIError):
             engine.containers.get(name).stop(timeout=GRACE)
         raise
     finally:
         # By its name: an interruption may come before the engine has answered.
-        with contextlib.suppress(APIError):
+        with contextlib.suppress(docker.errors.APIError):
             engine.containers.get(name).remove(force=True)
 
 
@@ -358,16 +350,7 @@ def _forward_lines(
 # Images.
 
 
-def read_dockerfile(context: RunContext, name: str) -> bytes:
-    """Return the file *name* of ``build/``; raise `file-invalid` if it cannot be read."""
-    path = context.project.root / "build" / name
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError("file-invalid", f"{path} cannot be read.", details=[str(error)]) from error
-
-
-def prepare_base(context: RunContext, engine: DockerClient, base: str, target: str) -> str:
+def prepare_base(context: RunContext, engine: docker.DockerClient, base: str, target: str) -> str:
     """
     Return the id of the base image; pull it when the engine has none for that platform.
 
@@ -388,7 +371,7 @@ def prepare_base(context: RunContext, engine: DockerClient, base: str, target: s
         try:
             with console.step(f"pull {base}"):
                 image = engine.images.pull(name, tag=sha256, platform=target)
-        except APIError as error:
+        except docker.errors.APIError as error:
             raise SourceError(
                 "source-unreachable",
                 f"{base} cannot be pulled.",
@@ -411,17 +394,17 @@ def _platform(image: Image) -> str:
     return f"{image.attrs['Os']}/{image.attrs['Architecture']}"
 
 
-def find_image(engine: DockerClient, name: str) -> Image | None:
+def find_image(engine: docker.DockerClient, name: str) -> Image | None:
     """Return the image of that name, digest or id; None if the engine has none."""
     try:
         return engine.images.get(name)
-    except ImageNotFound:
+    except docker.errors.ImageNotFound:
         return None
 
 
 def build_image(
     context: RunContext,
-    engine: DockerClient,
+    engine: docker.DockerClient,
     stage: str,
     key: str,
     arguments: Mapping[str, str],
@@ -465,7 +448,7 @@ def build_image(
                 # nothing.
                 network_mode="none" if context.offline else "host",
             )
-        except BuildError as error:
+        except docker.errors.BuildError as error:
             text = "".join(str(event.get("stream") or "") for event in error.build_log)
             log = context.store.write(f"logs/image-{stage}.log", text.encode())
             raise translate_error(
@@ -476,7 +459,7 @@ def build_image(
     return str(image.id)
 
 
-def image_python(engine: DockerClient, system: str) -> Interpreter:
+def image_python(engine: docker.DockerClient, system: str) -> Interpreter:
     """Return the description of the Python in the image *system*."""
     lines: list[str] = []
     script = ["python3", "-c", Interpreter.SCRIPT]

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import docker
 import msgspec
-from docker import DockerClient
 
 from sparkwright.builder import configure, ninja, pylock, toolchain
 from sparkwright.builder.container import (
@@ -27,13 +27,12 @@ from sparkwright.builder.container import (
     connected,
     image_python,
     prepare_base,
-    read_dockerfile,
     run,
 )
 from sparkwright.builder.pylock import Interpreter, LockedWheel
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.core.console import console
-from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.files import content_key, read_bytes, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
@@ -67,7 +66,7 @@ def pinned_base(context: RunContext, name: str) -> str:
 
 
 def builder_image(
-    context: RunContext, engine: DockerClient, base: str
+    context: RunContext, engine: docker.DockerClient, base: str
 ) -> tuple[str, str, Interpreter]:
     """
     Return the ids of the images with compilers and Python, and with this program besides, both
@@ -79,7 +78,7 @@ def builder_image(
             `prepare_base` and `build_image`.
     """
     target = f"linux/{engine.version()['Arch']}"
-    text = read_dockerfile(context, "builder.Dockerfile")
+    text = read_bytes(context.project.root / "build" / "builder.Dockerfile")
     with console.step(f"builder image for {target}"):
         base_id = prepare_base(context, engine, base, target)
         # By its id, which a second tag on the same image does not change.
@@ -139,7 +138,7 @@ def needed(context: RunContext, python: Interpreter) -> tuple[LockedWheel, ...]:
 
 
 def run_program(
-    context: RunContext, engine: DockerClient, system: str, image: str, words: Sequence[str]
+    context: RunContext, engine: docker.DockerClient, system: str, image: str, words: Sequence[str]
 ) -> tuple[int, dict[str, Any]]:
     """
     Run sparkwright in *image* with the command line *words*; return its status and the JSON

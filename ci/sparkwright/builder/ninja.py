@@ -17,13 +17,13 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, launcher, pylock, schedule, toolchain
+from sparkwright.builder import BuildError, launcher, schedule, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.schedule import Cost, Costs
 from sparkwright.builder.toolchain import Toolchain
@@ -42,9 +42,13 @@ FINISHED = "finished.jsonl"
 
 #: Lines of the compiler that an error repeats; the log has all.
 _LINES = 25
-#: A failed edge names its outputs, since ninja 1.13 after its exit status; then comes its command.
 _PROGRESS = re.compile(r"\[(\d+)/(\d+)\] ")
-_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(\S+)")
+#: A failed edge names its outputs, since ninja 1.13 after its exit status; then come its command
+#: and what that printed.
+_FAILED = re.compile(
+    r"^FAILED: (?:\[code=\d+\] )?(\S+).*\n(.*)\n((?:(?!FAILED: |ninja: |\[\d+/\d+\] ).*\n)*)",
+    re.MULTILINE,
+)
 _SOURCE = re.compile(r" -c (\S+)")
 #: How the launcher and the drivers of GCC and nvcc report a killed program, and how compilers ask
 #: in vain for memory.
@@ -86,11 +90,6 @@ class FailedEdge(msgspec.Struct, frozen=True):
     output: str
     name: str
     text: str
-
-    @property
-    def killed(self) -> bool:
-        """Whether the command failed for lack of memory."""
-        return _KILLED.search(self.text) is not None
 
 
 def memory_budget(memory: int) -> int:
@@ -152,13 +151,17 @@ class BuildFolder:
         env: Mapping[str, str],
     ) -> BuildFolder:
         """Return the build folder of *fork*, with the compiler cache and limits of the context."""
-        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
-        base = None if sandbox.mounts else context.store.root
-        variables = cache_variables(context, env, base)
-        log_path = context.store.folder("logs") / log
-        cores = context.jobs or len(os.sched_getaffinity(0))
-        budget = memory_budget(context.memory)
-        return cls(fork, tools.tool("ninja"), work, sandbox, variables, log_path, cores, budget)
+        name = f"{context.project.stack}-{context.named(fork)}-compile.log"
+        return cls(
+            fork,
+            tools.tool("ninja"),
+            work,
+            sandbox,
+            cache_variables(context, env, None if sandbox.mounts else context.store.root),
+            context.store.folder("logs") / name,
+            context.jobs or len(os.sched_getaffinity(0)),
+            memory_budget(context.memory),
+        )
 
     def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:
         """
@@ -166,20 +169,12 @@ class BuildFolder:
 
         Raises:
             compile-failed, disk-full: A unit failed; finished objects are kept.
-            memory-exceeded: A unit takes more memory than there is, as measured, or was killed for
-                memory twice, the second time alone.
+            memory-exceeded: A unit was killed for memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
-        # What a folder that was compiled before still lacks is ninja's to know.
-        fresh = not (self._path / ".ninja_log").exists()
 
         def cost(path: str) -> Cost:
-            unit = path.removeprefix(self._source)
-            expected = costs.expected(unit)
-            if fresh and expected.measured and expected.megabytes > self._megabytes:
-                taken = f"Compiling {unit} takes {expected.megabytes / 1000:.1f} GB, as measured."
-                raise self._memory_error(taken, unit, [])
-            return expected
+            return costs.expected(path.removeprefix(self._source))
 
         with translate_disk_full(self._path):
             # The calls and temporary files of a run that was killed.
@@ -187,31 +182,26 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            order = schedule.write_schedule(
-                self._path,
-                self._sandbox.sandbox_path(self._path),
-                cost,
-                self._cores,
-                self._megabytes,
-            )
+            inside = self._sandbox.sandbox_path(self._path)
+            order = schedule.write_schedule(self._path, inside, cost, self._cores, self._megabytes)
             title = f"compile {self._name}: {order.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
                     self._make(targets, order.jobs)
             finally:
                 calls = self._collect(costs)
-        compiled = [call for call in calls if not call.hit]
-        work = duration(sum(call.seconds for call in compiled))
-        cached = len(calls) - len(compiled)
-        note = f", {cached} taken from the compiler cache" if PROGRAM in self._env else ""
-        console.note(f"{len(compiled)} units compiled ({work} of work){note}")
+        work = [call.seconds for call in calls if not call.hit]
+        console.note(
+            f"{len(work)} units compiled ({duration(sum(work))} of work), "
+            f"{len(calls) - len(work)} taken from the compiler cache"
+        )
         return calls
 
     def _make(self, targets: Sequence[str], jobs: int) -> None:
         """Build *targets* with ninja; retry units that were killed for memory once, each alone."""
         while failed := self._ninja(["-j", str(jobs), *targets]):
             for edge in failed:
-                if not edge.killed:
+                if not _KILLED.search(edge.text):
                     raise self._error(edge)
             names = ", ".join(edge.name for edge in failed)
             console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
@@ -245,7 +235,7 @@ class BuildFolder:
                     what=f"{self._name} does not compile.",
                 )
             except SparkwrightError as error:
-                failed = list(failed_edges(lines, self._source))
+                failed = list(failed_edges("\n".join([*lines, ""]), self._source))
                 if error.reference not in ("compile-failed", "disk-full") or not failed:
                     raise
                 return failed
@@ -271,39 +261,27 @@ class BuildFolder:
         if _FULL.search(edge.text):
             what = f"There is no room for what compiling {edge.name} writes."
             return StoreError("disk-full", what, details=details, data=data)
-        if not edge.killed:
+        if not _KILLED.search(edge.text):
             what = f"{edge.name} does not compile."
             return BuildError("compile-failed", what, details=details, data=data)
-        what = f"The compiler of {edge.name} was killed for memory twice."
-        return self._memory_error(what, edge.name, details)
-
-    def _memory_error(self, what: str, unit: str, details: list[str]) -> BuildError:
         details += [
             f"budget: {self._megabytes / 1000:.1f} GB (--memory)",
             f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
         ]
-        return BuildError("memory-exceeded", what, details=details, data={"unit": unit})
+        what = f"The compiler of {edge.name} was killed for memory twice."
+        return BuildError("memory-exceeded", what, details=details, data=data)
 
 
-def failed_edges(lines: Iterable[str], source: str) -> Iterator[FailedEdge]:
+def failed_edges(text: str, source: str) -> Iterator[FailedEdge]:
     """
-    Yield the failed edges in the *lines* that ninja printed, in their order.
+    Yield the failed edges in the *text* that ninja printed, in their order.
 
     Args:
         source: The beginning of paths that are relative to the source tree.
     """
-    output, text = "", list[str]()
-    for line in [*lines, "ninja: "]:
-        match = _FAILED.match(line)
-        if output and (match or _PROGRESS.match(line) or line.startswith("ninja: ")):
-            unit = _SOURCE.search(text[0]) if text else None
-            name = unit[1].removeprefix(source) if unit else output
-            yield FailedEdge(output, name, "\n".join(text[1:]))
-            output = ""
-        if match:
-            output, text = match[1], []
-        elif output:
-            text.append(line)
+    for output, command, printed in _FAILED.findall(text):
+        unit = _SOURCE.search(command)
+        yield FailedEdge(output, unit[1].removeprefix(source) if unit else output, printed)
 
 
 # The compiler cache.
@@ -334,11 +312,7 @@ def cache_variables(
             "checkout (sudo apt-get install ccache)"
         )
         return clean
-    wheels = pylock.wheels(context.project)
-    compilers = {
-        "wheels": [sha256 for name, _, sha256 in wheels if name in pylock.CODE_GENERATORS],
-        "host": [process.output([*name, "--version"]) for name in toolchain.compilers(context)],
-    }
+    compilers = toolchain.code_generators(context)
     settings = {
         PROGRAM: program,
         "CCACHE_DIR": str(context.store.folder("ccache")),

@@ -106,7 +106,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     """Return everything that determines a build of *fork*: name for people → digest."""
     project, stack = context.project, context.project.stack
     concerned, rules = (fork, *project.fork(fork).needs), rules_of(context)
-    settings = toolchain.settings(context, fork).deciding()
+    settings = toolchain.settings(context, fork)
     # Targets make the same wheel whether stack.yaml or an option names them.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
     here = (platform.machine(), platform.python_version(), toolchain.compiler(context))

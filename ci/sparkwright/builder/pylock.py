@@ -38,9 +38,6 @@ PYTHONS = (11, 12, 13, 14)
 #: Manylinux tags with a name instead of a version of glibc (PEP 600), by that version's minor.
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
-#: Projects whose wheels make the code that nvcc writes.
-CODE_GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
-
 NVCC = "nvidia-cuda-nvcc"
 
 #: Project, file name and sha256.

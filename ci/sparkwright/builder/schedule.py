@@ -18,37 +18,48 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 import msgspec
 
-from sparkwright.builder import pylock, toolchain
+from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
-
-#: Guessed seconds and megabytes of a unit. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
-#: 450-760 MB on one x86-64 core; a guess should rather be too large.
-GUESS = (20.0, 1200)
-#: Seconds that a graft onto a wheel of hundreds of megabytes takes beside compiling: two configures
-#: of 20 s, comparing and packing, the audit; measured for vLLM 0.33.0 on two x86-64 cores.
-OVERHEAD = 120.0
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(NamedTuple):
     """
     The cost of a unit.
 
     Attributes:
         seconds: Of CPU: the time that it takes on an idle core.
         megabytes: Peak resident memory of the largest process of its compiler.
-        measured: Here or elsewhere; else it is a guess.
     """
 
     seconds: float
     megabytes: int
-    measured: bool = True
+
+
+#: The cost of a unit that was never measured. Typical CUDA units of vLLM 0.33.0 take 6-16 s and
+#: 450-760 MB on one x86-64 core; a guess should rather be too large.
+GUESS = Cost(20, 1200)
+#: The file beside ``build.ninja`` that ninja is given.
+SCHEDULE = "sparkwright.ninja"
+#: Suffixes of translation units.
+SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
+#: Units above so many megabytes get the pool ``heavy``.
+HEAVY = 2000
+#: The share of the cores that large units at once must leave in use.
+BUSY = 0.9
+
+#: A line with its continuations; a dollar escapes what follows it.
+_LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
+_STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
+_PATH = r"((?:\$.|[^$ :|\n]++)++)"
+_BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
+_SUBNINJA = re.compile(r"subninja +(.+)\n")
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,18 +90,11 @@ class Costs:
 
     Args:
         store: Holds this machine's record under *key*.
-        shipped: The costs that come with the stack: unit → seconds and megabytes.
-        patterns: Path pattern → megabytes (`ForkEnvironment.memory`), for units without a record.
+        shipped: The costs that come with the stack.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        shipped: Mapping[str, tuple[float, int]],
-        patterns: Mapping[str, int],
-    ) -> None:
-        self._store, self._key, self._shipped, self._patterns = store, key, shipped, patterns
+    def __init__(self, store: Store, key: str, shipped: Mapping[str, Cost]) -> None:
+        self._store, self._key, self._shipped = store, key, shipped
         #: Unit → its last cost on this machine.
         self.recorded = store.get("costs", key, dict[str, Cost]) or {}
 
@@ -104,64 +108,29 @@ class Costs:
         Raises:
             file-invalid: The shipped file cannot be read.
         """
-        wheels = pylock.wheels(context.project)
         parts = {
             "arch": context.project.spec.arch,
-            "wheels": [name for project, name, _ in wheels if project in pylock.CODE_GENERATORS],
-            "compiler": toolchain.compiler(context),
+            "compilers": toolchain.code_generators(context),
             "host": platform.machine(),
             "target": context.machine,
         }
         path = context.project.costs_file
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
-        return cls(
-            context.store,
-            f"{fork}-{content_key('costs', parts)[:16]}",
-            shipped.units if shipped else {},
-            toolchain.spec(context.project).forks[fork].memory,
-        )
+        key = f"{fork}-{content_key('costs', parts)[:16]}"
+        units = shipped.units if shipped else {}
+        return cls(context.store, key, {unit: Cost(*cost) for unit, cost in units.items()})
 
     def expected(self, unit: str) -> Cost:
-        """Return the expected cost of *unit*."""
-        if unit in self.recorded:
-            return self.recorded[unit]
-        if unit in self._shipped:
-            return Cost(*self._shipped[unit])
-        seconds, guess = GUESS
-        sizes = [size for name, size in self._patterns.items() if PurePath(unit).match(name)]
-        return Cost(seconds, (sizes or [guess])[0], measured=False)
+        """Return the cost of *unit* on this machine, else as the stack ships it, else a guess."""
+        return self.recorded.get(unit) or self._shipped.get(unit) or GUESS
 
     def add(self, costs: Mapping[str, Cost]) -> None:
         """Add *costs* to this machine's record."""
-        self.recorded = {**self.recorded, **costs}
+        self.recorded |= costs
         self._store.put("costs", self._key, self.recorded)
 
 
-def build_seconds(project: Project, fork: str, jobs: int) -> float:
-    """Return the expected seconds of building *fork* with *jobs* units at once."""
-    settings = toolchain.spec(project).forks[fork]
-    overhead = OVERHEAD if settings.longest else 0
-    return overhead + max(settings.longest, settings.seconds / jobs)
-
-
 # The order in build.ninja.
-
-#: The file beside ``build.ninja`` that ninja is given.
-SCHEDULE = "sparkwright.ninja"
-#: Suffixes of translation units.
-SUFFIXES = frozenset((".c", ".cc", ".cpp", ".cu", ".cxx"))
-#: Units above so many megabytes get the pool ``heavy``.
-HEAVY = 2000
-#: The share of the cores that large units at once must leave in use.
-BUSY = 0.9
-
-#: A line with its continuations; a dollar escapes what follows it.
-_LINE = r"(?:[^$\n]++|\$[\s\S])*+\n"
-_STATEMENT = re.compile(rf"#.*\n|{_LINE}(?:[ \t]{_LINE})*")
-_PATH = r"((?:\$.|[^$ :|\n]++)++)"
-_BUILD = re.compile(rf"build +{_PATH}(?:\$.|[^$:\n]++)*+: *\S+ +{_PATH}")
-_SUBNINJA = re.compile(r"subninja +(.+)\n")
-_POOL = re.compile(r"^[ \t]+pool *=", re.MULTILINE)
 
 
 class CompileOrder(msgspec.Struct, frozen=True):
@@ -213,27 +182,25 @@ def _schedule(
 ) -> tuple[str, list[Cost]]:
     """Return the text of a ninja file with its units longest first, and the costs of its units."""
     statements = _STATEMENT.findall(f"{path.read_text('utf-8')}\n")
-    edges, files, costs = dict[int, float](), dict[int, float](), list[Cost]()
+    seconds, costs = dict[int, float](), list[Cost]()
     for slot, statement in enumerate(statements):
         if unit := _unit(statement):
             costs.append(cost(unit))
-            edges[slot] = costs[-1].seconds
-            if costs[-1].megabytes > HEAVY and not _POOL.search(statement):
-                statements[slot] += "  pool = heavy\n"
+            seconds[slot] = costs[-1].seconds
+            # Of two values for a variable, ninja takes the last.
+            statements[slot] += "  pool = heavy\n" if costs[-1].megabytes > HEAVY else ""
         elif match := _SUBNINJA.fullmatch(statement):
             nested = build / (inside / _unescaped(match[1])).relative_to(inside)
             text, nested_costs = _schedule(nested, build, inside, cost)
             target = nested.with_suffix(f".{SCHEDULE}")
             target.write_text(text, "utf-8")
             statements[slot] = f"subninja {inside / target.relative_to(build)}\n"
-            files[slot] = max((unit.seconds for unit in nested_costs), default=0.0)
+            seconds[slot] = max((unit.seconds for unit in nested_costs), default=0.0)
             costs += nested_costs
     # Every other statement keeps its place; rules stand before the edges that use them.
     result = list(statements)
-    for seconds in (edges, files):
-        ordered = sorted(seconds, key=lambda slot: -seconds[slot])
-        for slot, source in zip(seconds, ordered, strict=True):
-            result[slot] = statements[source]
+    for slot, source in zip(seconds, sorted(seconds, key=lambda slot: -seconds[slot]), strict=True):
+        result[slot] = statements[source]
     return "".join(result), costs
 
 

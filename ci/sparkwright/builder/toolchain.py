@@ -36,7 +36,7 @@ from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
-from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -46,6 +46,9 @@ ADDITIONS = 2
 #: Projects that are compiled and linked against; the other wheels of the lock hold programs and
 #: Python packages, which this machine runs.
 LINKED = ("torch", "nvidia-")
+
+#: Projects whose wheels make the code that nvcc writes.
+GENERATORS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 
 #: CMake's toolchain file of a cross build. Paths are relative to it, because a build sees its
 #: folders under other names (`sparkwright.builder.sandbox`).
@@ -86,10 +89,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         requires: For a graft: normalised name of a project that the official wheel requires → its
             new requirement; empty to remove it (`archive.change_requirements`).
         distribution: Name of the wheel's project.
-        memory: Path pattern of a unit → megabytes that its compiler may hold, if this machine has
-            no record of it yet.
-        seconds: Measured work of a whole build on one core; for the first estimate.
-        longest: Measured work of its longest unit.
     """
 
     variables: dict[str, str] = {}
@@ -101,9 +100,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version_files: tuple[str, ...] = ()
     requires: dict[str, str] = {}
     distribution: str = ""
-    memory: dict[str, int] = {}
-    seconds: float = 0
-    longest: float = 0
 
     @property
     def named_targets(self) -> tuple[str, ...]:
@@ -114,12 +110,6 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def needs_vendored(self) -> bool:
         """Whether the targets to compile need the vendored sources."""
         return not set(self.targets) <= set(self.core_targets)
-
-    def deciding(self) -> ForkEnvironment:
-        """
-        Return the settings that decide the bytes of a wheel, without those about time and memory.
-        """
-        return msgspec.structs.replace(self, seconds=0, longest=0, memory={})
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -198,11 +188,6 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
 # The host compiler.
 
 
-def python_header() -> Path:
-    """Return the path of ``Python.h`` of this Python, installed or not."""
-    return Path(sysconfig.get_path("include")) / "Python.h"
-
-
 def triple(machine: str) -> str:
     """Return the prefix of the names of Debian's cross compiler for *machine*."""
     return f"{machine}-linux-gnu"
@@ -221,24 +206,32 @@ def compilers(context: RunContext) -> list[list[str]]:
     return [host_compiler(), *([cuda] if cuda else [])]
 
 
+@functools.cache
+def compiler_version(*command: str) -> str:
+    """Return the first line in which the compiler *command* states its version."""
+    return process.output([*command, "--version"]).partition("\n")[0]
+
+
 def compiler(context: RunContext) -> str:
     """
-    Return version and target of `compilers`, such as ``12.2.0 x86_64-linux-gnu``; empty if one is
+    Return the versions of `compilers`, such as ``g++ (Debian 12.2.0-14) 12.2.0``; empty if one is
     not installed.
     """
-    versions = [compiler_version(*command) for command in compilers(context)]
-    return " ".join(versions) if all(versions) else ""
+    try:
+        return ", ".join(compiler_version(*command) for command in compilers(context))
+    except CommandError:
+        return ""
 
 
 def require_compiler(context: RunContext) -> str:
     """
-    Return version and target of the compilers.
+    Return the versions of the compilers.
 
     Raises:
         tool-missing: One is not installed.
     """
-    if version_text := compiler(context):
-        return version_text
+    if version := compiler(context):
+        return version
     names = ", ".join(command[0] for command in compilers(context))
     package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
     raise CommandError(
@@ -248,17 +241,10 @@ def require_compiler(context: RunContext) -> str:
     )
 
 
-@functools.cache
-def compiler_version(*command: str) -> str:
-    """Return version and target of the compiler *command*; empty if it is not installed."""
-    try:
-        # GCC answers only the first of such options.
-        answers = [
-            process.output([*command, option]) for option in ("-dumpfullversion", "-dumpmachine")
-        ]
-    except CommandError:
-        return ""
-    return " ".join(answer.strip() for answer in answers)
+def code_generators(context: RunContext) -> list[str]:
+    """Return what identifies the programs whose output is code: versions, and hashes of wheels."""
+    wheels = pylock.wheels(context.project)
+    return [compiler(context), *(sha256 for name, _, sha256 in wheels if name in GENERATORS)]
 
 
 # The locked tools.
@@ -295,20 +281,8 @@ class Toolchain(msgspec.Struct, frozen=True):
         return next(iter(self.root.glob("lib/python3.*/site-packages/nvidia/cu13")))
 
     def tool(self, name: str) -> Path:
-        """
-        Return the program *name* of the environment or of its CUDA toolkit.
-
-        Raises:
-            tool-missing: Neither has it.
-        """
-        for folder in (self.root / "bin", self.cuda / "bin"):
-            if (folder / name).exists():
-                return folder / name
-        raise CommandError(
-            "tool-missing",
-            f"{name} is not among the locked tools.",
-            todo="Add it to requirements.in and run `sparkwright lock`.",
-        )
+        """Return the path of the program *name*."""
+        return self.root / "bin" / name
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables under which build programs run; *extra* ones come first."""
@@ -379,9 +353,6 @@ def completing(store: Store, root: Path) -> Iterator[bool]:
     an error has made it.
     """
     complete = root / "complete"
-    if complete.exists():
-        yield False
-        return
     with store.lock(f"environment-{root.name}"):
         lacking = not complete.exists()
         yield lacking
@@ -487,9 +458,14 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
             complete_cuda(crossed.cuda, log, f"{triple(machine)}-gcc")
             text = _CROSS.format(machine=machine, triple=triple(machine))
             (root / "toolchain.cmake").write_text(text)
-            if python_header().exists():
-                shutil.copytree(python_header().parent, root / "python")
-                shutil.copyfile(_python_config(), root / "python" / "pyconfig.h")
+            include = Path(sysconfig.get_path("include"))
+            if include.exists():
+                shutil.copytree(include, root / "python")
+                # That of Debian includes the one of the machine, which has the values.
+                multiarch = str(sysconfig.get_config_var("MULTIARCH"))
+                config = include.parent / multiarch / include.name / "pyconfig.h"
+                if config.exists():
+                    shutil.copyfile(config, root / "python" / "pyconfig.h")
     return crossed
 
 
@@ -506,7 +482,6 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
         "tools": tools.key,
         "wheels": _linked_wheels(context),
         "compiler": require_compiler(context),
-        "python": sha256_file(_python_config()) if python_header().exists() else "",
         "machine": context.machine,
         "toolchain": _CROSS,
         "additions": ADDITIONS,
@@ -517,14 +492,3 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
 def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
     wheels = pylock.wheels(context.project, context.machine)
     return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))
-
-
-def _python_config() -> Path:
-    """
-    Return the ``pyconfig.h`` that holds the values; Debian's own one only includes that of the
-    machine, from another folder.
-    """
-    include = python_header().parent
-    multiarch = str(sysconfig.get_config_var("MULTIARCH"))
-    debian = include.parent / multiarch / include.name / "pyconfig.h"
-    return debian if debian.exists() else include / "pyconfig.h"

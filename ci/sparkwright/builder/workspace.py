@@ -29,7 +29,7 @@ from sparkwright.builder.sandbox import INSIDE, Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, FileError
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.git import Objects
 from sparkwright.forks import fetch
@@ -105,17 +105,11 @@ class Workspace:
         Raises:
             configure-failed: CMake ended with an error.
             source-unlocked: CMake asked for a source that the lock does not pin.
-            tool-missing: The headers of this Python, which extension modules are compiled against,
-                are not installed.
         """
         context = self._context
         renamed = {} if self.sandbox.mounts else self._mounts()
         prefixes = {folder.absolute(): INSIDE / name for folder, name in renamed.items()}
         defines = reproducible_flags(self.defines(), prefixes)
-        header = toolchain.python_header()
-        if "VLLM_PYTHON_EXECUTABLE" in defines and not header.exists():
-            todo = "Install the headers of this Python: sudo apt-get install python3-dev"
-            raise CommandError("tool-missing", f"{header} is not installed.", todo=todo)
         log = f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
         # CMake cannot go on with a folder of another path or another compiler.
         record = self.folder / "configured-for"

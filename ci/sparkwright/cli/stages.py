@@ -13,13 +13,13 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, pipeline, preflight, pylock, schedule, toolchain
+from sparkwright.builder import configure, pipeline, preflight, pylock, toolchain
 from sparkwright.builder.arch import plan as arch_plan
 from sparkwright.builder.sandbox import VARIABLE
 from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cli import options
-from sparkwright.core.console import console, duration, size
+from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.forks import fetch as sources
 from sparkwright.forks import lock as locks
@@ -281,12 +281,6 @@ def build(arguments: argparse.Namespace) -> int:
         f"stack {context.project.stack} for {context.project.spec.arch} on {context.machine}; "
         f"cache: {context.store.root}"
     )
-    for fork in context.forks:
-        if pipeline.current(context, fork) is None:
-            seconds = schedule.build_seconds(
-                context.project, fork, context.jobs or os.cpu_count() or 1
-            )
-            console.note(f"  {fork}: about {duration(seconds)} for its default targets")
     rows, audits, wheels = [], [], []
     for built in _built(context, ahead=arguments.aot):
         path = pipeline.wheel_path(context, built)

@@ -136,7 +136,7 @@ def obtain(
         "needs": {need: source_tree(context, need).tree for need in fork.needs},
         "tools": tools.key,
         "rules": rules_of(context).of(source.fork),
-        "settings": msgspec.structs.replace(settings.deciding(), requires={}),
+        "settings": msgspec.structs.replace(settings, requires={}),
         "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
         "arch": context.project.spec.arch,
         "target": toolchain.target_key(context, tools),

@@ -15,7 +15,7 @@ from sparkwright.builder import container
 from sparkwright.builder.container import ContainerError
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.console import console
-from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.files import content_key, read_bytes, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.operate.image import installed, picked, selected
 from sparkwright.operate.image.labels import SERIAL, labels
@@ -104,7 +104,7 @@ def _make(context: RunContext, reached: DockerClient, platform: str, found: Pick
 
 
 def _stages(context: RunContext, base: str, platform: str) -> _Stages:
-    text, entrypoint = container.read_dockerfile(context, DOCKERFILE), container.read_dockerfile(context, ENTRYPOINT)
+    text, entrypoint = (read_bytes(context.project.root / "build" / name) for name in (DOCKERFILE, ENTRYPOINT))
     key = content_key("image", {"base": base, "dockerfile": sha256_bytes(text), "platform": platform})
     return _Stages(text, entrypoint, platform, key)
 

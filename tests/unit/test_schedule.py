@@ -1,4 +1,4 @@
-"""The schedule for ninja: the same commands in another order, within the memory."""
+"""The schedule for ninja: measured costs, and the same commands in another order, within the memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.builder import schedule
-from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost
+from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost, Costs
+from sparkwright.core.store import Store
 
 #: Of the test environment, else of the machine.
 NINJA = Path(
@@ -57,7 +59,7 @@ def commands(build: Path, file: str) -> list[str]:
 
 
 def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
-    """Large units get the pool, unless they have one; build.ninja stays as it is."""
+    """Large units get the pool; build.ninja stays as it is."""
     (tmp_path / "build.ninja").write_text(TEXT)
     schedule.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
     text = (tmp_path / schedule.SCHEDULE).read_text()
@@ -65,7 +67,7 @@ def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> Non
     assert commands(tmp_path, "build.ninja") == commands(tmp_path, schedule.SCHEDULE)
     places = [text.index(f"build dir/{name}") for name in ("lo$:ng", "large", "pooled", "short")]
     assert places == sorted(places)
-    assert text.count("pool = heavy") == 1
+    assert text.count("pool = heavy") == 2
     assert (tmp_path / "build.ninja").read_text() == TEXT
 
 
@@ -109,3 +111,19 @@ def test_no_units_that_can_meet_exceed_the_memory(
     assert 1 <= order.jobs <= cores
     assert order.heavy >= 1
     assert sum(heavy) + sum(light) <= megabytes
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("both.cu", Cost(12.35, 999)), ("shipped.cu", Cost(20, 2000)), ("other.cu", Cost(20, 1200))]
+)
+def test_measured_costs_count_before_guesses(tmp_path: Path, unit: str, expected: Cost) -> None:
+    """This machine's last record first, then the stack's."""
+
+    def costs() -> Costs:
+        return Costs(Store(tmp_path), "vllm", {"shipped.cu": Cost(20, 2000), "both.cu": Cost(21, 2100)})
+
+    costs().add({"both.cu": Cost(1, 100), "more.cu": Cost(2, 200)})
+    costs().add({"both.cu": Cost(12.35, 999)})
+
+    assert costs().expected(unit) == expected
+    assert costs().recorded.keys() == {"both.cu", "more.cu"}
