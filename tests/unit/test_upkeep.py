@@ -17,7 +17,7 @@ from tests.unit.conftest import Repository as Work
 
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cli import main
-from sparkwright.core.console import LARGEST_SUMMARY, append_summary, markdown_block, markdown_text
+from sparkwright.core.console import markdown_block, markdown_text
 from sparkwright.core.git import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.operate.upkeep import driftreport, foreseen, issue, proposal
@@ -238,28 +238,6 @@ def test_a_dirty_checkout_is_not_offered(world: World, host: conftest.Host) -> N
     with refusal("usage", match="changes of its own"):
         main.run(["patch", "bump", *host.words, "--to", "2.0", "--pull", REPOSITORY])
     assert not world.asked
-
-
-def test_the_page_of_a_job_has_the_tables(mini: conftest.Mini, cli: conftest.Cli, tmp_path: Path) -> None:
-    """Under GitHub Actions a verb's tables, lines and failures stand on the job's page, as plain text."""
-    page = tmp_path / "page.md"
-    env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(page)}
-    assert cli("patch", "status", *mini.words, env=env).returncode == 0
-    assert cli("fetch", *mini.words, "--fork", "nothing", env=env).returncode == 1
-    text = page.read_text()
-
-    assert "| patch | age | still needed? |" in text
-    assert "| --- | ---: |" in text
-    assert "error: not-provided:" in text
-
-
-def test_a_full_page_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GitHub drops a page above 1 MiB, so what does not fit is left out."""
-    page = tmp_path / "page.md"
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
-    for _ in range(30):
-        append_summary("x" * 100_000)
-    assert 0 < page.stat().st_size <= LARGEST_SUMMARY
 
 
 @given(st.text(max_size=60))

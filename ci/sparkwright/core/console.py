@@ -3,8 +3,7 @@ Print all output of the program.
 
 Messages go to standard error; standard output carries results, or one JSON document with
 ``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
-failures become annotations, and tables and failures stand on the summary page of the job, too, with
-every text escaped: no markup, no link, no mention.
+failures become annotations.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from sparkwright.core.errors import SparkwrightError, StoreError
@@ -74,19 +72,18 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def size(count: float) -> str:
     """Return *count* bytes in decimal units, as package indexes do."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
+    from rich.filesize import decimal
+
+    return decimal(int(count))
 
 
 class Progress:
@@ -101,37 +98,29 @@ class Progress:
 
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
         self._console, self._title, self.total, self._unit = console, title, total, unit
-        self.done, self.shown = 0.0, False
+        self.done = 0.0
         self._began = self._updated = time.monotonic()
-        self._first: float | None = None
 
     def restart(self, total: float) -> None:
         """Begin a part with a *total* and a pace of its own, on the same line."""
         self.total, self._first, self._began = total, None, time.monotonic()
 
     def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
-        """
-        Show the amount *done*; *remaining* overrides the estimate, in seconds.
-
-        The amount of the first call was there before this run, and the estimate leaves it out.
-        """
+        """Show the amount *done*; *remaining* overrides the estimate, in seconds."""
         self.done, now = done, time.monotonic()
-        if self._first is None:
-            self._first = done
-        if now - self._updated < self._console.interval:
+        # Without a terminal, each state is a line of the log.
+        if now - self._updated < (0.2 if self._console.terminal else 15.0):
             return
-        self._updated, self.shown = now, True
-        if remaining is None and self.total and done > self._first:
-            remaining = (now - self._began) / (done - self._first) * (self.total - done)
-        text = f"{self._title}: {self._amount(done)}"
+        self._updated = now
+        if remaining is None and self.total and done:
+            remaining = (now - self._began) / done * (self.total - done)
+        amount = size if self._unit == "bytes" else "{:g}".format
+        text = f"{self._title}: {amount(done)}"
         if self.total:
-            text += f" of {self._amount(self.total)}"
+            text += f" of {amount(self.total)}"
         if remaining is not None:
             text += f", about {duration(remaining)} left"
         self._console.live(f"{text}  {note}" if note else text)
-
-    def _amount(self, count: float) -> str:
-        return size(count) if self._unit == "bytes" else f"{count:g}"
 
 
 class Console:
@@ -149,14 +138,6 @@ class Console:
     @property
     def terminal(self) -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-    @property
-    def interval(self) -> float:
-        """
-        Return the seconds between two states of a live line, each a line of the log without a
-        terminal.
-        """
-        return 0.2 if self.terminal else 15.0
 
     def _write(self, stream: TextIO, text: str) -> None:
         """
@@ -234,8 +215,7 @@ class Console:
         try:
             yield progress
         finally:
-            if progress.shown:
-                self.live("")
+            self.live("")
 
     def table(
         self,
@@ -257,8 +237,6 @@ class Console:
         from rich.console import Console as RichConsole
         from rich.table import Table
 
-        if result and self.github:
-            append_summary(markdown_table(title, columns, rows))
         stream = sys.stdout if result and not self.json else sys.stderr
         table = Table(
             title=printable(title) or None,
@@ -317,12 +295,8 @@ class Console:
         lines += [f"  what to do: {error.todo}"]
         if self.github:
             self._say(f"::error title={error.reference}::{error.what}")
-            append_summary(markdown_block(lines))
         self._say("\n".join(lines))
 
-
-#: GitHub drops the page of a step that has more than 1 MiB (docs.github.com, job summaries).
-LARGEST_SUMMARY = 900_000
 
 #: What Markdown, or the sites that render it, take for their own.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
@@ -342,49 +316,18 @@ def markdown_escape(line: str) -> str:
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
 
 
-def _markdown_cell(text: str) -> str:
-    """Return *text* as a cell of a table; its line ends stay."""
-    return "<br>".join(markdown_text(line) for line in text.split("\n"))
-
-
-def markdown_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """
-    Return a table; a column whose heading begins with ``>`` is aligned to the right, as
-    `console.table` has it.
-    """
-    head = " | ".join(markdown_text(column.removeprefix(">")) or " " for column in columns)
-    marks = " | ".join("---:" if column.startswith(">") else "---" for column in columns)
-    lines = [f"| {' | '.join(map(_markdown_cell, row))} |" for row in rows]
-    return "\n".join(
-        [
-            *([f"**{_markdown_cell(title)}**", ""] if title else []),
-            f"| {head} |",
-            f"| {marks} |",
-            *lines,
-            "",
-        ]
-    )
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (columns, *rows)]
+    return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:], ""])
 
 
 def markdown_block(lines: Sequence[str]) -> str:
     """Return *lines* in a code block that none of them can end."""
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    text = printable("\n".join(lines))
+    longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    printable = [
-        "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
-        for line in lines
-    ]
-    return "\n".join([f"{fence}text", *printable, fence, ""])
-
-
-def append_summary(text: str) -> None:
-    """
-    Append *text* to the page of this step, if there is one and it has room; errors are ignored.
-    """
-    page, data = os.environ.get("GITHUB_STEP_SUMMARY", ""), f"\n{text}".encode(errors="replace")
-    with contextlib.suppress(OSError), Path(page).open("ab") as sink:
-        if sink.tell() + len(data) <= LARGEST_SUMMARY:
-            sink.write(data)
+    return f"{fence}text\n{text}\n{fence}\n"
 
 
 def open_streams() -> None:

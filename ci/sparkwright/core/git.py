@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -293,33 +294,36 @@ class Objects:
             changes[number][path] = status.rpartition("\n")[2]
         return changes
 
+    def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
+        """Store *files* (path, mode, bytes) byte for byte, added to *tree*; return the new tree."""
+        rows = (
+            f"M {mode} inline ".encode() + _quoted(path) + b"data %d\n%s\n" % (len(data), data)
+            for path, mode, data in files
+        )
+        return self._import(tree, rows)
+
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """Return *tree* with the bytes of *files* at their paths; modes stay."""
-        modes = self.paths(tree)
-        rows = (
-            _file(path, modes[path][0] if path in modes else REGULAR, data)
-            for path, data in files.items()
-        )
-        return self._import([_entry(tree, ""), *rows])
+        modes = {path: mode for path, (mode, _) in self.paths(tree).items()}
+        rows = ((path, modes.get(path, REGULAR), data) for path, data in files.items())
+        return self.store_files(rows, tree)
 
     def without_paths(self, tree: str, paths: Iterable[str]) -> str:
         """Return *tree* less the files and folders *paths*."""
-        return self._import([_entry(tree, ""), *(b"D " + _quoted(path) for path in paths)])
+        return self._import(tree, (b"D " + _quoted(path) for path in paths))
 
     def with_folders(self, tree: str, folders: Mapping[str, str]) -> str:
         """Return *tree* with the trees of *folders* in place of the submodules at their paths."""
-        rows = (_entry(folder, path) for path, folder in folders.items())
-        return self._import([_entry(tree, ""), *rows])
+        rows = (f"M 040000 {inner} ".encode() + _quoted(path) for path, inner in folders.items())
+        return self._import(tree, rows)
 
-    def store_files(self, files: Iterable[tuple[str, str, bytes]]) -> str:
-        """Store *files* (path, mode, bytes) as a tree, byte for byte, and return its id."""
-        return self._import(_file(*file) for file in files)
-
-    def _import(self, commands: Iterable[bytes]) -> str:
-        """Return the id of the tree that *commands* of git-fast-import(1) make."""
+    def _import(self, tree: str, commands: Iterable[bytes]) -> str:
+        """Return the id of *tree* after *commands* of git-fast-import(1)."""
         ref = f"refs/import/{os.getpid()}"
+        begin = f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n"
+        begin += f'M 040000 {tree} ""\n' if tree else ""
         with translate_disk_full(self.path), tempfile.TemporaryFile(dir=self.path) as stream:
-            stream.write(f"commit {ref}\ncommitter sparkwright <> 0 +0000\ndata 0\n".encode())
+            stream.write(begin.encode())
             stream.writelines(commands)
             stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
             stream.seek(0)
@@ -331,31 +335,26 @@ class Objects:
         """
         Make *folder* hold exactly the tracked files of *tree*, touching only those that differ.
 
-        Files that git does not track (a build's generated sources) stay. An interrupted checkout is
-        finished by the next.
+        Files that git does not track (a build's generated sources) stay, unless the last checkout
+        was interrupted: then this one begins anew.
 
         Args:
             index: The index that goes with the folder; it remembers what is there.
         """
+        unfinished = Path(f"{index}.unfinished")
         with translate_disk_full(self.path):
+            if unfinished.exists():
+                # Files of the killed checkout may lie there that its index never came to know.
+                shutil.rmtree(folder, ignore_errors=True)
+                for left in (index, Path(f"{index}.lock")):
+                    left.unlink(missing_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
-        # Left behind by a killed git. Callers hold the store's lock of the folder, so no living git
-        # can own it.
-        Path(f"{index}.lock").unlink(missing_ok=True)
+            unfinished.touch()
         places = {"GIT_INDEX_FILE": index, "GIT_WORK_TREE": folder, "GIT_DIR": self.path}
         env = {name: str(path) for name, path in places.items()}
-        refresh = ["update-index", "-q", "--refresh"]
-        if index.exists() and self.run(refresh, env=env, check=False)[0] > 1:
-            index.unlink()
-        pending = Path(f"{index}.pending")
-        left = pending.read_text() if pending.exists() else ""
-        pending.write_text(tree)
+        self.run(["update-index", "-q", "--refresh"], env=env, check=False)
         self.run(["read-tree", "--reset", "-u", tree], env=env)
-        if left and left != tree and self.has(f"{left}^{{tree}}"):
-            # A killed checkout of another tree wrote files that its index never came to know.
-            for path in self.paths(left).keys() - self.paths(tree).keys():
-                (folder / path).unlink(missing_ok=True)
-        pending.unlink()
+        unfinished.unlink()
 
     def archive(self, tree: str, folder: Path) -> None:
         """Write the files of *tree* to the empty *folder*, without an index of its own."""
@@ -371,14 +370,6 @@ def _quoted(path: str) -> bytes:
     """Return *path* as the end of a command of fast-import."""
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"\n'.encode("utf-8", "surrogateescape")
-
-
-def _file(path: str, mode: str, data: bytes) -> bytes:
-    return f"M {mode} inline ".encode() + _quoted(path) + b"data %d\n%s\n" % (len(data), data)
-
-
-def _entry(tree: str, path: str) -> bytes:
-    return f"M 040000 {tree} ".encode() + _quoted(path)
 
 
 def blob_id(data: bytes) -> str:

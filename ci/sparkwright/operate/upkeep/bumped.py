@@ -67,7 +67,7 @@ def body(stack: str, made: Bump, range_diff: Sequence[str], units: Foreseen | No
     predicted = foreseen.lines(units) if units else ["nothing of this fork is compiled"]
     parts = [
         f"Made by `sparkwright patch bump`: {markdown_text(made.fork)} of {markdown_text(stack)} to {markdown_text(made.base.name)}. Nothing was built yet.", "",
-        "### Patches", "", markdown_table("", ["patch", "on the new base it", "because"], rows),
+        "### Patches", "", markdown_table(["patch", "on the new base it", "because"], rows),
         "### Range-diff of both series", "", markdown_block(range_diff or ["no patches"]),
         "### Predicted recompiles", "", *(f"- {markdown_text(line)}" for line in predicted),
     ]  # fmt: skip

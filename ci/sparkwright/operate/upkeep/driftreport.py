@@ -63,7 +63,7 @@ def body(drifts: Sequence[Drift], *, run: str = "") -> str:
     lines = [_first(drifts, len(found)), ""]
     if found:
         rows = [[one.stack, one.fork, trial.patch, trial.base, _MEANS[trial.state]] for one, trial in found]
-        lines += [markdown_table("", ["stack", "fork", "patch", "on", "what"], rows)]
+        lines += [markdown_table(["stack", "fork", "patch", "on", "what"], rows)]
     for one, trial in found:
         lines += list(_patch(one, trial))
     lines += [f"All patches of {markdown_text(one.stack)}, {markdown_text(one.fork)}: {_counts(one)}." for one in drifts if one.trials]
