@@ -292,7 +292,7 @@ def test_links_and_submodules_are_refused(objects: Objects, mode: str) -> None:
     """Made, changed, in the place of a file; but a patch may remove one."""
     file = objects.store_files([("a", git.REGULAR, b"b"), ("x", git.REGULAR, b"c")])
     ids = [blob_id(b"b"), blob_id(b"c")] if mode == git.LINK else ["1" * 40, "2" * 40]
-    trees = [objects._import([f"M {mode} {name} a\n".encode(), f"M 100644 {blob_id(b'c')} x\n".encode()]) for name in ids]
+    trees = [objects._import("", [f"M {mode} {name} a\n".encode(), f"M 100644 {blob_id(b'c')} x\n".encode()]) for name in ids]
     for before, after in ((file, trees[0]), trees):
         with refusal("patch-invalid", match="a link, a submodule"):
             apply.apply_patches(objects, "mini", before, [mine(patch.render(objects, before, after))])

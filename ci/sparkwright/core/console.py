@@ -92,7 +92,7 @@ class Progress:
 
     Args:
         title: What is going on.
-        total: The whole, in any unit; 0 where it is not known. It may be set later.
+        total: The whole, in any unit; 0 where it is not known.
         unit: ``bytes`` are shown as sizes, all else as plain numbers.
     """
 
@@ -101,15 +101,21 @@ class Progress:
         self.done = 0.0
         self._began = self._updated = time.monotonic()
 
-    def restart(self, total: float) -> None:
-        """Begin a part with a *total* and a pace of its own, on the same line."""
-        self.total, self._first, self._began = total, None, time.monotonic()
-
-    def update(self, done: float, note: str = "", remaining: float | None = None) -> None:
-        """Show the amount *done*; *remaining* overrides the estimate, in seconds."""
+    def update(
+        self,
+        done: float,
+        note: str = "",
+        remaining: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """
+        Show the amount *done*; *remaining* overrides the estimate, in seconds; another *total*
+        begins a part with a pace of its own.
+        """
         self.done, now = done, time.monotonic()
-        # Without a terminal, each state is a line of the log.
-        if now - self._updated < (0.2 if self._console.terminal else 15.0):
+        if total not in (None, self.total):
+            self.total, self._began = total or 0, now
+        if now - self._updated < self._console.interval:
             return
         self._updated = now
         if remaining is None and self.total and done:
@@ -138,6 +144,11 @@ class Console:
     @property
     def terminal(self) -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    @property
+    def interval(self) -> float:
+        """The seconds between two states of a live line, each a line of a log."""
+        return 0.2 if self.terminal else 15.0
 
     def _write(self, stream: TextIO, text: str) -> None:
         """

@@ -239,9 +239,7 @@ class Mirror:
             with console.progress(f"mirror {_readable(self.url)}", 0) as progress:
 
                 def on_progress(phase: str, done: int, total: int) -> None:
-                    if total != progress.total:
-                        progress.restart(total)
-                    progress.update(done, phase.lower())
+                    progress.update(done, phase.lower(), total=total)
 
                 words = [*settings, *fetch, *options, "upstream", *refs]
                 self._git(words, stdin=stdin, on_progress=on_progress)

@@ -157,7 +157,18 @@ def obtain(
                 details=[f"lock:  {sha256}", f"index: {offer.sha256}"],
             )
         partial = store.folder("downloads", sha256) / f"{filename}.part"
-        _download(offer.url, partial)
+        try:
+            with console.progress(filename, 0, "bytes") as progress:
+                http.download(
+                    offer.url,
+                    partial,
+                    on_progress=lambda done, total: progress.update(done, total=total),
+                )
+        except HttpFailure as failure:
+            present = partial.stat().st_size if partial.exists() else 0
+            what = f"{http.redact_credentials(offer.url)} cannot be downloaded."
+            details = [str(failure), f"kept: {present} bytes in {partial}"]
+            raise SourceError("source-unreachable", what, details=details) from failure
         actual = sha256_file(partial)
         if actual != sha256:
             partial.unlink()
@@ -182,20 +193,3 @@ def import_file(context: RunContext, file: FileLock) -> str:
     folder = file.folder
     members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
     return context.objects.store_files(members)
-
-
-def _download(url: str, partial: Path) -> None:
-    """Download the rest of *url* to *partial*."""
-    try:
-        with console.progress(partial.stem, 0, "bytes") as progress:
-
-            def on_progress(done: int, total: int) -> None:
-                progress.total = total
-                progress.update(done)
-
-            http.download(url, partial, on_progress=on_progress)
-    except HttpFailure as failure:
-        present = partial.stat().st_size if partial.exists() else 0
-        what = f"{http.redact_credentials(url)} cannot be downloaded."
-        details = [str(failure), f"kept: {present} bytes in {partial}"]
-        raise SourceError("source-unreachable", what, details=details) from failure
