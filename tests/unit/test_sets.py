@@ -21,7 +21,7 @@ from uv import find_uv_bin
 from sparkwright.core.files import sha256_file
 from sparkwright.demo import upstreams
 from sparkwright.forks import package_index
-from sparkwright.forks.stack import Project
+from sparkwright.forks.stack import Project, stack_names
 from sparkwright.release import sets
 from sparkwright.release.sets import Pinned, lock, resolving
 
@@ -371,3 +371,11 @@ def test_a_real_set_resolves(tmp_path: Path) -> None:
     assert found["flashinfer-python"].url == at[path.name]
     assert (found["torch"].version, found["torch"].size > 10**8) == ("2.14.0", True)
     assert all(one.filename.endswith(("any.whl", "aarch64.whl")) for one in found.values())
+
+
+def test_the_set_of_every_stack_has_ray() -> None:
+    """vLLM serves over two machines through it, and does not require it by itself."""
+    rules = verdicts.policy().sets
+    without = [stack for stack in stack_names(verdicts.ROOT) if not any(one.startswith("ray>=") for one in rules[stack].requires)]
+
+    assert without == []
