@@ -376,6 +376,6 @@ def test_a_real_set_resolves(tmp_path: Path) -> None:
 def test_the_set_of_every_stack_has_ray() -> None:
     """vLLM serves over two machines through it, and does not require it by itself."""
     rules = verdicts.policy().sets
-    without = [stack for stack in stack_names(verdicts.ROOT) if not any(one.startswith("ray>=") for one in rules[stack].requires)]
+    without = [stack for stack in stack_names(wheels.ROOT) if not any(one.startswith("ray>=") for one in rules[stack].requires)]
 
     assert without == []
