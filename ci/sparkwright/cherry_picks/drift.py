@@ -162,7 +162,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
 def _trial(
     upstream: Upstream, base: Base, tried: Patch, outcome: Outcome, *, reverts: bool
 ) -> Trial:
-    standing = patch.standing(upstream.context.objects, base.tree, tried.sections())
+    standing = patch.standing(upstream.context.objects, base.tree, tried.data)
     if outcome.status == "applied":
         moves: TrialState = "moves" if outcome.moved and not tried.pick else "applies"
         return Trial(tried.name, tried.sha256, base.name, moves, outcome.moved, standing, ())

@@ -63,8 +63,11 @@ _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@
 _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
 #: The abbreviated id of an empty file, and of no file.
 _EMPTY = re.compile(rb"e69de29|0+$")
-_ESCAPED = re.compile(rb'\\([0-7]{3}|["\\abfnrtv])')
-_LETTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+#: A path as git quotes it.
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
+#: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
+#: line; git takes it as context, too.
+_LINE = re.compile(rb"(?:([ +-])([^\n]*\n)|\n)(\\[^\n]*\n?)?")
 
 
 class PatchError(SparkwrightError):
@@ -244,12 +247,10 @@ def parse(name: str, data: bytes) -> Patch:
     top, _, body = data.partition(b"\n\n")
     message = HeaderParser(policy=email.policy.compat32).parsestr(top.decode("utf-8", "replace"))
     raw, separator, rest = body.partition(b"\n---\n")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PatchError("patch-invalid", f"The header of {name} is not UTF-8.") from error
-    if not separator or b"\ndiff --git " not in b"\n" + rest:
-        raise PatchError("patch-invalid", f"{name} is not a patch as git format-patch writes it.")
+    text = raw.decode("utf-8", "replace")
+    if not separator or b"\ndiff --git " not in b"\n" + rest or text.encode() != raw:
+        what = f"{name} is not a patch in UTF-8 as git format-patch writes it."
+        raise PatchError("patch-invalid", what)
     marks = tuple(f"{trailer}: " for trailer in TRAILERS)
     trailers = dict(line.split(": ", 1) for line in text.splitlines() if line.startswith(marks))
     if missing := [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]:
@@ -329,23 +330,25 @@ def without(diff: bytes, left_out: Collection[str]) -> bytes:
     return b"".join(parts) if left_out else diff
 
 
-def standing(objects: Objects, tree: str, parts: Collection[Section]) -> tuple[int, int]:
+def added_lines(diff: bytes) -> Counter[tuple[str, bytes]]:
+    """Return the lines that *diff* adds, each with its file."""
+    return Counter(
+        (part.path, line)
+        for part in sections(diff)
+        for hunk in part.hunks
+        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
+    )
+
+
+def standing(objects: Objects, tree: str, diff: bytes) -> tuple[int, int]:
     """
-    Return how many of the added, non-blank lines of a diff are in the same files of *tree*, and how
+    Return how many of the added, non-blank lines of *diff* are in the same files of *tree*, and how
     many it adds.
     """
-    present = total = 0
-    for part in parts:
-        lines = (
-            line
-            for hunk in part.hunks
-            for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
-        )
-        added = Counter(line for line in lines if line.strip())
-        have = Counter(lines_of(objects.blob(tree, part.new) or b"")) if added else Counter[bytes]()
-        present += (added & have).total()
-        total += added.total()
-    return present, total
+    added = Counter(entry for entry in added_lines(diff).elements() if entry[1].strip())
+    texts = {path: objects.blob(tree, path) or b"" for path in {path for path, _ in added}}
+    have = Counter((path, line) for path, text in texts.items() for line in lines_of(text))
+    return (added & have).total(), added.total()
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -371,11 +374,10 @@ def _section(data: bytes) -> Section:
     old, new = _paths(first, fields)
     path, index = new or old, _INDEX.match(fields.get(b"index ", b""))
     for name in (old or new, path):
-        if re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", name):
-            what = f"A patch names a path that is not plain UTF-8 text: {name!r}"
+        parts = {"", "..", ".git", "."} & set(name.lower().split("/"))
+        if parts or re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", name):
+            what = f"A patch names a path outside the tree, or none in plain UTF-8: {name!r}"
             raise PatchError("patch-invalid", what)
-        if name.startswith("/") or {"", "..", ".git", "."} & set(name.lower().split("/")):
-            raise PatchError("patch-invalid", f"A patch names a path outside the tree: {name!r}")
     # Without a body it changes a mode, a name, or an empty file.
     whole = (
         all(_EMPTY.match(index[side]) for side in (1, 2))
@@ -408,46 +410,34 @@ def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
 
 
 def _unquoted(text: bytes) -> str:
-    def plain(match: re.Match[bytes]) -> bytes:
-        code = int(match[1], 8) & 255 if len(match[1]) == 3 else _LETTERS.get(match[1][0])
-        return bytes([match[1][0] if code is None else code])
-
-    if text.startswith(b'"') and text.endswith(b'"'):
-        text = _ESCAPED.sub(plain, text[1:-1])
+    if _QUOTED.fullmatch(text):
+        text = text[1:-1].decode("unicode_escape").encode("latin-1")
     return text.decode("utf-8", "surrogateescape")
 
 
 def _hunk(data: bytes, path: str) -> Hunk:
-    header, *lines = lines_of(data)
-    match = _HUNK.match(header)
+    header, match = data.partition(b"\n")[0], _HUNK.match(data)
     if match is None:
         raise PatchError("patch-invalid", f"A hunk of {path} does not say where it is.")
     start, count, new_start, new_count = (
         1 if part is None else int(part) for part in match.groups()[:4]
     )
-    before, after, mark, last = list[bytes](), list[bytes](), b"", False
-    sides = {b" ": (before, after), b"-": (before,), b"+": (after,)}
-    for line in [*lines, b""]:
-        if line.startswith(b"\\"):
-            for side in sides.get(mark, ()):
-                side[-1:] = [text.removesuffix(b"\n") for text in side[-1:]]
-            continue
-        if len(before) >= count and len(after) >= new_count:
+    before, after, mark, at = list[bytes](), list[bytes](), b"", len(header) + 1
+    while len(before) < count or len(after) < new_count:
+        line = _LINE.match(data, at)
+        if line is None:
             break
-        # Some programs remove the blank of an empty line; git takes it as context, too.
-        mark = b" " if line == b"\n" else line[:1]
-        if mark not in sides or not line.endswith(b"\n"):
-            break
-        for side in sides[mark]:
-            side.append(line[1:] or line)
-        last = mark != b" "
+        mark, text, at = line[1] or b" ", line[2] or b"\n", line.end()
+        for side in [before] * (mark != b"+") + [after] * (mark != b"-"):
+            side.append(text[:-1] if line[3] else text)
     whole = all(text.endswith(b"\n") for text in before[:-1] + after[:-1])
     if (len(before), len(after)) != (count, new_count) or not whole:
         details = [f"at its line {start}: {count} and {new_count} lines announced"]
         raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=details)
     # git ignores them. A mail's patch is followed by its signature.
-    if line.startswith((b"@", b"+", b"-", b" ")) and line.rstrip() != b"--":
+    rest = data[at:].partition(b"\n")[0]
+    if rest.startswith((b"@", b"+", b"-", b" ")) and rest.rstrip() != b"--":
         what = f"A hunk of {path} has more lines than it announces."
-        raise PatchError("patch-invalid", what, details=[line.decode("utf-8", "replace")])
+        raise PatchError("patch-invalid", what, details=[rest.decode("utf-8", "replace")])
     label = header.decode("utf-8", "replace").strip()[:60]
-    return Hunk(label, start, new_start, tuple(before), tuple(after), last)
+    return Hunk(label, start, new_start, tuple(before), tuple(after), mark != b" ")

@@ -13,7 +13,6 @@ never outlives the state that it was made from.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -102,9 +101,9 @@ def _compare(
         pick: What is applied of it.
         ours: Our patches of the stack.
     """
-    patches = [patch for patch in ours if _original(patch)[0] == record.number]
-    wanted, unchanged = _added(diff), _added(pick.data)
-    present = sum((_added(patch.data) for patch in patches), unchanged)
+    patches = [entry for entry in ours if _original(entry)[0] == record.number]
+    wanted, unchanged = patch.added_lines(diff), patch.added_lines(pick.data)
+    present = sum((patch.added_lines(entry.data) for entry in patches), unchanged)
     return Backport(
         record.name,
         record.title,
@@ -112,20 +111,10 @@ def _compare(
         sum(len(part.hunks) for part in sections(diff)),
         sum(len(part.hunks) for part in sections(pick.data)),
         dict(record.stacks[stack]),
-        tuple(patch.name for patch in patches),
+        tuple(entry.name for entry in patches),
         wanted.total(),
         (wanted & present).total(),
         (present - wanted).total(),
-    )
-
-
-def _added(diff: bytes) -> Counter[tuple[str, bytes]]:
-    """Return the lines that *diff* adds, by file."""
-    return Counter(
-        (part.path, line)
-        for part in sections(diff)
-        for hunk in part.hunks
-        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
     )
 
 

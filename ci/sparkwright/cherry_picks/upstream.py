@@ -251,7 +251,6 @@ class Release(msgspec.Struct, frozen=True):
 
     Attributes:
         day: Of its upload (UTC), if the index states it.
-        folder: Of a wheel, the folder inside it that is read; an sdist is read whole.
     """
 
     project: str
@@ -259,7 +258,6 @@ class Release(msgspec.Struct, frozen=True):
     filename: str
     sha256: str
     day: str = ""
-    folder: str = ""
 
 
 def of_release(context: RunContext, release: Release) -> Base:
@@ -269,12 +267,12 @@ def of_release(context: RunContext, release: Release) -> Base:
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
     """
-    key = content_key("release", {"sha256": release.sha256, "folder": release.folder})
+    key = content_key("release", {"sha256": release.sha256, "folder": ""})
     tree = context.store.get("release", key, str)
     if not tree or not context.objects.has(f"{tree}^{{tree}}"):
-        names = (release.project, release.version, release.filename, release.sha256)
+        pins = (release.project, release.version, release.filename, release.sha256)
         with context.store.lock("objects"):
-            tree = package_index.import_file(context, FileLock(*names, 0, release.folder))
+            tree = package_index.import_file(context, FileLock(*pins, size=0))
         context.store.put("release", key, tree)
     return Base(release.version, tree)
 

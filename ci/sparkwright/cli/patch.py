@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.cherry_picks import bump as bumps
-from sparkwright.cherry_picks import conflict, ideas, ledger, series
+from sparkwright.cherry_picks import conflict, ledger, series
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks import pick as picks
 from sparkwright.cherry_picks import rebase as rebases
@@ -389,18 +389,14 @@ def _runs(trials: Sequence[Trial]) -> list[str]:
 
 
 def _show_ideas(context: RunContext) -> int:
-    absorptions = ideas.derive(context)
+    packages = ledger.load_ideas(context.project.root)
     rows = [
-        [entry.idea, entry.package, entry.verdict, "\n".join(entry.evidence)]
-        for entry in absorptions
+        [name, package, idea.needed, idea.says]
+        for package, ideas in packages.items()
+        for name, idea in ideas.items()
     ]
-    console.table(
-        "which release adopted which idea",
-        ["idea", "package", "verdict", "because"],
-        rows,
-        result=True,
-    )
-    console.document({"ideas": absorptions})
+    console.table("patch ideas", ["idea", "package", "needed", "what it is"], rows, result=True)
+    console.document({"ideas": packages})
     return 0
 
 
