@@ -139,26 +139,6 @@ def test_what_is_larger_than_any_source_is_refused(tmp_path: Path, monkeypatch: 
     assert "larger than any source" in refused(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
 
 
-def test_folders_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small archive of deep paths would fill the memory with their names."""
-    monkeypatch.setattr(archive, "MOST_FILES", 10)
-
-    assert "larger than any source" in refused(tmp_path, entry("m/" + "a/" * 10 + "x"))
-
-
-def test_a_link_of_negative_size_does_not_raise_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST_BYTES", 1000)
-    link, _ = entry("m/link", kind=tarfile.SYMTYPE, link="a")
-    link.size = -5000
-    with tarfile.open(tmp_path / "mini-1.tar.gz", "w:gz", format=tarfile.GNU_FORMAT) as tar:
-        tar.addfile(link)
-        info, data = entry("m/a", b"1" * 2000)
-        tar.addfile(info, io.BytesIO(data))
-
-    with refusal("archive-unsafe", match="larger than any source"):
-        list(archive.sdist_members(tmp_path / "mini-1.tar.gz"))
-
-
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", zipfile.ZipFile, b"\0" * 4096], ids=str)
 def test_what_is_no_archive_is_refused(tmp_path: Path, data: object) -> None:
     """A page of HTML, a zip or an empty file under the name of an archive is an error."""
@@ -222,13 +202,6 @@ def test_a_wheel_without_the_folder_is_refused(tmp_path: Path) -> None:
         list(archive.wheel_members(zipped(tmp_path, {"mini/x.py": b""}), "mini/third"))
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "mini/../../evil", "mini/.git/config", "mini\\..\\evil", "mini/a\nb"])
-def test_an_unsafe_name_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    """An unsafe name condemns the wheel, even where it lies outside of the folder that is read."""
-    with refusal("archive-unsafe", match="would leave its folder"):
-        list(archive.wheel_members(zipped(tmp_path, {name: b"", "mini/a": b""}), "mini"))
-
-
 def test_a_wheel_with_a_link_is_refused(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("mini/link")
     link.external_attr = 0o120777 << 16
@@ -246,10 +219,10 @@ def test_a_wheel_of_too_many_members_is_refused(tmp_path: Path, monkeypatch: pyt
         list(archive.wheel_members(zipped(tmp_path, {"mini/a": b"", "mini/b": b""}), "mini"))
 
 
-@pytest.mark.parametrize(("name", "words"), [("", "is no file"), ("gone.whl", "cannot be read")])
-def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    with refusal("wheel-invalid", match=words):
-        archive.opened(tmp_path / name)
+@pytest.mark.parametrize("name", ["", "gone.whl"])
+def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str) -> None:
+    with refusal("wheel-invalid", match="is no file"), archive.zip_file(tmp_path / name):
+        pass
 
 
 # Into git.

@@ -16,9 +16,7 @@ from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
-from sparkwright.forks import package_index, resolve
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import ForkSpec, Project, SdistSpec, SourceSpecs
+from sparkwright.forks import package_index
 
 #: Larger than what is read at once, and than the small disk below.
 CONTENT = random.Random(7).randbytes(3_000_000)
@@ -141,13 +139,6 @@ def test_file_that_the_index_lacks_is_unreachable(store: Store) -> None:
         package_index.obtain(store, "mini", "mini-2.tar.gz", SHA256)
     with refusal("source-unreachable", match="no project 'nothing'"):
         package_index.obtain(store, "nothing", NAME, SHA256)
-
-
-def test_lock_refuses_a_version_that_the_index_lacks(store: Store, tmp_path: Path) -> None:
-    run = RunContext(Project(Path(__file__).parents[2], "2026.11"), store, (), tmp_path)
-    fork = ForkSpec("backend", SourceSpecs(sdist=SdistSpec("mini", "2")))
-    with refusal("source-unreachable", match=r"offers no mini 2 as \*\.tar\.gz"):
-        resolve.resolve_fork(run, "mini", fork)
 
 
 @pytest.mark.parametrize("trouble", ["page", "file", "hash", "name"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,43 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
+from tests.support import forked
 
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
-
-HEAD = "import sys, time\nfrom pathlib import Path\nfrom sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
-SLEEP = "    print('ready', flush=True)\n    time.sleep(60)\n"
-
-
-class Process:
-    """A real process that works on a store and can be killed."""
-
-    def __init__(self, root: Path, script: str) -> None:
-        command = [sys.executable, "-c", HEAD + script, str(root)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
-@pytest.fixture(name="spawn")
-def _spawn(tmp_path: Path) -> Iterator[type[Process]]:
-    made: list[Process] = []
-
-    class Kept(Process):
-        def __init__(self, root: Path, script: str) -> None:
-            super().__init__(root, script)
-            made.append(self)
-
-    yield Kept
-    for one in made:
-        one.kill()
-        one.process.communicate()
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -62,52 +27,34 @@ class Record(msgspec.Struct, frozen=True):
     count: int
 
 
-def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store, spawn: type[Process]) -> None:
+def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> None:
     """Until a file is whole, its name keeps the bytes that it had."""
     path = store.write("records/a", b"old")
-    process = spawn(
-        store.root,
-        "with store.replacing(store.root / 'records' / 'a') as fresh:\n    fresh.write_bytes(b'half')\n" + SLEEP,
-    )
-    assert process.read() == "ready"
-    process.kill()
 
+    def write() -> None:
+        with store.replacing(path) as fresh:
+            fresh.write_bytes(b"half")
+            time.sleep(60)
+
+    assert forked.killed(write, lambda: len(list(path.parent.iterdir())) == 2)
     assert path.read_bytes() == b"old"
 
 
-def test_a_builder_killed_leaves_no_folder(store: Store, spawn: type[Process]) -> None:
+def test_a_builder_killed_leaves_no_folder(store: Store) -> None:
     """A folder that was being filled is not there under its name, and the next builder begins with an empty one."""
-    final = store.root / "wheels" / "x"
-    process = spawn(
-        store.root,
-        "with store.building(store.root / 'wheels' / 'x') as folder:\n    (folder / 'half').write_bytes(b'')\n" + SLEEP,
-    )
-    assert process.read() == "ready"
-    process.kill()
-    assert not final.exists()
+    final = store.folder("wheels") / "x"
 
+    def build() -> None:
+        with store.building(final) as folder:
+            (folder / "half").touch()
+            time.sleep(60)
+
+    assert forked.killed(build, lambda: any(final.parent.rglob("half")))
+    assert not final.exists()
     with store.building(final) as folder:
         assert not list(folder.iterdir())
         (folder / "whole").touch()
-
-    assert [path.name for path in final.iterdir()] == ["whole"]
-
-
-def test_results_have_the_modes_of_the_users_umask(store: Store) -> None:
-    """A shared cache can be shared, and a private one is private."""
-    modes = []
-    for mask in (0o027, 0o022):
-        before = os.umask(mask)
-        try:
-            file = store.write("a", b"")
-            with store.building(store.root / "wheels" / "x") as folder:
-                (folder / "y").touch()
-        finally:
-            os.umask(before)
-        places = (file, store.root / "wheels" / "x", store.root / "wheels" / "x" / "y")
-        modes.append([stat.S_IMODE(path.stat().st_mode) for path in places])
-
-    assert modes == [[0o640, 0o750, 0o640], [0o644, 0o755, 0o644]]
+    assert [path.name for path in final.parent.rglob("*")] == ["x", "whole"]
 
 
 # Records.
@@ -136,29 +83,20 @@ def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
 
 # Locks.
 
-HOLD = "with store.lock('objects'):\n" + SLEEP
 
-
-def test_a_lock_in_use_can_be_refused(store: Store, spawn: type[Process]) -> None:
-    """A caller that does not wait is refused."""
-    assert spawn(store.root, HOLD).read() == "ready"
-    with refusal("store-busy"), store.lock("objects", wait=False):
-        pass
-
-
-def test_a_second_process_waits_for_the_first(store: Store, spawn: type[Process]) -> None:
-    """Two runs at once take turns; the second says that it waits, and goes on when the first has ended."""
-    second = "with store.lock('objects'):\n    print('mine', flush=True)\n"
+def test_a_second_holder_waits_or_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs at once take turns; the second says that it waits, unless its caller does not want to."""
     with store.lock("objects"):
-        process = spawn(store.root, second).process
-        assert process.stderr is not None
-        assert process.stdout is not None
-        waits = process.stderr.readline()
-        early = select.select([process.stdout], [], [], 0.3)[0]
-    out, _ = process.communicate(timeout=30)
+        with refusal("store-busy"), store.lock("objects", wait=False):
+            pass
+        second = threading.Thread(target=lambda: store.lock("objects").__enter__())
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+    second.join(30)
 
-    assert "another sparkwright works on objects; waiting" in waits
-    assert (early, out, process.returncode) == ([], "mine\n", 0)
+    assert not second.is_alive()
+    assert "another sparkwright works on objects; waiting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["file", "file/cache"])

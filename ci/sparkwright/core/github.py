@@ -261,20 +261,13 @@ class GitHub:
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
-        details, todo = self._details(reply), ""
+        details, reference = self._details(reply), "github-unreachable"
         if limited(reply):
-            reference, text = "github-limited", f"GitHub's rate limit refuses {what}."
+            reference = "github-limited"
             details = [f"the limit ends: {limit_ends(reply)}", *details]
-            if self.token:
-                todo = "Wait until the limit ends; another token of the same account shares it."
-        elif reply.status in (401, 403):
-            reference, text = "github-refused", f"GitHub refuses {what}."
-        elif reply.status in (*_GONE, 422):
-            reference, text = "github-refused", f"GitHub does not have or do {what}."
-            todo = "Compare the repository's name, and give GITHUB_TOKEN the right to write there."
-        else:
-            reference, text = "github-unreachable", f"GitHub does not answer for {what}."
-        return GitHubError(reference, text, details=details, todo=todo)
+        elif reply.status in (401, 403, 422, *_GONE):
+            reference = "github-refused"
+        return GitHubError(reference, f"GitHub refuses {what}.", details=details)
 
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""

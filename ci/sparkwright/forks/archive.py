@@ -115,33 +115,25 @@ def damage_guard(
         ) from error
 
 
-def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) -> zipfile.ZipFile:
-    """
-    Return the zip archive at *path*, opened.
-
-    Raises:
-        wheel-invalid: Or as *failure*: there is no such file, it is a folder, a pipe or a device,
-            or its directory is damaged.
-    """
-    try:
-        # A pipe would be waited for.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise failure(f"{path.name} is no file.", details=[str(path)])
-        with damage_guard(path.name, failure):
-            return zipfile.ZipFile(path)
-    except OSError as error:
-        raise failure(f"{path.name} cannot be read.", details=[str(error)]) from error
-
-
 @contextlib.contextmanager
 def zip_file(
     path: Path, failure: Failure = partial(WheelError, "wheel-invalid")
 ) -> Iterator[zipfile.ZipFile]:
     """
-    Yield the zip archive at *path*, as `opened`; within the block, what damaged members make
-    Python's reader raise is *failure*, too.
+    Yield the zip archive at *path*.
+
+    Raises:
+        wheel-invalid: Or as *failure*: it is no regular file, its directory is damaged, or, within
+            the block, a member is.
     """
-    with opened(path, failure) as archive, damage_guard(path.name, failure):
+    # A pipe would be waited for.
+    if not path.is_file():
+        raise failure(f"{path.name} is no file.", details=[str(path)])
+    try:
+        archive = zipfile.ZipFile(path)
+    except (*_DAMAGE, OSError) as error:
+        raise failure(f"{path.name} is damaged.", details=[str(error)]) from error
+    with archive, damage_guard(path.name, failure):
         yield archive
 
 
