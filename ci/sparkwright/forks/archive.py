@@ -115,25 +115,31 @@ def damage_guard(
         ) from error
 
 
-@contextlib.contextmanager
-def zip_file(
-    path: Path, failure: Failure = partial(WheelError, "wheel-invalid")
-) -> Iterator[zipfile.ZipFile]:
+def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) -> zipfile.ZipFile:
     """
-    Yield the zip archive at *path*.
+    Return the zip archive at *path*.
 
     Raises:
-        wheel-invalid: Or as *failure*: it is no regular file, its directory is damaged, or, within
-            the block, a member is.
+        wheel-invalid: Or as *failure*: it is no regular file, or its directory is damaged.
     """
     # A pipe would be waited for.
     if not path.is_file():
         raise failure(f"{path.name} is no file.", details=[str(path)])
     try:
-        archive = zipfile.ZipFile(path)
+        return zipfile.ZipFile(path)
     except (*_DAMAGE, OSError) as error:
         raise failure(f"{path.name} is damaged.", details=[str(error)]) from error
-    with archive, damage_guard(path.name, failure):
+
+
+@contextlib.contextmanager
+def zip_file(
+    path: Path, failure: Failure = partial(WheelError, "wheel-invalid")
+) -> Iterator[zipfile.ZipFile]:
+    """
+    Yield the zip archive at *path*, as `opened`; within the block, what damaged members make
+    Python's reader raise is *failure*, too.
+    """
+    with opened(path, failure) as archive, damage_guard(path.name, failure):
         yield archive
 
 
