@@ -234,7 +234,7 @@ def test_a_part_that_is_not_installed_is_named(cli: Cli, mini: Mini, bare: Seque
         (["install", "--into", "none", "--index", "none"], "environment-unusable"),
         (["serve", "--health", "--patience", "1"], "server-dead"),
         (["release", "notes", "--index", "none"], "index-missing"),
-        (["release", "verify", "none.whl", "--from", "none"], "trust-missing"),
+        (["release", "verify", "none.whl", "--index", "none"], "index-missing"),
         (["doctor", "--into", "none"], "environment-unusable"),
     ],
     ids=str,

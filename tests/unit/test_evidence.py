@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -566,30 +565,10 @@ def test_a_file_that_clients_would_not_read_is_not_published(case: Case, monkeyp
 # The verb.
 
 
-@pytest.fixture(scope="module")
-def folder(case: Case, signer: KeySigner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files of evidence and the public key, as somebody may have been given them."""
-    made = tmp_path_factory.mktemp("evidence")
-    for sha256, data in signed(case, signer)[1].items():
-        (made / f"{sha256}.json").write_bytes(data)
-    (made / "key.pub").write_text(signer.public.pem)
-    return made
-
-
 def verb(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run ``evidence`` as people do, outside of any checkout."""
     command = [sys.executable, "-m", "sparkwright", "release", "verify", "--json", *map(str, words)]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_a_wheel_at_hand_is_shown_with_all_that_holds(case: Case, folder: Path) -> None:
-    """Signers, rungs and what is missing, from a folder of files and a key, without an index or a checkout."""
-    done = verb(case.path, "--from", folder, "--key", folder / "key.pub")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["wheels"]
-
-    assert (found["sha256"], found["missing"], set(found["rungs"].values())) == (case.wheel.sha256, [], {"pass"})
-    assert set(found["signers"]) == {"provenance", "test-result", "summary"}
 
 
 def refused(*words: str | Path) -> str:
@@ -607,39 +586,6 @@ def broken(path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
-def without(folder: Path, target: Path, kind: str) -> Path:
-    """Return a copy of the evidence less the first file that holds *kind*."""
-    shutil.copytree(folder, target)
-    next(path for path in sorted(target.glob("*.json")) if kind.encode() in path.read_bytes()).unlink()
-    return target
-
-
-def test_what_does_not_hold_ends_with_its_reference(case: Case, folder: Path, tmp_path: Path) -> None:
-    """A changed wheel, a wheel of another name, another key, a missing file and an unreadable name: each by its own reference."""
-    keys.make(tmp_path / "other")
-    (tmp_path / "changed").mkdir()
-    cases: dict[str, list[str | Path]] = {
-        "evidence-invalid": [broken(case.path, tmp_path / "changed"), "--from", folder, "--key", folder / "key.pub"],
-        "signer-unknown": [case.path, "--from", folder, "--key", tmp_path / "other.pub"],
-        "key-invalid": [case.path, "--from", folder, "--key", tmp_path / "other"],
-        "trust-missing": [case.path, "--from", folder],
-        "wheel-invalid": [tmp_path / "no.whl", "--from", folder, "--key", folder / "key.pub"],
-    }
-    for reference, words in cases.items():
-        assert refused(*words) == reference
-    less = without(folder, tmp_path / "less", '"bomFormat"')
-    assert refused(case.path, "--from", less, "--key", folder / "key.pub") == "evidence-invalid"
-
-
-def test_one_bad_wheel_of_two_fails_and_the_other_is_shown(case: Case, folder: Path, tmp_path: Path) -> None:
-    """Each is checked; the document holds what holds, and by name what does not."""
-    other = broken(case.path, tmp_path)
-    done = verb(case.path, other, "--from", folder, "--key", folder / "key.pub")
-    document = json.loads(done.stdout)
-
-    assert (done.returncode, len(document["wheels"]), list(document["failed"].values())) == (1, 1, ["evidence-invalid"])
-
-
 @pytest.mark.parametrize("member", ["sboms/sparkwright.cdx.json", "sparkwright.json"])
 def test_a_wheel_that_says_something_else_inside_is_refused(case: Case, signer: KeySigner, tmp_path: Path, member: str) -> None:
     """Another SBOM than the published one, or a build record with another patch, even when all statements are about those bytes."""
@@ -655,33 +601,6 @@ def test_a_wheel_that_says_something_else_inside_is_refused(case: Case, signer: 
     found = checked(other, signer, signed(other, signer, made, raw))
 
     assert ends_with(lambda: inside.check(path, found)) == "wheel-mismatch"
-
-
-def test_each_summary_of_a_folder_is_told(case: Case, signer: KeySigner, folder: Path, tmp_path: Path) -> None:
-    """After a promotion there are two: what was missing first, and that nothing is."""
-    both = tmp_path / "both"
-    shutil.copytree(folder, both)
-    early = replace(case, proved=decision.decide(case.inspected, None, None, verdicts.policy()))
-    raw = {"sbom": case.inspected.sbom}
-    payloads = make.statements(case.wheel, case.fork, early.proved, raw, record=case.inspected.record)
-    for sha256, data in signed(early, signer, payloads, raw)[1].items():
-        (both / f"{sha256}.json").write_bytes(data)
-    done = verb(case.path, "--from", both, "--key", folder / "key.pub")
-
-    assert sorted(len(one["missing"]) for one in json.loads(done.stdout)["wheels"]) == [0, len(ladders.RUNGS)]
-
-
-def test_hostile_files_beside_the_evidence_do_no_harm(case: Case, folder: Path, tmp_path: Path) -> None:
-    """Pages, deep nonsense, links to nowhere and statements of others lie beside it; the wheel's own evidence is found."""
-    mixed = tmp_path / "mixed"
-    shutil.copytree(folder, mixed)
-    (mixed / "page.json").write_text("<html>")
-    (mixed / "deep.json").write_text("[" * 100_000)
-    (mixed / "empty.json").write_text("")
-    (mixed / "gone.json").symlink_to("nowhere")
-    (mixed / "odd.json").write_bytes(b'{"payload":"e30=","payloadType":"x","signatures":[]}')
-
-    assert verb(case.path, "--from", mixed, "--key", folder / "key.pub").returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -726,6 +645,14 @@ def test_an_index_that_holds_something_else_is_told_apart(host: world.Host, tmp_
     assert refused(path, "--index", index.root, "--key", index.public) == "evidence-invalid"
 
 
-def test_a_folder_and_an_index_are_two_questions(case: Case, folder: Path) -> None:
-    """Naming both is a mistake of usage."""
-    assert refused(case.path, "--from", folder, "--index", "http://127.0.0.1:1/") == "usage"
+def test_what_does_not_hold_ends_with_its_reference(host: world.Host, tmp_path: Path) -> None:
+    """A changed wheel, another key, and an unreadable name: each by its own reference; the other wheel is shown."""
+    index, path = host.index(), host.made["2"][1]
+    keys.make(tmp_path / "other")
+    changed = broken(path, tmp_path)
+    assert refused(changed, "--index", index.root, "--key", index.public) == "evidence-invalid"
+    assert refused(path, "--index", index.root, "--key", tmp_path / "other.pub") == "signer-unknown"
+    assert refused(tmp_path / "no.whl", "--index", index.root, "--key", index.public) == "wheel-invalid"
+    done = verb(path, changed, "--index", index.root, "--key", index.public)
+    document = json.loads(done.stdout)
+    assert (done.returncode, len(document["wheels"]), list(document["failed"].values())) == (1, 1, ["evidence-invalid"])

@@ -11,12 +11,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from sparkwright.cli import options
-from sparkwright.cli import release as releases
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub, run_url
@@ -45,7 +44,6 @@ from sparkwright.operate.site.records import Night
 from sparkwright.release.client.install import Wish
 from sparkwright.release.manifest import times
 from sparkwright.release.report import page, read, terminal
-from sparkwright.release.signing.keys import public_path
 
 _usage = partial(UsageError, "usage")
 
@@ -62,9 +60,30 @@ def _ground(arguments: argparse.Namespace) -> Ground:
     return Ground.of(arguments.config, _host(arguments))
 
 
-def _policy(folder: Path) -> tuple[Policy, Settings]:
+def _policy(arguments: argparse.Namespace) -> tuple[Policy, Settings]:
     """Return the policy and the settings of a machine that was set up, whose state may be lost."""
+    folder = _host(arguments).path(arguments.config)
     return policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
+
+
+def runner(arguments: argparse.Namespace) -> object:
+    """
+    Run an action on this machine.
+
+    Raises:
+        runner-setup: The action needs root.
+        UsageError: The action changes this machine, and ``--yes`` is not given.
+    """
+    action = ACTIONS[arguments.action]
+    if action.root and os.geteuid() != 0:
+        todo = "Run it with sudo; `plan` needs no rights."
+        raise LabError("runner-setup", "Only root can do this.", todo=todo)
+    if arguments.action in ("setup", "remove") and not arguments.yes:
+        raise _usage(
+            f"{arguments.action} changes this machine. Read what `sparkwright lab runner plan` "
+            "prints, and give --yes."
+        )
+    return action.run(arguments)
 
 
 def _setup(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,8 +106,6 @@ def _setup(arguments: argparse.Namespace) -> dict[str, Any]:
         for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
             console.result(f"{number}. {_description(step, now)}")
     else:
-        _require_root()
-        _require_yes(arguments)
         with console.step("set up"):
             stands = perform.set_up(steps, host)
         _table("Set-up", stands)
@@ -119,23 +136,6 @@ def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
     if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
         raise _usage("A label is not true of this machine.", details=wrong)
     return settings
-
-
-def _require_root() -> None:
-    if os.geteuid() != 0:
-        raise LabError(
-            "runner-setup",
-            "Only root can do this.",
-            todo="Run it with sudo; `plan` needs no rights.",
-        )
-
-
-def _require_yes(arguments: argparse.Namespace) -> None:
-    if not arguments.yes:
-        raise _usage(
-            f"{arguments.action} changes this machine. Read what `sparkwright lab runner plan` "
-            "prints, and give --yes."
-        )
 
 
 def _description(step: Step, now: Stand) -> str:
@@ -170,7 +170,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _once(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one job."""
-    _require_root()
     # SIGTERM ends a job as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ground = _ground(arguments)
@@ -185,7 +184,6 @@ def _once(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _clean(arguments: argparse.Namespace) -> None:
     """End what a job left."""
-    _require_root()
     ground = _ground(arguments)
     with holding.machine(ground, 10):
         condition.recover(ground)
@@ -193,23 +191,23 @@ def _clean(arguments: argparse.Namespace) -> None:
 
 def _admit(arguments: argparse.Namespace) -> None:
     """Decide whether a job may run here."""
-    policy, settings = _policy(Path(arguments.config))
-    job_facts = {name: os.environ.get(name, "") for name in admit.TOLD}
-    admit.admit(job_facts, policy, settings)
+    policy, settings = _policy(arguments)
+    admit.admit({name: os.environ.get(name, "") for name in admit.TOLD}, policy, settings)
     console.note("this job may run here")
 
 
 def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
     """Update the addresses that jobs may connect to."""
-    host = _host(arguments)
-    policy, settings = _policy(host.path(arguments.config))
+    policy, settings = _policy(arguments)
     resolution = egress.resolved(egress.names(policy, settings))
     for name in resolution.unknown:
         console.warn(f"{name} has no address")
     if not resolution.addresses:
         what = "No name of the list has an address; the earlier addresses expire."
         raise LabError("runner-unready", what, details=resolution.unknown)
-    status, output = host.ask(["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses))
+    status, output = _host(arguments).ask(
+        ["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses)
+    )
     if status:
         what = "nft refused the addresses."
         raise LabError("runner-setup", what, details=output.splitlines()[-10:])
@@ -219,7 +217,6 @@ def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _drain(arguments: argparse.Namespace) -> None:
     """Take no new job, or take jobs again."""
-    _require_root()
     ground = _ground(arguments)
     if arguments.end:
         ground.draining.unlink(missing_ok=True)
@@ -232,8 +229,6 @@ def _drain(arguments: argparse.Namespace) -> None:
 def _remove(arguments: argparse.Namespace) -> dict[str, Any]:
     """Undo the set-up."""
     host, ground = _host(arguments), _ground(arguments)
-    _require_root()
-    _require_yes(arguments)
     condition.stop_taking(ground, PATIENCE)
     condition.clean(ground)
     stands = perform.take_back(plan.steps(ground.policy, ground.settings), host)
@@ -243,23 +238,33 @@ def _remove(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"stands": stands}
 
 
-#: Action → its function, and its help text.
-ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], object], str]] = {
-    "plan": (_setup, "print the commands and files of setup"),
-    "setup": (_setup, "set this machine up; finished steps are skipped"),
-    "check": (_check, "check the set-up, as the jobs' user"),
-    "drain": (_drain, "take no new job, and wait for the running one; --end takes jobs again"),
-    "remove": (_remove, "drain, and undo setup; models stay"),
-    "once": (_once, "run one job (called by the systemd unit)"),
-    "clean": (
+class Action(NamedTuple):
+    """An action of ``lab runner``: its function, its help text, and whether it needs root."""
+
+    run: Callable[[argparse.Namespace], object]
+    text: str
+    root: bool = False
+
+
+ACTIONS = {
+    "plan": Action(_setup, "print the commands and files of setup"),
+    "setup": Action(_setup, "set this machine up; finished steps are skipped", root=True),
+    "check": Action(_check, "check the set-up, as the jobs' user"),
+    "drain": Action(
+        _drain, "take no new job, and wait for the running one; --end takes jobs again", root=True
+    ),
+    "remove": Action(_remove, "drain, and undo setup; models stay", root=True),
+    "once": Action(_once, "run one job (called by the systemd unit)", root=True),
+    "clean": Action(
         _clean,
         "end leftover processes of a job, and empty its folders (called by the systemd unit)",
+        root=True,
     ),
-    "admit": (
+    "admit": Action(
         _admit,
         "decide whether a job may run here (called by GitHub's runner before its first step)",
     ),
-    "egress": (_egress, "update the addresses that jobs may connect to (called by a timer)"),
+    "egress": Action(_egress, "update the addresses that jobs may connect to (called by a timer)"),
 }
 
 
@@ -320,13 +325,6 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         help="with --push: folder for the record of the digest (default: dist)",
     )
     add(
-        "--at",
-        type=Path,
-        metavar="FOLDER",
-        help="with --push: also sign the record, and add it to this index",
-    )
-    options.add_signer(parser, "--signing-key")
-    add(
         "--dry-run",
         action="store_true",
         help="check the release and show what would be built, without an engine",
@@ -335,6 +333,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
 
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=record)
+    number, attempt = (os.environ.get(f"GITHUB_RUN_{name}", "") for name in ("ID", "ATTEMPT"))
     add = parser.add_argument
     add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the records")
     add(
@@ -370,7 +369,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     add(
         "--run",
         dest="number",
-        default="",
+        default=f"{number}.{attempt}" if attempt not in ("", "1") else number,
         metavar="ID",
         help="number of the run (default: GITHUB_RUN_ID and its attempt)",
     )
@@ -409,17 +408,12 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the pages; unchanged ones are not written again",
     )
-    add(
-        "--strict",
-        action="store_true",
-        help="fail if a record is damaged or missing; the pages are written anyway",
-    )
 
 
 def _add_runner(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=lambda arguments: ACTIONS[arguments.action][0](arguments))
+    parser.set_defaults(run=runner)
     add = parser.add_argument
-    actions = "; ".join(f"{name}: {text}" for name, (_, text) in ACTIONS.items())
+    actions = "; ".join(f"{name}: {action.text}" for name, action in ACTIONS.items())
     add("action", choices=tuple(ACTIONS), help=actions)
     add(
         "--repository",
@@ -459,21 +453,20 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.builder import container_build
     from sparkwright.operate.image import made, recorded, registry
 
-    context, publisher = options.checkout(arguments), None
-    if arguments.at:
-        if not arguments.push:
-            raise UsageError("usage", "--at needs --push.")
-        key, identity = arguments.signing_key, arguments.identity
-        publisher = releases.publisher(context, arguments.at, key, identity=identity)
-    elif arguments.signing_key or arguments.identity:
-        raise UsageError("usage", "--signing-key and --identity belong to --at.")
-    request = made.Asked(_wish(arguments), arguments.platform, arguments.base)
+    context = options.checkout(arguments)
+    wish = Wish(
+        arguments.index,
+        tuple(arguments.key),
+        arguments.signed_for,
+        arguments.channel,
+        arguments.stack or "",
+        arguments.release,
+    )
+    request = made.Asked(wish, arguments.platform, arguments.base)
     repository = registry.checked(arguments.push) if arguments.push else ""
     base = container_build.pinned_base(context, request.base)
     candidate = picked.pick(context, request.wish, picked.PLATFORMS[request.platform])
     entry = candidate.entry
-    if publisher:
-        recorded.check(publisher, entry.release)
     if entry.yanked:
         console.warn(f"{entry.name} was yanked: {entry.yanked}")
     for missing in candidate.missing:
@@ -499,8 +492,6 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         digest = registry.push(done, repository, target)
         pushed = recorded.record(done, candidate, repository, target, digest)
         console.note(f"recorded as {recorded.written(context.output, pushed)}")
-        if publisher:
-            console.note(f"signed as {publisher.root / recorded.published(publisher, pushed)}")
         rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
     console.table(f"serving image of {entry.name}: {state}", ["", ""], rows, result=True)
     return {
@@ -513,53 +504,19 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _wish(arguments: argparse.Namespace) -> Wish:
-    """Return the requested release; the default index is that of ``--at``."""
-    index, keys = arguments.index, tuple(arguments.key)
-    if arguments.at and not index:
-        index = str(arguments.at)
-        if not keys and arguments.signing_key:
-            keys = (public_path(arguments.signing_key),)
-    return Wish(
-        index,
-        keys,
-        arguments.signed_for,
-        arguments.channel,
-        stack=arguments.stack or "",
-        release=arguments.release,
-    )
-
-
 def record(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the record of a run, and show it."""
-    run_record = _record(arguments)
-    path = night.write(arguments.at, run_record)
-    title = f"{run_record.workflow} of {run_record.day}: {run_record.state}"
-    rows = [
-        [stage.name, stage.state, stage.reference, stage.says[:80]] for stage in run_record.stages
-    ]
-    console.table(title, ["stage", "state", "reference", ""], rows, result=True)
-    for file in run_record.files:
-        if not file.sha256:
-            console.warn(f"{file.name}: {file.says}")
-    console.result(str(path))
-    return {"file": str(path), "state": run_record.state, "night": run_record}
-
-
-def _record(arguments: argparse.Namespace) -> Night:
-    named = [night.stage(text) for text in arguments.stage]
+    stages = [night.stage(text) for text in arguments.stage]
     documents = {stage.name: stage for stage in map(night.documented, arguments.document)}
-    names = {stage.name for stage in named}
-    if len(names) < len(named) or len(documents) < len(arguments.document):
+    if len({stage.name for stage in stages}) < len(stages) or len(documents) < len(
+        arguments.document
+    ):
         raise UsageError("usage", "A stage is named twice.")
-    stages = [night.together(stage, documents.pop(stage.name, None)) for stage in named]
+    stages = [night.together(stage, documents.pop(stage.name, None)) for stage in stages]
     files, measured = night.files(arguments.file)
-    number, attempt = (os.environ.get(f"GITHUB_RUN_{name}", "") for name in ("ID", "ATTEMPT"))
-    if number and attempt not in ("", "1"):
-        number = f"{number}.{attempt}"
     fields = {
-        "workflow": arguments.workflow,
-        "run": arguments.number or number,
+        "workflow": arguments.workflow or None,
+        "run": arguments.number,
         "stack": arguments.stack or "",
         "ended": arguments.ended or times.now(),
         "stages": [*stages, *documents.values()],
@@ -569,13 +526,18 @@ def _record(arguments: argparse.Namespace) -> Night:
         "files": files,
         "measured": measured,
     }
-    for name in ("workflow", "run", "stack"):
-        if not fields[name]:
-            raise UsageError("usage", f"There is no {name}.", todo=f"Name it with --{name}.")
     try:
-        return msgspec.convert(msgspec.to_builtins(fields), Night)
+        run_record = msgspec.convert(msgspec.to_builtins(fields), Night)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError("usage", "This is not a record of a run.", details=[str(error)]) from error
+    path = night.write(arguments.at, run_record)
+    title = f"{run_record.workflow} of {run_record.day}: {run_record.state}"
+    rows = [
+        [stage.name, stage.state, stage.reference, stage.says[:80]] for stage in run_record.stages
+    ]
+    rows += [[file.name, "missing", "", file.says] for file in files if not file.sha256]
+    console.table(f"{title}\n{path}", ["stage", "state", "reference", ""], rows, result=True)
+    return {"file": str(path), "state": run_record.state, "night": run_record}
 
 
 def status(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -603,13 +565,11 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
         "changes": sum(len(history.found.changes) for history in site.histories),
         "drift": len(site.drifted.reports),
     }
-    console.note(", ".join(f"{count} {name}" for name, count in counts.items()))
-    console.note(
-        f"{written.files} files, {size(written.size)}; {written.written} written, "
-        f"{written.removed} removed"
-    )
+    shown = ", ".join(f"{count} {name}" for name, count in counts.items())
+    changed = f"{written.written} written, {written.removed} removed"
+    console.note(f"{shown}; {written.files} files, {size(written.size)}, {changed}")
     console.result(str(arguments.output / "index.html"))
-    document = {
+    return {
         "output": str(arguments.output),
         "day": request.day,
         "signature checked": site.books.checked if site.books else None,
@@ -617,13 +577,6 @@ def status(arguments: argparse.Namespace) -> dict[str, Any]:
         **counts,
         "site": written,
     }
-    if site.problems and arguments.strict:
-        console.document(document)
-        details = [f"{problem.name}: {problem.reference}" for problem in site.problems[:50]]
-        raise LabError(
-            "site-partial", f"{len(site.problems)} records could not be read.", details=details
-        )
-    return document
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:

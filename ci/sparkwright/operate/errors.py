@@ -160,8 +160,4 @@ class LabError(SparkwrightError):
             "Read what GitHub said above. The unit asks again by itself; no job was taken.",
             exit_code=5,
         ),
-        "site-partial": Advice(
-            "The site was made, and shows that some records are damaged, missing or not to be believed.",
-            "Mend or restore what is listed above, and run again; without --strict the site is taken as it is.",
-        ),
     }
