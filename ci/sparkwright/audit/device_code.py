@@ -24,11 +24,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-import signal
-import subprocess
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -67,8 +64,8 @@ TRAP = "BPT.TRAP"
 #: A section's heading, or an instruction after its address and predicate:
 #: ``/*0050*/  @!P0 F2FP.SATFINITE.E2M1… R0, …``.
 _LINE = re.compile(
-    rb"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?"
-    rb"(?P<opcode>[A-Z][A-Z0-9_.]*))"
+    r"^(?:\.text\.(?P<kernel>\S+):|[ \t]+/\*[0-9a-f]{4,}\*/[ \t]+(?:\{[ \t]*)?(?:@!?U?P\w+[ \t]+)?"
+    r"(?P<opcode>[A-Z][A-Z0-9_.]*))"
 )
 
 
@@ -255,10 +252,9 @@ def compiles(target: str, device: tuple[int, int]) -> bool:
     return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
 
 
-def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> tuple[Gain, str]:
+def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> Gain:
     """
-    Return what a GPU of capability *device* gets from a unit with code for these targets, and the
-    target of the code that it would load.
+    Return what a GPU of capability *device* gets from a unit with code for these targets.
 
     Machine code comes before PTX, and the nearest before one that is further away.
     """
@@ -268,26 +264,23 @@ def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> 
         return major, minor, ("", "f", "a").index(suffix)
 
     if loadable := [target for target in cubins if loads(target, device)]:
-        best = max(loadable, key=nearest)
-        _, minor, suffix = _parsed(best)
-        return ("plain" if not suffix else "native" if minor == device[1] else "family"), best
-    if compilable := [target for target in ptx if compiles(target, device)]:
-        return "jit", max(compilable, key=nearest)
-    return "nothing", ""
+        _, minor, suffix = _parsed(max(loadable, key=nearest))
+        return "plain" if not suffix else "native" if minor == device[1] else "family"
+    return "jit" if any(compiles(target, device) for target in ptx) else "nothing"
 
 
-def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[int, tuple[Gain, str]]:
+def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, int]:
     """
-    Return the `gain` of a GPU of capability *device* from each fatbin of *images*: a fatbin is a
-    translation unit, of which the driver takes one image.
+    Return how many fatbins of *images* give a GPU of capability *device* what, best first: a fatbin
+    is a translation unit, of which the driver takes one image.
     """
     units: dict[int, list[DeviceImage]] = {}
     for image in images:
         units.setdefault(image.container, []).append(image)
-    return {
-        number: gain(_targets(unit, "cubin"), _targets(unit, "ptx"), device)
-        for number, unit in units.items()
-    }
+    numbers = Counter(
+        gain(_targets(unit, "cubin"), _targets(unit, "ptx"), device) for unit in units.values()
+    )
+    return {name: numbers[name] for name in GAINS if numbers[name]}
 
 
 # Instructions.
@@ -307,38 +300,21 @@ def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str
     """
     if not (program := folder / "nvdisasm").is_file():
         raise CommandError("tool-missing", f"nvdisasm is not in {folder}.")
-    counts, current, last = dict[str, Counter[str]](), Counter[str](), deque[bytes](maxlen=20)
-    command = process.wrap_with_limits([program, "--print-code", cubin], by=signal.SIGKILL)
-    # An interruption in the next lines leaves the child to the kernel, which ends it with us.
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=process.clean_environment(),
+    counts, current = dict[str, Counter[str]](), Counter[str]()
+
+    def on_line(line: str) -> None:
+        nonlocal current
+        match = _LINE.match(line)
+        if match and match["kernel"]:
+            current = counts.setdefault(match["kernel"], Counter())
+        elif match:
+            current[match["opcode"]] += 1
+
+    seconds = max(deadline - time.monotonic(), 0.001)
+    process.run(
+        ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", cubin],
+        log=cubin.with_suffix(".sass"),
+        on_line=on_line,
+        what=f"{program.name} cannot read a cubin, or takes longer than for any wheel.",
     )
-    watchdog = threading.Timer(deadline - time.monotonic(), child.kill)
-    watchdog.daemon = True
-    try:
-        watchdog.start()
-        assert child.stdout is not None
-        for line in child.stdout:
-            match = _LINE.match(line)
-            if match and match["kernel"]:
-                name = match["kernel"].decode("utf-8", "replace")
-                current = counts.setdefault(name, Counter())
-            elif match:
-                current[match["opcode"].decode()] += 1
-            else:
-                last.append(line)
-        status = child.wait()
-    finally:
-        watchdog.cancel()
-        child.kill()
-        child.wait()
-    if status:
-        late = time.monotonic() > deadline
-        what = "takes longer than that of any wheel" if late else f"ended with status {status}"
-        details = [line.decode("utf-8", "replace").rstrip() for line in last]
-        raise CommandError("command-failed", f"The disassembly {what}.", details=details)
     return counts

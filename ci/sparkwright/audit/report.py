@@ -213,52 +213,43 @@ def raise_for_findings(*reports: AuditReport) -> None:
 
 def show(*reports: AuditReport, result: bool = False) -> None:
     """
-    Print *reports*: the wheels, their libraries side by side, and the findings.
+    Print *reports*, each with the libraries of its wheel and the findings.
 
     Args:
         result: It is what the verb was asked for (`Console.table`).
     """
-    libraries, findings = list[list[str]](), list[list[str]]()
-    for number, report in enumerate(reports, 1):
-        mark = f"{number}" if len(reports) > 1 else ""
-        (console.result if result else console.note)(f"{mark}: {_title(report)}".removeprefix(": "))
-        broken = Counter(finding.library for finding in report.findings)
-        for library in report.libraries:
-            count = broken[library.name]
-            verdict = f"{count} finding(s)" if count else "pass"
-            libraries.append([library.name, mark, *_cells(library), verdict])
-        findings += [
-            [mark, finding.rule, finding.library or "(the wheel)", finding.text]
+    say = console.result if result else console.note
+    for report in reports:
+        about, broken = report.subject, Counter(finding.library for finding in report.findings)
+        judged = "" if report.judged == "stack" else ", as a wheel that was not built here"
+        verdict = f"{'pass' if report.passed else 'fail'} for {report.target}{judged}"
+        hashes = f"sha256 {about.sha256[:16]}…, device code {report.device_code[:16] or '–'}"
+        say(f"{about.file}: {verdict}, {as_size(about.size)}, {hashes}")
+        libraries = [
+            [*_cells(library), f"{broken[library.name]} finding(s)"] for library in report.libraries
+        ]
+        if libraries:
+            columns = ["library", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets", ""]
+            console.table("", columns, libraries, result=result)
+        for sentence in report.deviations:
+            say(sentence)
+        findings = [
+            [finding.rule, finding.library or "(the wheel)", finding.text]
             for finding in report.findings[:SHOWN]
         ]
         if (more := len(report.findings) - SHOWN) > 0:
-            findings.append([mark, "", "", f"and {more} more"])
-    columns = ["library", "", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets"]
-    if libraries:
-        console.table("", [*columns, "verdict"], sorted(libraries), result=result)
-    for sentence in dict.fromkeys(text for report in reports for text in report.deviations):
-        (console.result if result else console.note)(sentence)
-    if findings:
-        console.table("", ["", "rule", "library", "finding"], findings, result=result)
-
-
-def _title(report: AuditReport) -> str:
-    about = report.subject
-    verdict = f"{'pass' if report.passed else 'fail'} for {report.target}"
-    judged = "" if report.judged == "stack" else ", as a wheel that was not built here"
-    code = f", device code {report.device_code[:16]}…" if report.device_code else ""
-    size = as_size(about.size)
-    return f"{about.file}: {verdict}{judged}, sha256 {about.sha256[:16]}…, {size}{code}"
+            findings.append(["", "", f"and {more} more"])
+        if findings:
+            console.table("", ["rule", "library", "finding"], findings, result=result)
 
 
 def _cells(library: AuditedLibrary) -> list[str]:
-    opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
-    if library.opcodes or library.traps:
-        opcodes.append(f"traps {library.traps}")
-    gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())
-    codes = [
+    cubins, ptx = (
         " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())
         for by_arch in (library.cubins, library.ptx)
-    ]
-    cells = [*codes, ", ".join(opcodes), gains]
-    return [library.role, as_size(library.size), *(cell or "–" for cell in cells)]
+    )
+    opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
+    opcodes += [f"traps {library.traps}"] if library.opcodes or library.traps else []
+    gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())
+    cells = [cubins, ptx, ", ".join(opcodes), gains]
+    return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]

@@ -18,14 +18,12 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.audit import device_code
-from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.policy import AuditPolicy
+from sparkwright.audit.report import AuditReport
+from sparkwright.audit.wheel import audit
 from sparkwright.builder import BuildError, pipeline
-from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
 from sparkwright.core.console import console
-from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
@@ -151,30 +149,36 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
         scratch: Folder for libraries while they are read.
 
     Raises:
-        wheel-invalid, archive-unsafe, disk-full: As `audit_wheel.walk`.
+        wheel-invalid, archive-unsafe, disk-full: As `audit`.
     """
-    (hashes, codes), (new_hashes, new_codes) = (
+    (report, rows), (new_report, new_rows) = (
         _read(path, policy, scratch) for path in (first, again)
     )
-    names = sorted(hashes.keys() | new_hashes.keys())
-    members = [name for name in names if hashes.get(name) != new_hashes.get(name)]
+    codes, new_codes = (
+        {library.name: library.device_code for library in audited.libraries}
+        for audited in (report, new_report)
+    )
+    names = sorted(rows.keys() | new_rows.keys())
+    members = [name for name in names if rows.get(name) != new_rows.get(name)]
     host = (".so", f".dist-info/{BUILD_RECORD}", f".dist-info/{SBOM}")
-    both = hashes.keys() & new_hashes.keys()
     unexplained = [
         name
         for name in members
-        if name not in both or not name.endswith(host) or codes.get(name) != new_codes.get(name)
+        if name not in rows
+        or name not in new_rows
+        or not name.endswith(host)
+        or codes.get(name) != new_codes.get(name)
     ]
     if first.name != again.name:
         unexplained.append(f"the file name: {again.name}")
-    sha256, new_sha256 = sha256_file(first), sha256_file(again)
+    sha256, new_sha256 = report.subject.sha256, new_report.subject.sha256
     same: Verdict = "identical" if sha256 == new_sha256 else "same-device-code"
     return Rebuild(
         first.name,
         "different" if unexplained else same,
         sha256,
         new_sha256,
-        (device_code.wheel_digest(codes.values()), device_code.wheel_digest(new_codes.values())),
+        (report.device_code, new_report.device_code),
         tuple(members),
         tuple(unexplained),
     )
@@ -182,43 +186,27 @@ def compare(first: Path, again: Path, policy: AuditPolicy, scratch: Path) -> Reb
 
 def _read(
     wheel: Path, policy: AuditPolicy, scratch: Path
-) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return the hash and size of each member of *wheel*, and the digest of its device code."""
-    subject, codes = audit_wheel.read_subject(wheel), dict[str, str]()
-
-    def visit(binary: audit_wheel.Binary) -> None:
-        wants = policy.library(subject.name, binary.name)
-        compiled = wants is not None and wants.role == "target"
-        with contextlib.suppress(elf.ElfUnreadable), elf.mapped(binary.path) as data:
-            shared = elf.shared_object(data)
-            code = device_code.read(data, shared, policy.generation, compiled=compiled)
-            codes[binary.name] = code.digest
-
-    findings = audit_wheel.walk(wheel, subject, scratch, visit)
+) -> tuple[AuditReport, dict[str, tuple[str, str]]]:
+    """Return the audit of *wheel*, and the hash and size of each member."""
+    report = audit(wheel, policy, scratch, scratch=scratch, judged="any")
     with zip_file(wheel) as archive:
         listed, info = zip_members(archive, wheel.name), WheelName.of(wheel.name).info
-        hashes = records(archive, listed, info, wheel.name)
-    # A member that RECORD does not state truly.
-    return hashes | {finding.library: (finding.message, "") for finding in findings}, codes
-
-
-def show(rebuild: Rebuild) -> None:
-    """Print the members that differ, and the verdict."""
-    console.result(f"{rebuild.wheel}: {rebuild.verdict}")
-    for name in rebuild.members:
-        state = "unexplained" if name in rebuild.unexplained else "explained"
-        console.result(f"  differs, {state}: {name}")
-    console.result(f"  sha256: {rebuild.first}, then {rebuild.again}")
-    console.result(f"  device code: {', then '.join(rebuild.device_code)}")
+        rows = records(archive, listed, info, wheel.name)
+    # A member that RECORD does not state truly has another hash than that.
+    untrue = [finding for finding in report.findings if finding.rule.startswith("record-")]
+    return report, rows | {finding.library: (finding.message, "") for finding in untrue}
 
 
 def raise_for_difference(rebuild: Rebuild) -> None:
     """
-    Raise if the two wheels differ unexplained.
+    Print the comparison; raise if the two wheels differ unexplained.
 
     Raises:
         rebuild-differs: They do.
     """
+    console.result(f"{rebuild.wheel}: {rebuild.verdict}")
+    for name in rebuild.members:
+        console.result(f"  differs: {name}")
     if rebuild.verdict == "different":
         what = f"{rebuild.wheel}, built again from the same inputs, is another wheel."
         raise BuildError("rebuild-differs", what, details=rebuild.unexplained)

@@ -25,6 +25,7 @@ import contextlib
 import functools
 import hashlib
 import re
+import shutil
 import tempfile
 import time
 import zipfile
@@ -35,7 +36,7 @@ from email.parser import BytesParser
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -68,11 +69,11 @@ from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 8
+FORM = 9
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
-#: Bytes that the compressed device code of all libraries may unpack to: minutes of work.
+#: Bytes that the device code of all libraries may unpack to: minutes of work.
 MOST_UNPACKED = 64 * 1024**3
 #: Seconds from the beginning of an audit to the end of its last disassembly; that of the official
 #: vLLM wheel takes half a minute.
@@ -241,44 +242,29 @@ def walk(
             info_folder, _ = _metadata(archive, listed, about)
             rows = records(archive, listed, info_folder, about.file)
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}
-        copy = Path(folder, "library")
+        copy = Path(folder, "member")
         for name, info in sorted(listed.items()):
-            with damage_guard(), archive.open(info) as stream:
-                sha256, is_binary = _stream_hash(stream, copy)
+            with damage_guard(), archive.open(info) as stream, copy.open("w+b") as output:
+                shutil.copyfileobj(stream, output, 1 << 20)
+                output.seek(0)
+                is_binary = output.read(4) == elf.MAGIC
+                output.seek(0)
+                sha256 = hashlib.file_digest(output, "sha256").hexdigest()
             if name not in unsigned:
                 findings += _differences(name, rows.get(name), sha256, info.file_size)
             if is_binary:
-                unpacked += _unpacked_bytes(copy)
+                with contextlib.suppress(elf.ElfUnreadable), elf.mapped(copy) as data:
+                    for entry in elf.fatbin_entries(data, elf.shared_object(data).fatbins):
+                        unpacked += entry.size
                 if unpacked > MOST_UNPACKED:
                     what = f"{about.file} holds more device code than any wheel."
                     raise WheelError("wheel-invalid", what, details=[f"library: {name}"])
                 visit(Binary(name, copy, sha256, info.file_size))
-                copy.unlink()
             progress.update(progress.done + info.compress_size, name)
     message = "RECORD lists it, the wheel does not hold it"
     lost = rows.keys() - listed.keys() - unsigned
     findings += [AuditFinding(name, "record-surplus", message) for name in lost]
     return tuple(sorted(findings))
-
-
-def _stream_hash(stream: IO[bytes], copy: Path) -> tuple[str, bool]:
-    """Return the sha256 of *stream*; write it to *copy* if it begins like ELF, and return so."""
-    sha, block = hashlib.sha256(), stream.read(1 << 20)
-    is_binary = block.startswith(elf.MAGIC)
-    with copy.open("wb") if is_binary else contextlib.nullcontext() as output:
-        while block:
-            sha.update(block)
-            if output is not None:
-                output.write(block)
-            block = stream.read(1 << 20)
-    return sha.hexdigest(), is_binary
-
-
-def _unpacked_bytes(library: Path) -> int:
-    """Return the bytes that the device code of *library* would unpack to; 0 if it is unreadable."""
-    with contextlib.suppress(elf.ElfUnreadable), elf.mapped(library) as data:
-        return elf.unpacked_bytes(data, elf.shared_object(data).fatbins)
-    return 0
 
 
 def _differences(
@@ -303,12 +289,8 @@ def cached_audit(
     Return the audit of the wheel at *path*, from the store if its inputs are unchanged.
 
     Args:
-        judged: See `AuditReport.judged`; by default ``stack`` for a wheel that holds our build
-            record, else ``any``.
+        judged: As of `audit`.
     """
-    if judged is None:
-        ours = read_contents(path, read_subject(path)).ours
-        judged = "stack" if ours else "any"
     policy = load(context.project.audit_file, context.project.spec.arch)
     inputs = {
         "wheel": sha256_file(path),
@@ -333,7 +315,7 @@ def audit(
     programs: Path,
     *,
     scratch: Path | None = None,
-    judged: Literal["stack", "any"] = "stack",
+    judged: Literal["stack", "any"] | None = "stack",
 ) -> AuditReport:
     """
     Return the contents of *wheel*, and the differences from *policy*.
@@ -344,7 +326,8 @@ def audit(
         programs: The folder of nvdisasm.
         scratch: An existing folder for the libraries while they are read; the system's temporary
             folder by default.
-        judged: See `AuditReport.judged`.
+        judged: See `AuditReport.judged`; None for ``stack`` if the wheel holds our build record,
+            else ``any``.
 
     Raises:
         wheel-invalid: It is not a wheel, is damaged, is too large, or is another distribution than
@@ -356,6 +339,7 @@ def audit(
     deadline = time.monotonic() + MOST_SECONDS
     about = read_subject(wheel)
     contents = read_contents(wheel, about)
+    judged = judged or ("stack" if contents.ours else "any")
     libraries, findings = list[AuditedLibrary](), list[AuditFinding]()
     parent = scratch or Path(tempfile.gettempdir())
 
@@ -412,8 +396,8 @@ class LibraryAudit:
     Args:
         policy: Of the stack.
         name: The member's name.
-        ours: Whether the library must be made for the stack's target; a wheel that was not built
-            here is only read.
+        ours: Whether the library must be as the policy says; of a wheel that was not built here,
+            only its own promises are checked, and whether a Spark can run it.
     """
 
     def __init__(
@@ -480,46 +464,44 @@ class LibraryAudit:
 
     def check_host(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
         """Report what the library needs beside the promises of the wheel and the policy."""
-        wants, machine, platforms = self._wants, shared.machine, self._about.platforms
+        machine, platforms = shared.machine, self._about.platforms
         if machine in ("x86_64", "aarch64"):
             if not all(platform.endswith(machine) for platform in platforms):
                 message = f"it is for {machine}, the wheel for {', '.join(platforms)}"
                 self._find("machine-foreign", message)
-            self._check_tag(shared)
+            promised, required = graft.promised_glibc(platforms), graft.required_glibc(shared)
+            if promised and (not required or required > promised):
+                needs = f"glibc {elf.version_text(required)}" if required else "more than any has"
+                message = f"it needs {needs}, the tag promises glibc {elf.version_text(promised)}"
+                self._find("tag-newer", message)
         if self._name.endswith(".abi3.so"):
             self._check_python(shared)
         self._check_torch(shared)
         # A driver may have been given another file name.
         if _DRIVER_FILES.fullmatch(shared.soname):
             self._find("vendored-driver", f"it is known to the loader as {shared.soname}")
+        if self._ours:
+            self._check_policy(data, shared)
+
+    def _check_policy(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
+        """Report needs, search paths, symbols and operators that the policy does not have so."""
+        wants = self._wants or LibraryPolicy("", "target")
         for entry in shared.rpath:
-            if self._ours or not (entry == "$ORIGIN" or entry.startswith("$ORIGIN/")):
-                self._find("rpath-present", f"it looks for shared libraries in {entry}")
-        for name in wants.symbols if wants else ():
+            self._find("rpath-present", f"it looks for shared libraries in {entry}")
+        for name in wants.symbols:
             if name not in shared.symbols:
                 self._find("symbol-missing", f"it does not define {name}")
-        for name in wants.operators if wants else ():
+        for name in wants.operators:
             if missing := _missing_operator(data, name):
                 self._find("operator-missing", f"{name}: {missing}")
-        # The needs of a wheel that no policy describes are shown, and not judged.
-        if self._ours or wants:
-            allowed = (*self._policy.needed, *(wants.needed if wants else ()))
-            for name in shared.needed:
-                if not any(fnmatchcase(name, pattern) for pattern in allowed):
-                    self._find("needed-foreign", f"it wants {name}")
-            driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
-            if driver and _DRIVER not in shared.needed:
-                calls = f"{', '.join(driver[:3])} ({len(driver)} functions)"
-                self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
-
-    def _check_tag(self, shared: elf.SharedObject) -> None:
-        """Report a library that needs a newer system than the platform tag promises."""
-        promised = graft.promised_glibc(self._about.platforms)
-        required = graft.required_glibc(shared)
-        if promised and (not required or required > promised):
-            needs = f"needs glibc {elf.version_text(required)}, or what comes with it"
-            message = f"it {needs}, the tag promises glibc {elf.version_text(promised)}"
-            self._find("tag-newer", message if required else "it needs more than any tag promises")
+        allowed = (*self._policy.needed, *wants.needed)
+        for name in shared.needed:
+            if not any(fnmatchcase(name, pattern) for pattern in allowed):
+                self._find("needed-foreign", f"it wants {name}")
+        driver = sorted(filter(_DRIVER_FUNCTION.fullmatch, shared.imports))
+        if driver and _DRIVER not in shared.needed:
+            calls = f"{', '.join(driver[:3])} ({len(driver)} functions)"
+            self._find("driver-unnamed", f"it calls {calls}, and does not want {_DRIVER}")
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
@@ -569,14 +551,15 @@ class LibraryAudit:
         if target and not shared.has_device_code:
             linked = [unit for unit in self._units if unit.library]
             self._find("arch-missing", "it holds no device code at all", units=linked)
-        patterns = [re.compile(text) for text in target.kernels] if target else []
+        patterns = [re.compile(text) for text in target.kernels] if target and self._ours else []
         cubins = dict[Path, device_code.DeviceImage]()
 
         def visit(image: device_code.DeviceImage, content: bytes) -> None:
             if image.contradicted:
                 stated = f"the table says {image.listed}, the code {image.target}"
                 self._find("arch-contradicted", f"fatbin {image.container}: {stated}", [image])
-            if any(pattern.search(name) for pattern in patterns for name in image.kernels):
+            read = image.target == self._policy.target
+            if read and any(rule.search(name) for rule in patterns for name in image.kernels):
                 path = scratch / f"{len(cubins)}.cubin"
                 path.write_bytes(content)
                 cubins[path] = image
@@ -585,38 +568,32 @@ class LibraryAudit:
         code = device_code.read(data, shared, generation, compiled=target is not None, visit=visit)
         if code.fault:
             self._find("device-unreadable", code.fault)
-        gains = device_code.gains(code.images, self._device)
-        numbers = Counter(gain for gain, _ in gains.values())
         library = replace(
             library,
             device_code=code.digest,
             cubins=code.counts("cubin"),
             ptx=code.counts("ptx"),
-            spark={gain: numbers[gain] for gain in device_code.GAINS if numbers[gain]},
+            spark=device_code.gains(code.images, self._device),
         )
         if target is None or not code.images:
             return library
-        if self._ours:
-            self._check_archs(code.images, target)
-            self._check_units(code.images)
-        elif not numbers.keys() & {"native", "family", "plain"}:
-            device = elf.version_text(self._device)
-            self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
-        loaded = {
-            path: image
-            for path, image in cubins.items()
-            if gains[image.container][0] != "jit" and gains[image.container][1] == image.target
-        }
+        if not self._ours:
+            if not library.spark.keys() & {"native", "family", "plain"}:
+                device = elf.version_text(self._device)
+                self._find("code-missing", f"no machine code in it is for a GPU of SM {device}")
+            return library
+        self._check_archs(code.images, target)
+        self._check_units(code.images)
         try:
             kernels = [
                 (kernel, counts, image)
-                for path, image in loaded.items()
+                for path, image in cubins.items()
                 for kernel, counts in device_code.opcodes(path, programs, deadline).items()
             ]
         except CommandError as error:
             if error.reference != "command-failed":
                 raise
-            self._find("device-unreadable", " ".join([str(error), *error.details[:2]]))
+            self._find("device-unreadable", str(error))
             return library
         return self._check_kernels(library, kernels, target)
 
@@ -714,16 +691,14 @@ def _limited_api() -> dict[str, tuple[int, ...]]:
 def _missing_operator(data: elf.Buffer, operator: str) -> str:
     """Return what the library lacks of *operator*; empty if it declares and implements it."""
     name = operator.encode()
-    schema = re.compile(rb"%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))
-    # A string begins after the NUL of the one before it, or with the section.
-    later = re.compile(rb"\0" + schema.pattern)
-    declared = named = False
-    for section in elf.sections(data):
-        if section.name.startswith(".rodata") and section.kind != elf.NO_BITS:
-            begin, end = section.offset, section.offset + section.size
-            declared |= bool(schema.match(data, begin, end) or later.search(data, begin, end))
-            # A linker may share a string with the end of a longer one.
-            named |= data.find(name + b"\0", begin, end) >= 0
-    if declared:
-        return "" if named else "declared, not implemented"
-    return "no schema declares it, although its name is there" if named else "not even declared"
+    # A string begins after the NUL of the one before it, or with the section. A linker may share
+    # the name with the end of a longer string.
+    schema = re.compile(rb"(?:\A|\0)%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))
+    texts = [
+        data[section.offset : section.offset + section.size]
+        for section in elf.sections(data)
+        if section.name.startswith(".rodata") and section.kind != elf.NO_BITS
+    ]
+    if not any(map(schema.search, texts)):
+        return "not declared"
+    return "" if any(name + b"\0" in text for text in texts) else "declared, not implemented"

@@ -341,7 +341,6 @@ def _again(context: RunContext, wheels: list[Path]) -> int:
         separate = reproduce.separate_store(own)
         with console.step(f"build {path.name} again, elsewhere"), separate as other:
             rebuilds.append(reproduce.reproduce(other, path, record, rules))
-        reproduce.show(rebuilds[-1])
     console.document({"rebuilds": rebuilds})
     for rebuild in rebuilds:
         reproduce.raise_for_difference(rebuild)

@@ -19,7 +19,6 @@ in the cubin state the same a second time (`sparkwright.audit.device_code`).
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import re
 import struct
@@ -389,18 +388,6 @@ def _container_entries(
         position += header
         yield FatbinEntry(_KINDS[kind], arch, position, stored, whole, compression, container)
         position += size
-
-
-def unpacked_bytes(data: Buffer, parts: Iterable[tuple[int, int]]) -> int:
-    """
-    Return the bytes to which the compressed entries in *parts* of *data* would unpack, up to the
-    first that cannot be read.
-    """
-    total = 0
-    with contextlib.suppress(ElfUnreadable):
-        for entry in fatbin_entries(data, parts):
-            total += entry.size if entry.compression else 0
-    return total
 
 
 def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
