@@ -18,10 +18,10 @@ from tests.support import forked
 
 from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, Record
-from sparkwright.cherry_picks.pick import PullRequestSnapshot
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
+from sparkwright.core.github import PullRequest
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
@@ -284,7 +284,7 @@ class Host:
     ) -> Record:
         """Pin pull request *number*, and let the stack, and *stacks*, carry it, less the files *excluded*."""
         state: ledger.PullState = "merged" if merge else "open"
-        pull = PullRequestSnapshot(f"Improve number {number}", "octocat", state, head, merge, "main")
+        pull = PullRequest(number, f"Improve number {number}", "octocat", state, head, "main", merge)
         record = pick.record(self.context(), self.ledger, pull, number, "the test wants it", "the test ends")
         paths = dict.fromkeys(excluded, "the test leaves it out")
         record = msgspec.structs.replace(record, stacks=dict.fromkeys((self.stack, *stacks), paths))

@@ -11,6 +11,7 @@ import pytest
 from sparkwright.cherry_picks import pick, series
 from sparkwright.cherry_picks.ledger import PullState
 from sparkwright.core.files import sha256_file
+from sparkwright.core.github import PullRequest
 from sparkwright.forks.lock import FileLock
 from sparkwright.release.manifest.records import Fork, Need, Patch
 from sparkwright.release.notes import needs
@@ -41,7 +42,7 @@ def _made(host: Host, offered: Index) -> Host:
 
 
 def carry(host: Host, state: PullState, head: str, merge: str = "") -> None:
-    seen = pick.PullRequestSnapshot("Improve it", "octocat", state, head, merge, "main")
+    seen = PullRequest(7, "Improve it", "octocat", state, head, "main", merge)
     record = pick.record(host.context(), host.ledger, seen, 7, "the test wants it", "the test ends")
     host.write(msgspec.structs.replace(record, stacks={host.stack: {}}))
 

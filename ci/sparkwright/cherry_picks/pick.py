@@ -14,35 +14,21 @@ import msgspec
 from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import patch, series
 from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.ledger import Ledger, PullState, Record
+from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core import github
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.github import GitHub
+from sparkwright.core.github import GitHub, PullRequest
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED
 from sparkwright.forks.stack import SourceError
 
 
-class PullRequestSnapshot(msgspec.Struct, frozen=True):
-    """
-    The current state of a pull request; git alone shows neither the title of an unmerged one, nor
-    whether it is closed.
-    """
-
-    title: str
-    author: str
-    state: PullState
-    head: str
-    merge: str
-    branch: str
-
-
-def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
+def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
     """
     Return the current state of pull request *number*.
 
@@ -53,15 +39,12 @@ def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequestSna
     return snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
 
 
-def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot | None:
+def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:
     """Return what `snapshot` does; None, with a note, if GitHub's API is out of reach."""
     owner = github.repository_of(ledger.url)
     if owner and not context.offline:
         try:
-            pull = GitHub.from_environment(context.mirrored(github.ADDRESS)).pull(*owner, number)
-            return PullRequestSnapshot(
-                pull.title, pull.author, pull.state, pull.head, pull.merge, pull.base_ref
-            )
+            return GitHub.from_environment(context.mirrored(github.ADDRESS)).pull(*owner, number)
         except GitHubError as error:
             if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
                 raise
@@ -69,8 +52,11 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
     return None
 
 
-def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequestSnapshot:
-    """Return what `snapshot` does, by git alone."""
+def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
+    """
+    Return what `snapshot` does, by git alone, which shows neither the title of an unmerged pull
+    request, nor whether it is closed.
+    """
     mirror, previous = context.mirror(ledger.url), ledger.by_number.get(number)
     tip = mirror.history(ledger.branch, newest=True)
     if tip is None:
@@ -87,20 +73,21 @@ def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullReq
         )
     squash = merge if merge and not merge.subject.startswith("Merge ") else None
     name = merge.commit if merge else previous.merge if previous else ""
-    return PullRequestSnapshot(
+    return PullRequest(
+        number,
         squash.subject[: squash.subject.rindex("(#")].strip() if squash else UNRESOLVED,
         squash.author if squash else UNRESOLVED,
         "merged" if name else UNRESOLVED,
         head or UNRESOLVED,
-        name,
         ledger.branch,
+        name,
     )
 
 
 def record(
     context: RunContext,
     ledger: Ledger,
-    pull: PullRequestSnapshot,
+    pull: PullRequest,
     number: int,
     reason: str,
     drop_when: str,
@@ -141,19 +128,19 @@ def record(
     return msgspec.structs.replace(fresh, **old)
 
 
-def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number: int) -> str:
+def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -> str:
     """
     Return the commit that the diff is taken against, with the histories that this needs in the
     store.
     """
     objects, mirror, base = context.objects, context.mirror(ledger.url), ""
-    tip = mirror.history(pull.branch, newest=True) or ""
+    tip = mirror.history(pull.base_ref, newest=True) or ""
     if pull.merge:
         if not history.is_ancestor(objects, pull.merge, tip):
             raise PatchError(
                 "pick-mismatch",
-                f"The merge commit of #{number} is not part of {pull.branch}.",
-                details=[f"merge: {pull.merge}", f"{pull.branch}: {tip or 'no such branch'}"],
+                f"The merge commit of #{number} is not part of {pull.base_ref}.",
+                details=[f"merge: {pull.merge}", f"{pull.base_ref}: {tip or 'no such branch'}"],
             )
         parents = history.parents(objects, pull.merge)
         # A squash and a merge bring one commit to the branch.
@@ -167,7 +154,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     if base in ("", pull.head):
         raise PatchError(
             "pick-mismatch",
-            f"It is unclear what #{number} changed on {pull.branch}.",
+            f"It is unclear what #{number} changed on {pull.base_ref}.",
             details=[
                 "its commits were put onto the branch one by one, or have no history with it",
                 f"head:  {pull.head}",
@@ -178,7 +165,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequestSnapshot, number
     return base
 
 
-def _moved(old: Record, pull: PullRequestSnapshot) -> dict[str, tuple[str, str]]:
+def _moved(old: Record, pull: PullRequest) -> dict[str, tuple[str, str]]:
     """Return the commits that changed since *old*: which → before (empty if none) and now."""
     commits = {"merge commit": (old.merge, pull.merge), "head": (old.head, pull.head)}
     return {
@@ -188,7 +175,7 @@ def _moved(old: Record, pull: PullRequestSnapshot) -> dict[str, tuple[str, str]]
     }
 
 
-def check_head(ledger: Ledger, old: Record, pull: PullRequestSnapshot) -> None:
+def check_head(ledger: Ledger, old: Record, pull: PullRequest) -> None:
     """
     Compare the current state of a pull request with its record.
 
@@ -314,7 +301,7 @@ def refresh(context: RunContext, fork: str) -> list[WatchedPull]:
     return watched
 
 
-def _changes(old: Record, pull: PullRequestSnapshot) -> list[str]:
+def _changes(old: Record, pull: PullRequest) -> list[str]:
     changes = [
         f"{name} {now[:12]}" + (f", was {before[:12]}" if before else "")
         for name, (before, now) in _moved(old, pull).items()
@@ -324,7 +311,7 @@ def _changes(old: Record, pull: PullRequestSnapshot) -> list[str]:
     return changes
 
 
-def _refreshed(old: Record, pull: PullRequestSnapshot) -> Record:
+def _refreshed(old: Record, pull: PullRequest) -> Record:
     names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
     fields = {name: getattr(pull, name) for name in names}
     if pull.state == old.state:

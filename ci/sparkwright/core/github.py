@@ -54,7 +54,7 @@ class PullRequest(msgspec.Struct, frozen=True):
     number: int
     title: str
     author: str
-    state: Literal["open", "merged", "closed"]
+    state: Literal["open", "merged", "closed", "unresolved"]
     head: str
     base_ref: str
     merge: str
