@@ -49,7 +49,7 @@ def write(folder: Path, tree: dict[str, str]) -> Path:
 
 def run(source: Path, build: Path, cuda_bin: Path, cuda_env: Path, *targets: str) -> Configured:
     return configure.configure(
-        source, build, targets=targets, log=build.with_suffix(".log"), cmake=cuda_env / "bin" / "cmake",
+        source, build, targets=targets, sandbox=Sandbox.create({}), log=build.with_suffix(".log"), cmake=cuda_env / "bin" / "cmake",
         env=process.clean_environment(CUDACXX=str(cuda_bin / "nvcc")),
         defines={"CMAKE_BUILD_TYPE": "Release", "CMAKE_MAKE_PROGRAM": str(cuda_env / "bin" / "ninja")},
     )  # fmt: skip

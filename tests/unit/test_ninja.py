@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -171,7 +170,7 @@ def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
     work.add("good.cu", "", 9)
     work.add("a.cu", text, 1)
 
-    with refusal(reference, match=r"a\.cu") as raised:
+    with refusal(reference) as raised:
         work.compile(cores=1)
 
     assert words in "\n".join(raised.value.details)
@@ -227,23 +226,6 @@ def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
     run.join(PATIENCE)
 
     wait_for(lambda: not work.processes())
-
-
-def test_a_call_outside_of_a_build_becomes_the_program(work: Work) -> None:
-    """CMake's own trials run the compiler through the launcher."""
-    launcher = ninja.install_launcher(work.folder)
-    command = [sys.executable, "-IS", str(launcher), "sh", "-c", "exit 7"]
-
-    assert subprocess.run(command, env={"PATH": os.environ["PATH"]}, check=False).returncode == 7
-
-
-def test_a_compiler_cache_that_writes_no_statistics_is_no_failure(work: Work) -> None:
-    program = work.folder / "ccache.sh"
-    program.write_text('#!/bin/sh\nexec "$@"\n')
-    program.chmod(0o755)
-    work.add("a.cpp", "int a() { return 1; }\n")
-
-    assert work.compile(env={ninja.PROGRAM: str(program)}) == ["a.cpp"]
 
 
 @HAS_CCACHE

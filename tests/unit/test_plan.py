@@ -15,6 +15,7 @@ from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
 from sparkwright.builder.arch.rules import ArchException, ArchRule, ArchRules, DroppedUnits
 from sparkwright.builder.configure import Call, Configured, TranslationUnit
+from sparkwright.builder.sandbox import Sandbox
 from sparkwright.core import process
 
 NATIVE = ("compute_121f:sm_121f",)
@@ -212,7 +213,7 @@ class Tree:
         files, sites = archs.rewrite({"CMakeLists.txt": text.encode()}.get, applied.rules)
         (folder / "CMakeLists.txt").write_bytes(files.get("CMakeLists.txt", text.encode()))
         found = configure.configure(
-            folder, folder.with_suffix(".build"), log=folder.with_suffix(".log"), cmake=self.cuda_env / "bin" / "cmake", targets=("mini",),
+            folder, folder.with_suffix(".build"), log=folder.with_suffix(".log"), cmake=self.cuda_env / "bin" / "cmake", targets=("mini",), sandbox=Sandbox.create({}),
             env=process.clean_environment(CUDACXX=str(self.cuda_bin / "nvcc"), MINI_ARCHS=request),
             defines={"CMAKE_BUILD_TYPE": "Release", "CMAKE_MAKE_PROGRAM": str(self.cuda_env / "bin" / "ninja")},
         )  # fmt: skip

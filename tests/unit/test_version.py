@@ -63,28 +63,6 @@ def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
     assert archive.labelled(old, "spark.1") == expected
 
 
-OURS = "mini_vllm-0.33.0+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mini_vllm-0.33.0+spark.demo.p0.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", True),
-        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu131-cp38-abi3-manylinux_2_36_x86_64.whl", True),
-        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu130-cp38-abi3-linux_x86_64.whl", True),
-        ("mini_vllm-0.33.0+spark.demo.pffffffff.cu130-cp38-abi3-manylinux_2_28_aarch64.whl", False),
-        ("mini_vllm-0.33.0+spark.other.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", False),
-        ("mini_vllm-0.33.1+spark.demo.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl", False),
-        ("mini_vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl", False),
-        ("mini_cutlass-0.33.0+spark.demo.p1a2b3c4d.cu130-py3-none-any.whl", False),
-        ("notes.whl", False),
-        (OURS, False),
-    ],
-)
-def test_a_build_supersedes_those_of_its_release_stack_and_machine(name: str, expected: bool) -> None:
-    assert archive.superseded(OURS, [name]) == ([name] if expected else [])
-
-
 def test_flags_are_added_to_those_of_the_fork_from_the_outer_folder_to_the_inner() -> None:
     paths = {Path("/a/b"): Path("/in/needed"), Path("/a"): Path("/in"), Path("/a, b"): Path("/in"), Path("/c=d"): Path("/in")}
     host = "-ffile-prefix-map=/a=/in -ffile-prefix-map=/a/b=/in/needed"

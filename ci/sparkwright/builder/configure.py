@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,9 @@ _IDLE = frozenset(
         "return",
     )
 )
-#: nvcc's options whose next argument belongs to another program.
-_PASSED_ON = frozenset(
-    ("-Xcompiler", "-Xcudafe", "-Xptxas", "-Xnvlink", "-Xlinker", "-Xarchive", "-Xfatbinary")
-)
-_GENCODE = ("-gencode", "--generate-code")
-_ARCH = ("-arch", "--gpu-architecture")
+
+_GENCODE = re.compile(r"(?<!\S)(?:-gencode|--generate-code)[ =]arch=(\w+),code=(\S+)")
+_ARCH = re.compile(r"(?<!\S)(?:-arch|--gpu-architecture)[ =](\w+)")
 
 
 class TranslationUnit(msgspec.Struct, frozen=True, order=True):
@@ -100,9 +97,8 @@ class Configured(msgspec.Struct, frozen=True):
 
     Attributes:
         units: Sorted, of the requested targets.
-        calls: In the order in which they ran: all of the traced files, and `DOWNLOADS` of every
-            other file. Their values may hold paths of this machine: they may be stored, not
-            hashed.
+        calls: In the order in which they ran: all of the project's CMakeLists.txt, and `DOWNLOADS`
+            of every other file. Their values may hold paths of this machine.
     """
 
     units: tuple[TranslationUnit, ...]
@@ -118,9 +114,8 @@ def configure(
     log: Path,
     targets: Sequence[str] = (),
     cmake: str | Path = "cmake",
-    traced: Iterable[str] = ("CMakeLists.txt",),
     what: str = "",
-    sandbox: Sandbox | None = None,
+    sandbox: Sandbox,
     fresh: bool = False,
 ) -> Configured:
     """
@@ -130,22 +125,18 @@ def configure(
         defines: Cache entries (``-D``); name ``CMAKE_MAKE_PROGRAM`` if ninja is not on the PATH of
             *env*.
         targets: Read the units of these alone; all targets if empty.
-        traced: Files whose calls are recorded; CMake tells them apart by their last component.
         what: The message of a failure.
-        sandbox: Where CMake runs; by default without a network, but in this view of the file
-            system.
+        sandbox: Where CMake runs.
         fresh: Forget the cache entries of an earlier configure.
 
     Raises:
         configure-failed: CMake ended with an error, or made no target of one of the names.
         build-downloads: CMake tried to download something.
     """
-    sandbox = sandbox or Sandbox.create({})
     source, build = source.resolve(), build.resolve()
     query = build / API / "query" / "codemodel-v2"
     query.parent.mkdir(parents=True, exist_ok=True)
     query.touch()
-    names = {"CMakeLists.txt", *(Path(file).name for file in traced)}
     scripts = {path.name for folder in (source, build / DEPS) for path in folder.rglob("*.cmake")}
     (build / TRACE).unlink(missing_ok=True)
     folders = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
@@ -155,7 +146,7 @@ def configure(
     command += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
     command += ["--trace-expand", "--trace-format=json-v1"]
     command += [f"--trace-redirect={folders[1] / TRACE}"]
-    command += [f"--trace-source={name}" for name in sorted(names | scripts)]
+    command += [f"--trace-source={name}" for name in ("CMakeLists.txt", *sorted(scripts))]
     failure = partial(BuildError, "configure-failed")
     sandbox.run(command, env=env, log=log, failure=failure, what=what)
     available = _targets(build)
@@ -164,7 +155,7 @@ def configure(
         no_target = f"CMake made no target {', '.join(missing)}."
         raise BuildError("configure-failed", no_target, details=details)
     units = (unit for unit in _units(*folders, build) if unit.target in (targets or available))
-    return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox, traced=names))
+    return Configured(tuple(sorted(units)), calls(source, build, sandbox=sandbox))
 
 
 def _targets(build: Path) -> dict[str, Any]:
@@ -199,9 +190,7 @@ def _relative(path: Path, source: Path, build: Path) -> str:
     return str(path.relative_to(source) if path.is_relative_to(source) else path)
 
 
-def calls(
-    source: Path, build: Path, *, sandbox: Sandbox, traced: Collection[str] = ()
-) -> tuple[Call, ...]:
+def calls(source: Path, build: Path, *, sandbox: Sandbox) -> tuple[Call, ...]:
     """Return the calls of the last configure, also of one that failed; see `Configured`."""
     trace = build.resolve() / TRACE
     lines = trace.read_bytes().splitlines() if trace.exists() else []
@@ -214,7 +203,7 @@ def calls(
             # CMake's own probes have a CMakeLists.txt too, below the build folder.
             own = path.is_relative_to(source) and not path.is_relative_to(build)
             declares = command in DOWNLOADS and (own or path.is_relative_to(build / DEPS))
-            if declares or (own and path.name in traced and command not in _IDLE):
+            if declares or (own and path.name == "CMakeLists.txt" and command not in _IDLE):
                 arguments = (
                     text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
                     for text in entry["args"]
@@ -251,17 +240,12 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
 
     CMake and the projects write gencodes; ``-arch`` alone is returned as it is (``native:native``).
     """
-    entries: set[str] = set()
-    rest = iter(tokens)
-    for token in rest:
-        name, joined, value = token.partition("=")
-        if token in _PASSED_ON:
-            next(rest, None)
-        elif name in (*_GENCODE, *_ARCH):
-            value = value if joined else next(rest, "")
-            match = re.match(r"arch=(\w+),code=(.+)", value)
-            virtual, codes = (match[1], match[2]) if match else (value, value)
-            entries |= {f"{virtual}:{code}" for code in re.findall(r"\w+", codes)}
+    # The argument after -Xcompiler and the like belongs to another program.
+    text = re.sub(r"(?<!\S)-X\w+ \S+", "", " ".join(tokens))
+    entries = set()
+    for virtual, codes in _GENCODE.findall(text):
+        entries |= {f"{virtual}:{code}" for code in re.findall(r"\w+", codes)}
+    entries |= {f"{arch}:{arch}" for arch in _ARCH.findall(text)}
     return tuple(sorted(entries))
 
 
@@ -414,8 +398,9 @@ def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
             except SourceError as error:
                 if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
                     raise
-                reason = " · ".join([error.what, *error.details[:4]])
-                missing[name] = f"{name}: {redact_credentials(entry.url)} at {entry.ref}: {reason}"
+                missing[name] = (
+                    f"{name}: {redact_credentials(entry.url)} at {entry.ref}: {error.what}"
+                )
     if missing:
         raise SourceError(
             "source-unresolved",

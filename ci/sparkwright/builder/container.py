@@ -196,14 +196,11 @@ def translate_error(
     return otherwise(what, details=lines)
 
 
-def user_options(engine: docker.DockerClient) -> dict[str, Any]:
-    """Return the options for a container whose user is the caller outside."""
-    options = " ".join(engine.info().get("SecurityOptions") or ())
-    if "name=rootless" in options:
-        # A rootless engine maps its root to the caller, and other users to ids without rights here.
-        return {"user": "0:0"}
-    user = f"{os.getuid()}:{os.getgid()}"
-    return {"user": user, "userns_mode": "host" if "name=userns" in options else None}
+def user(engine: docker.DockerClient) -> str:
+    """Return the user of a container who is the caller outside."""
+    # A rootless engine maps its root to the caller, and other users to ids without rights here.
+    rootless = "name=rootless" in (engine.info().get("SecurityOptions") or ())
+    return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
 
 
 # Containers.
@@ -262,7 +259,8 @@ def run(
     """
     name = f"sparkwright-run-{owner_id()}-{secrets.token_hex(4)}"
     options: dict[str, Any] = {
-        **user_options(engine),
+        "user": user(engine),
+        "userns_mode": "host",
         "name": name,
         "network_mode": "none",
         "cap_drop": ["ALL"],

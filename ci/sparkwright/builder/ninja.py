@@ -29,7 +29,6 @@ from sparkwright.builder.schedule import Cost, Costs
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import config, process
 from sparkwright.core.console import console, duration
-from sparkwright.core.errors import SparkwrightError, StoreError
 from sparkwright.core.files import content_key
 from sparkwright.core.store import translate_disk_full
 from sparkwright.forks.context import RunContext
@@ -58,7 +57,6 @@ _KILLED = re.compile(
     r"|out of memory allocating|virtual memory exhausted|std::bad_alloc|Memory allocation failure",
     re.MULTILINE,
 )
-_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class CompilerCall(msgspec.Struct, frozen=True):
@@ -130,7 +128,7 @@ class BuildFolder:
         self._name, self._path, self._program = name, work / "build", ninja
         self._sandbox, self._log, self._cores, self._megabytes = sandbox, log, cores, megabytes
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._launch = work / "launch"
+        self._inside, self._launch = sandbox.sandbox_path(self._path), work / "launch"
         self._calls = self._launch / "calls.jsonl"
         self._env = {
             **env,
@@ -182,8 +180,9 @@ class BuildFolder:
             self._collect(costs)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            inside = self._sandbox.sandbox_path(self._path)
-            order = schedule.write_schedule(self._path, inside, cost, self._cores, self._megabytes)
+            order = schedule.write_schedule(
+                self._path, self._inside, cost, self._cores, self._megabytes
+            )
             title = f"compile {self._name}: {order.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
@@ -202,20 +201,21 @@ class BuildFolder:
         while failed := self._ninja(["-j", str(jobs), *targets]):
             for edge in failed:
                 if not _KILLED.search(edge.text):
-                    raise self._error(edge)
+                    raise self._error("compile-failed", f"{edge.name} does not compile.", edge)
             names = ", ".join(edge.name for edge in failed)
             console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
             for edge in self._ninja(["-j", "1", *(edge.output for edge in failed)]):
-                raise self._error(edge)
+                what = f"The compiler of {edge.name} was killed for memory twice."
+                budget = f"budget: {self._megabytes / 1000:.1f} GB (--memory)"
+                raise self._error("memory-exceeded", what, edge, budget)
 
     def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""
         lines: list[str] = []
-        folder = self._sandbox.sandbox_path(self._path)
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
         # a ninja that is ended by the latter leaves its compilers behind.
         command = ["sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)]
-        command += ["-C", str(folder), *options, "-f", schedule.SCHEDULE]
+        command += ["-C", str(self._inside), *options, "-f", schedule.SCHEDULE]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:
@@ -234,9 +234,9 @@ class BuildFolder:
                     failure=partial(BuildError, "compile-failed"),
                     what=f"{self._name} does not compile.",
                 )
-            except SparkwrightError as error:
+            except BuildError as error:
                 failed = list(failed_edges("\n".join([*lines, ""]), self._source))
-                if error.reference not in ("compile-failed", "disk-full") or not failed:
+                if error.reference != "compile-failed" or not failed:
                     raise
                 return failed
         return []
@@ -254,22 +254,11 @@ class BuildFolder:
         self._calls.replace(self._launch / FINISHED)
         return calls
 
-    def _error(self, edge: FailedEdge) -> SparkwrightError:
-        """Return the error for a failed edge."""
-        details = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
-        data: dict[str, object] = {"unit": edge.name}
-        if _FULL.search(edge.text):
-            what = f"There is no room for what compiling {edge.name} writes."
-            return StoreError("disk-full", what, details=details, data=data)
-        if not _KILLED.search(edge.text):
-            what = f"{edge.name} does not compile."
-            return BuildError("compile-failed", what, details=details, data=data)
-        details += [
-            f"budget: {self._megabytes / 1000:.1f} GB (--memory)",
-            f"available on this machine: {process.available_megabytes() / 1000:.1f} GB",
-        ]
-        what = f"The compiler of {edge.name} was killed for memory twice."
-        return BuildError("memory-exceeded", what, details=details, data=data)
+    @staticmethod
+    def _error(reference: str, what: str, edge: FailedEdge, *details: str) -> BuildError:
+        """Return the error for a failed edge, with the last lines of its command."""
+        lines = [line for line in edge.text.splitlines() if line.strip()][-_LINES:]
+        return BuildError(reference, what, details=[*lines, *details], data={"unit": edge.name})
 
 
 def failed_edges(text: str, source: str) -> Iterator[FailedEdge]:

@@ -20,7 +20,7 @@ from sparkwright import __version__
 from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.schedule import Costs
-from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
+from sparkwright.builder.wheel import graft, sbom, source_wheel
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -105,7 +105,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 def inputs(context: RunContext, fork: str) -> dict[str, str]:
     """Return everything that determines a build of *fork*: name for people → digest."""
     project, stack = context.project, context.project.stack
-    concerned, rules = (fork, *project.fork(fork).needs), rules_of(context)
+    concerned = (fork, *project.fork(fork).needs)
     settings = toolchain.settings(context, fork)
     # Targets make the same wheel whether stack.yaml or an option names them.
     spec = msgspec.structs.replace(project.fork(fork), targets=())
@@ -120,7 +120,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     label = (project.spec.arch, project.spec.label, spec)
     parts |= {
         f"forks/{stack}/stack.yaml": label,
-        f"build/{stack}/archs.yaml": [rules.of(name) for name in concerned],
+        f"build/{stack}/archs.yaml": [rules_of(context, name) for name in concerned],
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
@@ -259,13 +259,6 @@ def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     """Link the store's wheel into the output folder, or copy it to another file system."""
     source, path = _stored_path(context, built), wheel_path(context, built)
     context.output.mkdir(parents=True, exist_ok=True)
-    # `pip install dist/*.whl` must not meet two builds of one release. A wheel that is not in the
-    # store stays.
-    names = [path.name for path in context.output.glob("*.whl")]
-    for name in archive.superseded(built.filename, names):
-        sha256 = sha256_file(context.output / name)
-        if (context.store.root / "wheels" / sha256 / name).exists():
-            (context.output / name).unlink()
     if path.exists() and (path.samefile(source) or sha256_file(path) == built.sha256):
         return
     with translate_disk_full(context.output), context.store.replacing(path) as temporary:
@@ -331,7 +324,7 @@ def _graft(
     base = package_index.obtain(
         context.store, locked.name, locked.filename, locked.sha256, offline=context.offline
     )
-    preflight.check(context, source)
+    preflight.check(context, source, base)
     tools = toolchain.obtain(context)
     with console.step(f"graft {fork} onto {locked.filename}"):
         plans = plan.obtain(context, tools, source, configured=True)

@@ -9,7 +9,6 @@ base.
 from __future__ import annotations
 
 import platform
-import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -25,44 +24,36 @@ from sparkwright.builder.wheel import archive, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_file
-from sparkwright.forks import package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
 
-def check(context: RunContext, source: SourceTree, *, building: bool = True) -> None:
+def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
     """
-    Check that *source* can be built on this machine.
-
-    Args:
-        building: Check this machine and the base of a graft too, not only the source.
+    Check that *source* can be built on this machine; without an official wheel for a graft, only
+    what does not depend on it.
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
-        tool-missing, source-mismatch, base-mismatch, requirement-mismatch: The compiler or the base
-            of a graft fails, and there is no other finding.
+        source-mismatch, base-mismatch, requirement-mismatch: The *base* of a graft fails, and there
+            is no other finding.
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
-        findings += output_folder(context.output) if building else []
-        if building and context.project.fork(source.fork).build == "graft":
-            try:
-                toolchain.require_compiler(context)
-                findings += base_wheel(context, source)
-            except SparkwrightError as error:
-                if not findings:
-                    raise
-                findings += [f"{error.what} ({error.reference})", *error.details, error.todo]
-    if findings:
-        raise BuildError(
-            "early-check-failed",
-            f"{source.fork} cannot be built.",
-            details=findings,
-            data={"findings": findings},
-        )
+        findings += base_requirements(context, source, base) if base else []
+        if findings:
+            raise BuildError(
+                "early-check-failed",
+                f"{source.fork} cannot be built.",
+                details=findings,
+                data={"findings": findings},
+            )
+        if base:
+            graft.check_base(
+                context, source, base, toolchain.spec(context.project).forks[source.fork]
+            )
 
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
@@ -83,82 +74,51 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
     """Yield the build requirements of *source* that this Python or the locked tools do not meet."""
     if context.project.fork(source.fork).build == "headers":
         return
-    locked = {
-        canonicalize_name(name): WheelName.of(file).version
-        for name, file, _ in pylock.wheels(context.project)
-    }
-    here = platform.python_version()
+    wheels, here = pylock.wheels(context.project), platform.python_version()
+    locked = {canonicalize_name(name): WheelName.of(file).version for name, file, _ in wheels}
     try:
         text = (context.objects.blob(source.tree, "pyproject.toml") or b"").decode()
         tables = tomllib.loads(text)
         wanted = tables.get("project", {}).get("requires-python", "")
         if here not in SpecifierSet(wanted):
             yield f"pyproject.toml: {source.fork} wants Python {wanted}; this is {here}"
-        for text in tables.get("build-system", {}).get("requires", []):
-            requirement = Requirement(text)
+        for requirement in map(Requirement, tables.get("build-system", {}).get("requires", [])):
             # A graft uses few of the tools that upstream lists; one that is not locked is not used.
             version = locked.get(canonicalize_name(requirement.name))
-            applies = not requirement.marker or requirement.marker.evaluate()
-            if (
-                version
-                and applies
-                and not requirement.specifier.contains(version, prereleases=True)
-            ):
-                needs = f"building {source.fork} requires {text}"
+            if version and not requirement.specifier.contains(version, prereleases=True):
+                needs = f"building {source.fork} requires {requirement}"
                 yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
     except ValueError as error:
         yield f"pyproject.toml: {error}"
 
 
-def output_folder(folder: Path) -> Iterator[str]:
-    """Yield the reason why no wheel could be written to *folder*."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        yield f"output: {folder} cannot be written: {error.strerror}"
-
-
-def base_wheel(context: RunContext, source: SourceTree) -> Iterator[str]:
+def base_requirements(context: RunContext, source: SourceTree, base: Path) -> Iterator[str]:
     """
-    Yield the requirements of the official wheel that the stack does not meet.
+    Yield the requirements of the wheel grafted onto *base* that the stack's forks do not meet.
 
     Raises:
-        source-mismatch: Its file in the store is not the one that the lock names.
-        base-mismatch, requirement-mismatch: As `graft.check_base`.
+        source-mismatch: The file in the store is not the one that the lock names.
+        requirement-mismatch: As `archive.change_requirements`.
     """
-    locked = context.lock.forks[source.fork].bases.get(context.machine)
-    if locked is None:
-        return
-    settings = toolchain.spec(context.project).forks[source.fork]
-    path = package_index.path_of(context.store, locked.sha256, locked.filename)
     # The store may have held it for weeks since its download was verified.
-    if (sha256 := sha256_file(path)) != locked.sha256:
+    if sha256_file(base) != context.lock.forks[source.fork].bases[context.machine].sha256:
         raise SourceError(
             "source-mismatch",
-            f"{path.name} in the store is no longer the file that the lock names.",
-            details=[f"lock: {locked.sha256}", f"file: {sha256}"],
-            todo=f"Remove {path}; the next run fetches it again.",
+            f"{base.name} in the store is no longer the file that the lock names.",
+            todo=f"Remove {base}; the next run fetches it again.",
         )
-    graft.check_base(context, source, path, settings)
-    with zip_file(path) as wheel:
-        metadata = wheel.read(f"{WheelName.of(path.name).info}/METADATA")
-    # The requirements that the graft keeps, without those of extras.
-    remaining = archive.change_requirements(metadata, dict.fromkeys(settings.requires, ""))
-    lines = BytesParser().parsebytes(remaining, headersonly=True).get_all("Requires-Dist") or []
-    plain = [line for line in map(str, lines) if "extra ==" not in line]
-    forks = {
-        canonicalize_name(other.distribution): name
-        for name, other in toolchain.spec(context.project).forks.items()
-    }
-    for requirement in map(Requirement, [*plain, *filter(None, settings.requires.values())]):
-        fork = forks.get(canonicalize_name(requirement.name))
-        lock = context.lock.forks[fork] if fork else None
-        if lock is None:
-            continue
-        version = lock.sdist.version if lock.sdist else lock.git.ref.lstrip("v") if lock.git else ""
-        local = f"{version}+{context.project.spec.label}"
-        if not requirement.specifier.contains(local, prereleases=True):
+    spec, versions = toolchain.spec(context.project), dict[str, str]()
+    for fork, settings in spec.forks.items():
+        lock = context.lock.forks[fork]
+        release = lock.sdist.version if lock.sdist else lock.git.ref.lstrip("v") if lock.git else ""
+        name = canonicalize_name(settings.distribution)
+        versions[name] = f"{release}+{context.project.spec.label}"
+    with zip_file(base) as wheel:
+        metadata = wheel.read(f"{WheelName.of(base.name).info}/METADATA")
+    changed = archive.change_requirements(metadata, spec.forks[source.fork].requires)
+    lines = BytesParser().parsebytes(changed, headersonly=True).get_all("Requires-Dist") or []
+    for requirement in (Requirement(line) for line in map(str, lines) if "extra ==" not in line):
+        version = versions.get(canonicalize_name(requirement.name))
+        if version and not requirement.specifier.contains(version, prereleases=True):
             stated = f"the wheel would require {requirement}"
-            yield f"{path.name}: {stated}, and the stack's {fork} is {version}"
+            yield f"{base.name}: {stated}, and the stack has {version}"

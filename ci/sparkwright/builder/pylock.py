@@ -7,7 +7,6 @@ Wheels are named by file and hash, not by address: they come from the index that
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import platform
 import tomllib
 from collections.abc import Sequence
@@ -120,19 +119,22 @@ def select(
     machine = machine or platform.machine()
     if python is None and machine != platform.machine():
         python = Interpreter(platform.python_version(), machine)
-    chosen = []
     try:
-        lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
-        for package, wheel in lock.select(**(python.selection() if python else {})):
-            if not isinstance(wheel, PackageWheel) or not wheel.path:
-                raise ValueError(f"{package.name} is not locked as a wheel with a path")
-            chosen.append((str(package.name), Path(wheel.path).name, wheel.hashes["sha256"]))
+        return _selection(tomllib.loads(path.read_text("utf-8")), python)
     except (OSError, ValueError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
             f"{path} does not lock the tools for this Python and {machine}.",
             details=[str(error)],
         ) from error
+
+
+def _selection(lock: dict[str, Any], python: Interpreter | None) -> tuple[LockedWheel, ...]:
+    chosen = []
+    for package, file in Pylock.from_dict(lock).select(**(python.selection() if python else {})):
+        if not isinstance(file, PackageWheel):
+            raise ValueError(f"{package.name} is not locked as a wheel")
+        chosen.append((str(package.name), str(file.filename), file.hashes["sha256"]))
     return tuple(sorted(chosen))
 
 
@@ -154,29 +156,32 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
     ]
+    accepted = {
+        tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
+    }
     for package in compiled["packages"]:
-        files = {
-            wheel["url"].rpartition("/")[2].partition("#")[0]: wheel["hashes"]["sha256"]
-            for wheel in package.get("wheels", [])
-        }
-        usable = sorted(filter(_usable, files))
+        urls = [(wheel["url"].partition("#")[0], wheel) for wheel in package.get("wheels", [])]
+        files = {url.rpartition("/")[2]: wheel["hashes"]["sha256"] for url, wheel in urls}
+        usable = [name for name in sorted(files) if accepted & parse_wheel_filename(name)[-1]]
         if not usable:
             raise SourceError(
                 "not-provided",
                 f"{package['name']} {package['version']} has no wheel for Linux on "
                 f"{' or '.join(MACHINES)}.",
             )
-        lines += ["\n[[packages]]", f'name = "{package["name"]}"']
-        lines.append(f'version = "{package["version"]}"')
-        if marker := package.get("marker"):
-            # A string of JSON is one of TOML.
-            lines.append(f"marker = {msgspec.json.encode(marker).decode()}")
-        lines.append("wheels = [")
+        # A string of JSON is one of TOML.
+        marker = msgspec.json.encode(package.get("marker")).decode()
         lines += [
-            f'  {{ path = "wheels/{name}", hashes = {{ sha256 = "{files[name]}" }} }},'
-            for name in usable
+            "\n[[packages]]",
+            f'name = "{package["name"]}"\nversion = "{package["version"]}"',
+            *([f"marker = {marker}"] if "marker" in package else []),
+            "wheels = [",
+            *(
+                f'  {{ path = "wheels/{name}", hashes = {{ sha256 = "{files[name]}" }} }},'
+                for name in usable
+            ),
+            "]",
         ]
-        lines.append("]")
     return "\n".join([*lines, ""])
 
 
@@ -205,18 +210,6 @@ def compile_requirements(store: Store, source: Path, *options: str) -> dict[str,
         raise SourceError(
             "source-unreachable", f"{source} cannot be resolved.", details=error.details
         ) from error
-
-
-@functools.cache
-def _tags_in_locks() -> frozenset[Tag]:
-    return frozenset(
-        tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
-    )
-
-
-def _usable(filename: str) -> bool:
-    """Return whether the wheel is for a machine and a Python that sparkwright builds on."""
-    return not _tags_in_locks().isdisjoint(parse_wheel_filename(filename)[-1])
 
 
 def download(store: Store, wheels: Sequence[LockedWheel], *, offline: bool = False) -> list[Path]:
@@ -268,21 +261,13 @@ def required(context: RunContext, python: Interpreter, requirements: Sequence[st
             f"--python-version={python.version}",
             f"--python-platform={python.machine}-unknown-linux-gnu",
         )
-        lock = Pylock.from_dict(compiled)
         try:
-            selection = list(lock.select(**python.selection()))
-        except PylockSelectError as error:
+            files = _selection(compiled, python)
+        except (ValueError, PylockSelectError) as error:
             raise SourceError(
                 "not-provided",
                 "A requirement of sparkwright has no wheel for the Python of the image.",
                 details=[str(error)],
             ) from error
-        files = tuple(
-            sorted(
-                (str(package.name), str(file.filename), file.hashes["sha256"])
-                for package, file in selection
-                if isinstance(file, PackageWheel)
-            )
-        )
         store.put("program", key, files)
     return download(store, files, offline=context.offline)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -88,10 +86,9 @@ class Sandbox(msgspec.Struct, frozen=True):
             return cls("container")
         refusal = _refusal()
         if refusal is None:
-            paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
-            # A folder below the one that gets hidden would vanish.
-            hidden = any(path.is_relative_to(INSIDE) for path in (*paths, Path(sys.executable)))
-            return cls("namespace", {} if hidden else paths)
+            return cls(
+                "namespace", {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
+            )
         if needed:
             raise BuildError(
                 "isolation-missing",
@@ -127,15 +124,9 @@ class Sandbox(msgspec.Struct, frozen=True):
                 the variables of a proxy still reach no host.
 
         Raises:
-            tool-missing: The program is not installed.
             build-downloads: The program reports a host that it could not reach, even if it
                 succeeded without it.
         """
-        program = os.fspath(command[0])
-        if not Path(program).is_relative_to(INSIDE) and not shutil.which(
-            program, path=env.get("PATH")
-        ):
-            raise CommandError("tool-missing", f"{program} is not installed.")
         variables = {name: text for name, text in env.items() if name.lower() not in _PROXIES}
         if self.kind == "none" or network:
             # Without a proxy a program names the host that it wants; with this one it reaches none.

@@ -214,31 +214,23 @@ def compiler_version(*command: str) -> str:
 
 def compiler(context: RunContext) -> str:
     """
-    Return the versions of `compilers`, such as ``g++ (Debian 12.2.0-14) 12.2.0``; empty if one is
-    not installed.
-    """
-    try:
-        return ", ".join(compiler_version(*command) for command in compilers(context))
-    except CommandError:
-        return ""
-
-
-def require_compiler(context: RunContext) -> str:
-    """
-    Return the versions of the compilers.
+    Return the versions of `compilers`, such as ``g++ (Debian 12.2.0-14) 12.2.0``.
 
     Raises:
         tool-missing: One is not installed.
     """
-    if version := compiler(context):
-        return version
-    names = ", ".join(command[0] for command in compilers(context))
-    package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
-    raise CommandError(
-        "tool-missing",
-        f"{names} is not installed; it compiles for {context.machine}.",
-        todo=f"sudo apt-get install {package}",
-    )
+    commands = compilers(context)
+    try:
+        return ", ".join(compiler_version(*command) for command in commands)
+    except CommandError as error:
+        names = ", ".join(command[0] for command in commands)
+        package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
+        raise CommandError(
+            "tool-missing",
+            f"{names} is not installed; it compiles for {context.machine}.",
+            details=error.details,
+            todo=f"sudo apt-get install {package}",
+        ) from error
 
 
 def code_generators(context: RunContext) -> list[str]:
@@ -481,7 +473,7 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
     parts = {
         "tools": tools.key,
         "wheels": _linked_wheels(context),
-        "compiler": require_compiler(context),
+        "compiler": compiler(context),
         "machine": context.machine,
         "toolchain": _CROSS,
         "additions": ADDITIONS,

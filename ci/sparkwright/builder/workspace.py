@@ -127,7 +127,6 @@ class Workspace:
                     targets=self.settings.named_targets,
                     cmake=self._tools.tool("cmake"),
                     what=f"{self._fork} does not configure.",
-                    traced=[rule.file for rule in rules_of(context).of(self._fork).rules],
                     sandbox=self.sandbox,
                     fresh=fresh,
                 )
@@ -196,7 +195,7 @@ class Workspace:
             raise FileError("file-invalid", what, details=details) from None
 
 
-def reproducible_flags(defines: Mapping[str, str], paths: Mapping[Path, Path]) -> dict[str, str]:
+def reproducible_flags(defines: dict[str, str], paths: Mapping[Path, Path]) -> dict[str, str]:
     """
     Return the CMake entries *defines* with the compiler flags that keep folders and process ids out
     of objects.
@@ -227,13 +226,11 @@ def reproducible_flags(defines: Mapping[str, str], paths: Mapping[Path, Path]) -
         "CMAKE_CXX_FLAGS": host,
         "CMAKE_CUDA_FLAGS": [*NVCC_NAMES, *(f"-Xcompiler={flag}" for flag in host)],
     }
-    joined = {
-        name: " ".join([defines.get(name, ""), *more]) for name, more in added.items() if more
+    return defines | {
+        name: " ".join([defines.get(name, ""), *flags]).strip()
+        for name, flags in added.items()
+        if flags
     }
-    return {**defines, **{name: text.strip() for name, text in joined.items()}}
-
-
-# source tree
 
 
 class SourceTree(msgspec.Struct, frozen=True):
@@ -255,39 +252,30 @@ class SourceTree(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
 
 
-def rules_of(context: RunContext) -> ArchRules:
-    """Return the stack's arch rules."""
-    return archs.load(context.project.rules_file)
+def rules_of(context: RunContext, fork: str) -> ArchRules:
+    """Return the arch rules of *fork*."""
+    return archs.load(context.project.rules_file).of(fork)
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:
     """
-    Return the source tree of *fork*, made if the store has none.
+    Return the source tree of *fork*.
 
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
-    rules = rules_of(context).of(fork)
-    inputs = {"tree": patched.tree, "rules": rules.rules, "guards": rules.guards}
-    key = content_key("rewrite", inputs)
-    stored = context.store.get("rewrite", key, SourceTree)
-    if (
-        stored
-        and (stored.source, stored.steps) == (source, patched.steps)
-        and context.objects.has(f"{stored.tree}^{{tree}}")
-    ):
-        return stored
+    rules = rules_of(context, fork)
+    if not rules.rules and not rules.guards:
+        return SourceTree(fork, source, patched.tree, patched.tree, patched.steps, ())
     with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
         files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
-        tree = context.objects.with_files(patched.tree, files) if files else patched.tree
+        tree = context.objects.with_files(patched.tree, files)
         for site in sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
         archs.check_guards(context.objects, source.tree, tree, rules.guards)
-    result = SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
-    context.store.put("rewrite", key, result)
-    return result
+    return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 
 
 def version_label(context: RunContext, source: SourceTree) -> str:

@@ -135,7 +135,7 @@ def obtain(
         "patched": source.patched,
         "needs": {need: source_tree(context, need).tree for need in fork.needs},
         "tools": tools.key,
-        "rules": rules_of(context).of(source.fork),
+        "rules": rules_of(context, source.fork),
         "settings": msgspec.structs.replace(settings, requires={}),
         "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
         "arch": context.project.spec.arch,
@@ -179,7 +179,7 @@ def _configure_and_examine(
     return examine(
         configured,
         arch=context.project.spec.arch,
-        rules=rules_of(context).of(source.fork),
+        rules=rules_of(context, source.fork),
         fork=source.fork,
         read=partial(context.objects.blob, source.tree),
         sites=source.sites,

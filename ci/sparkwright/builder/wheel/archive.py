@@ -14,7 +14,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -35,13 +35,6 @@ MOST_BYTES_TEXT = 64 * 1024**2
 #: (PEP 770).
 BUILD_RECORD = "sparkwright.json"
 SBOM = "sboms/sparkwright.cdx.json"
-
-#: A wheel of ours: distribution, version and stack before the patch set, and the machine. The glibc
-#: in the platform tag is a result of the build.
-_BUILD = re.compile(
-    r"([^-]+-[^-]+\+[^-]+)\.p(?:0|[0-9a-f]{8})(?:\.cu\d+)?(?:-\w+)?-[\w.]+-[\w.]+-"
-    r"(?:(?:many)?linux_(?:\d+_\d+_)?)?([\w.]+)\.whl"
-)
 
 
 class WheelName(msgspec.Struct, frozen=True):
@@ -93,13 +86,6 @@ def labelled(version: str, label: str) -> str:
     from packaging.version import Version
 
     return str(Version(f"{Version(version).public}+{label}"))
-
-
-def superseded(built: str, names: Iterable[str]) -> list[str]:
-    """Return those of *names* that are builds of the wheel *built* with another patch set."""
-    match = _BUILD.fullmatch(built)
-    others = ((name, _BUILD.fullmatch(name)) for name in names if name != built)
-    return [name for name, other in others if match and other and match.groups() == other.groups()]
 
 
 def member_text(
