@@ -40,7 +40,7 @@ REDIRECTS = 5
 #: index are smaller.
 LARGEST, LARGEST_FILE = 4 << 20, 4 << 30
 
-Kind = Literal["address", "broken", "redirect", "size", "slow", "status", "unreachable"]
+Kind = Literal["broken", "redirect", "size", "slow", "status", "unreachable"]
 
 
 class HttpFailure(Exception):
@@ -94,6 +94,7 @@ class _Deadline:
     @contextlib.contextmanager
     def guard(self, kind: Kind) -> Iterator[None]:
         """Raise `HttpFailure` for whatever the libraries raise within the block."""
+        from requests import TooManyRedirects
         from urllib3.exceptions import HTTPError
 
         try:
@@ -103,7 +104,7 @@ class _Deadline:
             if self.expired:
                 text = f"no whole reply within {self._seconds:.3g} s"
                 raise HttpFailure("slow", text) from None
-            kind = "address" if kind == "unreachable" and isinstance(error, ValueError) else kind
+            kind = "redirect" if isinstance(error, TooManyRedirects) else kind
             text = one_line(redact_credentials(str(error)), 300, self._token)
             raise HttpFailure(kind, text) from None
 
@@ -172,10 +173,10 @@ class Reply:
         self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
 
 
-def _session(deadline: _Deadline, attempts: int) -> requests.Session:
+def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests.Session:
     """
     Return a session of requests that reports its sockets to *deadline*, repeats failed requests
-    until then, and follows no redirect.
+    until then, and follows *redirects* within their scheme.
     """
     import requests
     from requests.adapters import HTTPAdapter
@@ -208,10 +209,21 @@ def _session(deadline: _Deadline, attempts: int) -> requests.Session:
             return pool
 
     class Session(requests.Session):
-        def get_redirect_target(self, resp: requests.Response) -> None:
-            """Return None, since a session would read the body of a redirect to its end."""
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            target = super().get_redirect_target(resp) if redirects else None
+            if target is not None:
+                resp._content = b""  # a session would read the body of a redirect to its end
+                resp.close()
+                with deadline.guard("redirect"):
+                    address = urljoin(resp.url, target)
+                encrypted = resp.url.startswith("https://")
+                if not address.startswith("https://" if encrypted else ("https://", "http://")):
+                    shown = one_line(redact_credentials(address), 200)
+                    raise HttpFailure("redirect", f"redirected out of https: {shown}")
+            return target
 
     session = Session()
+    session.max_redirects = REDIRECTS
     retry = BoundedRetry(
         attempts - 1,
         status_forcelist=(500, 502, 503, 504),
@@ -258,37 +270,22 @@ def exchange(
         HttpFailure: There is no reply in time, or a redirect cannot be followed. A reply of status
             500 or more is yielded.
     """
-    import requests
-
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
-        session = _session(deadline, attempts)
+        session = _session(deadline, attempts, redirects=redirects)
+        session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
             # Anything in this place keeps requests from ~/.netrc and from credentials in the URL.
             session.auth = lambda request: request
         with deadline.guard("unreachable"):
-            prepared = session.prepare_request(
-                requests.Request(method, url, headers=headers, data=data or None)
+            response = session.request(
+                method,
+                url,
+                data=data or None,
+                stream=True,
+                timeout=(CONNECT, STALL),
+                allow_redirects=redirects,
             )
-        for _ in range(1 + REDIRECTS):
-            with deadline.guard("unreachable"):
-                settings = session.merge_environment_settings(prepared.url, {}, True, None, None)
-                response = session.send(prepared, timeout=(CONNECT, STALL), **settings)
-            if not redirects or response.status_code not in (301, 302, 303, 307, 308):
-                break
-            with response, deadline.guard("redirect"):
-                target = urljoin(response.url, response.headers.get("Location", ""))
-                prepared = prepared.copy()
-                prepared.prepare_url(target, None)
-            encrypted = response.url.startswith("https://")
-            target = prepared.url or ""
-            if not target.startswith("https://" if encrypted else ("https://", "http://")):
-                shown = one_line(redact_credentials(target), 200, token)
-                raise HttpFailure("redirect", f"redirected out of https: {shown}")
-            if host_of(response.url) != host_of(target):
-                prepared.headers.pop("Authorization", None)
-        else:
-            raise HttpFailure("redirect", f"redirected more than {REDIRECTS} times")
         with session, response:
             yield Reply(response, deadline)
 

@@ -124,7 +124,7 @@ def _copy(one: Pinned, partial: Path, account: _Account) -> None:
 
 
 #: The failures that a server causes with what it sends, as against one that is not reached.
-_INVALID = frozenset(("address", "broken", "redirect", "size"))
+_INVALID = frozenset(("broken", "redirect", "size"))
 
 
 def _resume(url: str, pinned: Pinned, partial: Path, account: _Account) -> None:
