@@ -100,9 +100,7 @@ def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
     monkeypatch.setattr(
         upstream,
         "releases",
-        lambda *arguments, **options: [
-            msgspec.structs.replace(release, day=days.get(release.version, "")) for release in listed(*arguments, **options)
-        ],
+        lambda *arguments, **options: [(days.get(release.version, ""), release) for _, release in listed(*arguments, **options)],
     )
     assert document(stack, capsys, "drift", "--releases")["drift"][0]["of"]["bases"] == ["1.1", "main 2026-11-01", "1.2"]
 

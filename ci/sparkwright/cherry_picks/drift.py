@@ -17,10 +17,10 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, ledger, patch, series
+from sparkwright.cherry_picks import apply, ledger, series
 from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.apply import Outcome
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.patch import Patch, PatchError, without
+from sparkwright.cherry_picks.patch import standing as added_in
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
 from sparkwright.core import process
 from sparkwright.core.console import console
@@ -150,30 +150,23 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     Return the trials of *patches* on *base*; each is tried without the earlier ones that do not
     apply.
     """
-    objects = upstream.context.objects
+    objects, tried = upstream.context.objects, list[Trial]()
     reverting = apply.taken_away(objects, base.tree, patches)
     outcomes = apply.evaluate(objects, base.tree, patches)
-    return [
-        _trial(upstream, base, patch, outcome, reverts=patch.name in reverting)
-        for patch, outcome in zip(patches, outcomes, strict=True)
-    ]
-
-
-def _trial(
-    upstream: Upstream, base: Base, tried: Patch, outcome: Outcome, *, reverts: bool
-) -> Trial:
-    standing = patch.standing(upstream.context.objects, base.tree, tried.data)
-    if outcome.status == "applied":
-        moves: TrialState = "moves" if outcome.moved and not tried.pick else "applies"
-        return Trial(tried.name, tried.sha256, base.name, moves, outcome.moved, standing, ())
-    tests = evidence(upstream, base, tried, reverts=reverts)
-    likely = standing[1] and standing[0] >= LIKELY * standing[1]
-    state: TrialState = "likely-upstream" if likely else "conflict"
-    if outcome.status == "already-upstream" or any(test.holds for test in tests):
-        state = "already-upstream"
-    elif outcome.status == "empty":
-        state = "empty"
-    return Trial(tried.name, tried.sha256, base.name, state, 0, standing, tests, outcome.says)
+    for patch, outcome in zip(patches, outcomes, strict=True):
+        present, total = standing = added_in(objects, base.tree, patch.data)
+        state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
+        tests: tuple[Evidence, ...] = ()
+        if outcome.status != "applied":
+            tests = evidence(upstream, base, patch, reverts=patch.name in reverting)
+            state = "likely-upstream" if total and present >= LIKELY * total else "conflict"
+            if outcome.status == "already-upstream" or any(test.holds for test in tests):
+                state = "already-upstream"
+            elif outcome.status == "empty":
+                state = "empty"
+        pins = (patch.name, patch.sha256, base.name)
+        tried.append(Trial(*pins, state, outcome.moved, standing, tests, outcome.says))
+    return tried
 
 
 def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base]) -> Drift:
@@ -230,7 +223,7 @@ def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     book, stack = ledger.load(context.project.root, fork), context.project.stack
     drift, carried = last(context, fork), list[Patch]()
     for record in book.carried(stack):
-        data = patch.without(series.stored_diff(context, record), record.stacks[stack])
+        data = without(series.stored_diff(context, record), record.stacks[stack])
         picked = series.as_patch(record, data)
         carried.append(msgspec.structs.replace(picked, date=record.date))
     carried += series.load(context.project.series_folder(fork))

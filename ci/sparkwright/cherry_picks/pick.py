@@ -28,19 +28,14 @@ from sparkwright.forks.lock import UNRESOLVED
 from sparkwright.forks.stack import SourceError
 
 
-def snapshot(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
+def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:
     """
-    Return the current state of pull request *number*.
+    Return the current state of pull request *number*; None, with a note, if GitHub's API is out of
+    reach.
 
     Raises:
         pull-request-gone: It does not exist.
-        offline, source-unreachable: Neither the API nor the repository answers.
     """
-    return snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
-
-
-def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullRequest | None:
-    """Return what `snapshot` does; None, with a note, if GitHub's API is out of reach."""
     owner = github.repository_of(ledger.url)
     if owner and not context.offline:
         try:
@@ -54,8 +49,12 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
 
 def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullRequest:
     """
-    Return what `snapshot` does, by git alone, which shows neither the title of an unmerged pull
-    request, nor whether it is closed.
+    Return the current state of pull request *number* by git alone, which shows neither the title of
+    an unmerged one, nor whether it is closed.
+
+    Raises:
+        pull-request-gone: Neither the pull request nor a commit that names it exists.
+        offline, source-unreachable: The repository may not be asked, or does not answer.
     """
     mirror, previous = context.mirror(ledger.url), ledger.by_number.get(number)
     tip = mirror.history(ledger.branch, newest=True)
@@ -175,23 +174,6 @@ def _moved(old: Record, pull: PullRequest) -> dict[str, tuple[str, str]]:
     }
 
 
-def check_head(ledger: Ledger, old: Record, pull: PullRequest) -> None:
-    """
-    Compare the current state of a pull request with its record.
-
-    Raises:
-        pick-moved: The head or the merge commit changed.
-    """
-    for name, (pinned, now) in _moved(old, pull).items():
-        if pinned:
-            page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
-            raise PatchError(
-                "pick-moved",
-                f"The {name} of #{old.number} moved since it was pinned.",
-                details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
-            )
-
-
 def pin(
     context: RunContext,
     fork: str,
@@ -217,7 +199,8 @@ def pin(
         UsageError: The record has no reason, or no condition for dropping it.
         patch-conflict, patch-already-upstream, patch-no-effect: The picks of the stack do not
             apply with it.
-        pick-moved, pick-mismatch, pull-request-gone: See `snapshot`, `record` and `check_head`.
+        pick-moved: The head or the merge commit changed since it was pinned.
+        pick-mismatch, pull-request-gone: See `record` and `snapshot_by_git`.
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
@@ -231,9 +214,17 @@ def pin(
                 f"{fork}#{number} needs a reason and a condition for dropping it.",
                 todo="Give both: --reason TEXT --drop-when TEXT.",
             )
-        seen = snapshot(context, book, number)
-        if earlier and not accept:
-            check_head(book, earlier, seen)
+        seen = snapshot_by_api(context, book, number) or snapshot_by_git(context, book, number)
+        for name, (pinned, now) in (
+            _moved(earlier, seen) if earlier and not accept else {}
+        ).items():
+            if pinned:
+                page = f"{book.url.removesuffix('.git')}/compare/{pinned}..{now}"
+                raise PatchError(
+                    "pick-moved",
+                    f"The {name} of #{number} moved since it was pinned.",
+                    details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
+                )
         fresh = record(context, book, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
         if carry or excluded:

@@ -29,6 +29,7 @@ from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
+from sparkwright.forks.package_index import IndexFile
 from sparkwright.forks.stack import SourceError
 
 _NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
@@ -98,12 +99,12 @@ def states(objects: Objects, path: str, tip: str) -> list[tuple[str, str]]:
 
 def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> bool:
     """
-    Return whether a change from blob *old* to blob *new* removes or adds one of *lines*; True if a
-    blob is not there.
+    Return whether a change from blob *old* to blob *new* (zeros: no file) removes or adds one of
+    *lines*; True if a blob is not there.
     """
-    empty = objects.run(["hash-object", "-w", "--stdin"], stdin=b"")[1].decode().strip()
-    sides = [blob if blob.strip("0") else empty for blob in (old, new)]
-    words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", *sides, "--"]
+    if not (old.strip("0") and new.strip("0")):
+        return True
+    words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", old, new, "--"]
     status, out, _ = objects.run(words, check=False)
     wanted = {line for line in lines if line.strip()}
     return status != 0 or any(
@@ -202,19 +203,20 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for release in releases(self.context, spec.name, optional=True) if spec else ():
+        for _, release in releases(self.context, spec.name, optional=True) if spec else ():
             if release.version == name:
                 return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
-    def later_releases(self, *, optional: bool = False) -> list[Release]:
+    def later_releases(self, *, optional: bool = False) -> list[tuple[str, FileLock]]:
         """Return the releases after the locked one, oldest first; see `releases`."""
         from packaging.version import Version
 
         sdist = self.context.lock.forks[self.fork].sdist
-        listed = releases(self.context, sdist.name, optional=optional) if sdist else []
-        oldest = Version(sdist.version if sdist else "0")
-        return [release for release in listed if Version(release.version) > oldest]
+        if sdist is None:
+            return []
+        listed = releases(self.context, sdist.name, optional=optional)
+        return [entry for entry in listed if Version(entry[1].version) > Version(sdist.version)]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
@@ -222,9 +224,7 @@ class Upstream:
         it can be reached, oldest first.
         """
         listed = self.later_releases(optional=True)
-        dated: list[tuple[str, Release | Base]] = [
-            (release.day, release) for release in (listed if every else listed[-1:])
-        ]
+        dated: list[tuple[str, FileLock | Base]] = [*(listed if every else listed[-1:])]
         # The tip of a mirror can be older than the newest releases.
         newest = self._newest(patches) if self.mirror else []
         dated += [(tip.name.rpartition(" ")[2], tip) for tip in newest]
@@ -245,24 +245,9 @@ class Upstream:
             return []
 
 
-class Release(msgspec.Struct, frozen=True):
+def of_release(context: RunContext, release: FileLock) -> Base:
     """
-    A release on the package index.
-
-    Attributes:
-        day: Of its upload (UTC), if the index states it.
-    """
-
-    project: str
-    version: str
-    filename: str
-    sha256: str
-    day: str = ""
-
-
-def of_release(context: RunContext, release: Release) -> Base:
-    """
-    Return the base of *release*, in the object database.
+    Return the base of *release*, an sdist, in the object database.
 
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
@@ -270,16 +255,18 @@ def of_release(context: RunContext, release: Release) -> Base:
     key = content_key("release", {"sha256": release.sha256, "folder": ""})
     tree = context.store.get("release", key, str)
     if not tree or not context.objects.has(f"{tree}^{{tree}}"):
-        pins = (release.project, release.version, release.filename, release.sha256)
         with context.store.lock("objects"):
-            tree = package_index.import_file(context, FileLock(*pins, size=0))
+            tree = package_index.import_file(context, release)
         context.store.put("release", key, tree)
     return Base(release.version, tree)
 
 
-def releases(context: RunContext, project: str, *, optional: bool = False) -> list[Release]:
+def releases(
+    context: RunContext, project: str, *, optional: bool = False
+) -> list[tuple[str, FileLock]]:
     """
-    Return the final releases of *project* that have an sdist, oldest first; none with --offline.
+    Return the final releases of *project* that have an sdist, oldest first, each with the day of
+    its upload (UTC; empty if the index does not state it); none with --offline.
 
     Args:
         optional: Return none if the index does not answer.
@@ -289,20 +276,19 @@ def releases(context: RunContext, project: str, *, optional: bool = False) -> li
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    by_version = {}
+    by_version, files = {}, tuple[IndexFile, ...]()
     try:
         files = () if context.offline else package_index.files(project)
     except SourceError as error:
         if not optional:
             raise
         console.note(error.what)
-        return []
     for file in files:
         with contextlib.suppress(InvalidSdistFilename):
             version = parse_sdist_filename(file.name)[1]
             if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
-                pins = (str(version), file.name, file.sha256, file.day)
-                by_version[version] = Release(project, *pins)
+                release = FileLock(project, str(version), file.name, file.sha256, size=0)
+                by_version[version] = (file.day, release)
     return [by_version[version] for version in sorted(by_version)]
 
 

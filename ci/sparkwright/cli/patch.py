@@ -417,7 +417,7 @@ def bump(arguments: argparse.Namespace) -> int:
             console.result(f"{fork} is at its newest release already.")
             console.document({"bump": None})
             return 0
-        version = later[-1].version
+        version = later[-1][1].version
     old, plan = upstream.locked().tree, bumps.plan(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",

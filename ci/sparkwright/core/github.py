@@ -45,6 +45,7 @@ class PullRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         title: One printable line of at most 300 characters.
+        state: ``unresolved`` if only git was asked, which does not see whether it is closed.
         author: The login; ``ghost`` for a deleted account, as GitHub shows it.
         head: The commit at the tip of its branch.
         base_ref: The branch that it targets.
