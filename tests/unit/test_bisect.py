@@ -1,8 +1,7 @@
-"""Bisect: the upstream commit that changes the state of a patch, or the answer of a command, on a real repository."""
+"""Bisect: the upstream commit that changes the state of a patch, on a real repository."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,39 +72,16 @@ def test_the_commit_that_broke_a_patch_is_found(stack: Host, capsys: pytest.Capt
     [
         (["third", "--from", "v1"], "not-provided", "no patch 'third'"),
         (["first"], "not-provided", "needs a commit to start from"),
-        (["--run", "true"], "not-provided", "needs a commit to start from"),
         (["first", "--from", "v9"], "not-provided", "v9 is neither a release nor a branch"),
         (["first", "--from", "0" * 40], "not-provided", "does not follow 0000"),
         (["first", "--from", "abcdef123"], "not-provided", "abcdef123 is neither"),
         (["first", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
         (["first", "--from", "v1"], "bisect-undecided", "changes nowhere for certain"),
-        (["--from", "v1", "--run", "true"], "bisect-undecided", "changes nowhere for certain"),
-        (["--from", "v1", "--run", "sh", "-c", "exit 128"], "command-failed", "status 128"),
-        (["first", "--run", "true"], "usage", "a patch, or --run"),
-        ([], "usage", "a patch, or --run"),
     ],
 )
 def test_a_search_without_a_result_is_refused(stack: Host, words: list[str], reference: str, what: str) -> None:
-    """Unknown patches and ends, ends in the wrong order or of one answer, a command that breaks down."""
+    """Unknown patches and ends, ends in the wrong order or of one answer."""
     go_on(stack, 2)
 
     with refusal(reference, match=what):
         main.run(["patch", "bisect", *stack.words, *words])
-
-
-@pytest.mark.parametrize("skipped", ["", "4 Grow", "3 Grow"])
-def test_the_commit_that_changed_the_answer_of_a_command_is_found(stack: Host, capsys: pytest.CaptureFixture[str], skipped: str) -> None:
-    """The command sees upstream's commit with the patches applied; states that it skips are searched around, and never guessed."""
-    growth = go_on(stack, 5, {"size.h": b"/" * 2000}, "Grow")
-    go_on(stack, 0, {"b.txt": edited((30, "theirs\n"))}, "Break a patch")
-    go_on(stack, 3, {"b.txt": TEXT}, "Take it back")
-    text = "import pathlib, sys\nassert b'first' in pathlib.Path('a.txt').read_bytes()\n"
-    text += f"n = pathlib.Path('n.txt')\nif n.exists() and n.read_text() == {skipped!r}: sys.exit(125)\n"
-    text += "sys.exit(pathlib.Path('size.h').exists())\n"
-    words = ["--from", "v1", "--run", sys.executable, "-c", text]
-    if skipped == "4 Grow":
-        with refusal("bisect-undecided"):
-            main.run(["patch", "bisect", *stack.words, *words])
-    else:
-        change = result(stack, capsys, *words)
-        assert (change["commit"], change["before"], change["after"]) == (growth, "exit status 0", "exit status 1")

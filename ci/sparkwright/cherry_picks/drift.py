@@ -1,9 +1,6 @@
 """
 Drift: the series on later revisions of its upstream, the status of a stack, and the upstream commit
-at which a patch stops applying or becomes upstream, or at which the answer of a command changes.
-
-A command answers as for ``git bisect run``: 0 is good, 125 is no answer, any other status below 128
-is bad.
+at which a patch stops applying or becomes upstream.
 """
 
 from __future__ import annotations
@@ -11,8 +8,7 @@ from __future__ import annotations
 import datetime
 import email.utils
 import itertools
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,9 +18,7 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.patch import Patch, PatchError, without
 from sparkwright.cherry_picks.patch import standing as added_in
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
-from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -264,16 +258,12 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""
 
 
-#: Whether a commit is good, None if that cannot be told; and the answer in words.
-Answer = tuple[bool | None, str]
-
-
 class BisectResult(msgspec.Struct, frozen=True):
     """
-    The upstream commit that changes an answer.
+    The upstream commit that changes the state of a patch.
 
     Attributes:
-        before, after: The answers for its parent and for itself.
+        before, after: The state on its parent and on itself.
         line: Its id, day and subject.
         page: The page of the pull request that its subject names.
     """
@@ -302,94 +292,61 @@ def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
     )
 
 
-def bisect(fork: Upstream, start: str, end: str, ask: Callable[[str], Answer]) -> BisectResult:
+def bisect(fork: Upstream, patches: Sequence[Patch], start: str, end: str) -> BisectResult:
     """
-    Return the first commit of the branch after *start* at which the answer of *ask* differs from
-    that for *start*.
+    Return the first commit of the branch after *start* at which the last of *patches* stops or
+    begins to apply, after those before it.
 
     Args:
+        start: Empty for the base of the pull request.
         end: The last commit; empty for the tip of the branch.
 
     Raises:
         file-invalid: The fork has no ledger, which names the repository.
         not-provided: A name means nothing, or *end* does not follow *start*.
         offline, source-unreachable: The repository may not be asked, or does not answer.
-        bisect-undecided: The ends give the same answer, or none; or the commits at the change give
-            none.
+        bisect-undecided: It applies at both ends, or at none.
     """
     book, objects = ledger.require(fork.context.project.root, fork.fork), fork.context.objects
+    start = start or (book.by_number[patches[-1].pick].base if patches[-1].pick else "")
     if not start:
-        raise SourceError(
-            "not-provided",
-            "The search needs a commit to start from.",
-            todo="Name one with --from.",
-        )
+        what, todo = "The search needs a commit to start from.", "Name one with --from."
+        raise SourceError("not-provided", what, todo=todo)
     tip = fork.commit(book.branch)
     old, new = fork.commit(start), fork.commit(end) if end else tip
-    words, answers = ["rev-list", "--bisect-all", "--first-parent"], dict[str, Answer]()
-    if not objects.run([*words, new, f"^{old}"], check=False)[1]:
+
+    def middle() -> str:
+        words = ["rev-list", "--bisect", "--first-parent", new, f"^{old}"]
+        return objects.run(words, check=False)[1].decode().strip()
+
+    def trial(commit: str) -> Trial:
+        done = trials(fork, patches, fork.at_commit(commit[:12], commit, patches))[-1]
+        console.note(f"{commit[:12]}: {MEANING[done.state]}")
+        return done
+
+    if not middle():
         raise SourceError(
             "not-provided",
             f"{new[:12]} does not follow {old[:12]} on {book.branch}.",
             todo="Choose ends with --from and --to.",
         )
-
-    def judge(commit: str) -> bool | None:
-        answers[commit] = ask(commit)
-        console.note(f"{commit[:12]}: {answers[commit][1]}")
-        return answers[commit][0]
-
-    first, last, left = judge(old), judge(new), list[str]()
-    while {first, last} == {True, False}:
-        # The commits that halve the range best come first.
-        lines = objects.run([*words, new, f"^{old}"])[1].decode().splitlines()
-        left = [line.split()[0] for line in lines]
-        untried = [commit for commit in left if commit not in answers]
-        if not untried:
-            break
-        answer = judge(untried[0])
-        if answer is not None:
-            old, new = (untried[0], new) if answer == first else (old, untried[0])
-    if left != [new]:
+    before, after = trial(old), trial(new)
+    if before.applies == after.applies:
         raise PatchError(
             "bisect-undecided",
-            f"The answer changes nowhere for certain from {old[:12]} to {new[:12]}.",
-            details=[f"{commit[:12]}: {text}" for commit, (_, text) in answers.items()],
+            f"The state changes nowhere for certain from {old[:12]} to {new[:12]}.",
+            details=[f"{end.base}: {MEANING[end.state]}" for end in (before, after)],
         )
+    while (commit := middle()) != new:
+        tried = trial(commit)
+        if tried.applies == before.applies:
+            old, before = commit, tried
+        else:
+            new, after = commit, tried
     change = history.commit(objects, new)
     page = book.page(change.number) if change.number else ""
-    return BisectResult(new, answers[old][1], answers[new][1], change.line(), page)
-
-
-def patch_answer(fork: Upstream, patches: Sequence[Patch], commit: str) -> Answer:
-    """Return whether the last of *patches* applies to *commit*, after those before it."""
-    trial = trials(fork, patches, fork.at_commit(commit[:12], commit, patches))[-1]
-    proof = f" ({trial.proof})" if trial.state == "already-upstream" else ""
-    return trial.applies, f"{MEANING[trial.state]}{proof}"
-
-
-def command_answer(fork: Upstream, command: Sequence[str], commit: str) -> Answer:
-    """
-    Return the answer of *command*, run in a folder with the series on *commit*; there is none if a
-    patch conflicts there.
-
-    Raises:
-        command-failed: It was killed, or ended with a status of 128 or more.
-    """
-    context, patches = fork.context, series.of(fork.context, fork.fork)
-    work = context.store.folder("work", context.project.stack, fork.fork, "bisect")
-    locked, tree = context.lock.forks[fork.fork].git, fork.at_commit("", commit, patches).tree
-    if fork.mirror:
-        tree = fork.mirror.tree(tree, locked.without if locked else ())
-    outcomes = apply.evaluate(context.objects, tree, patches)
-    if any(outcome.status == "conflict" for outcome in outcomes):
-        return None, "a patch conflicts"
-    context.objects.checkout(outcomes[-1].tree if outcomes else tree, work / "tree", work / "index")
-    status = 0
-    try:
-        process.run(command, log=work / "log", cwd=work / "tree", env=dict(os.environ))
-    except CommandError as error:
-        status = int(str(error.data.get("status", 128)))
-        if not 0 < status < 128:
-            raise
-    return None if status == 125 else status == 0, f"exit status {status}"
+    was, now = (
+        MEANING[end.state] + (f" ({end.proof})" if end.state == "already-upstream" else "")
+        for end in (before, after)
+    )
+    return BisectResult(new, was, now, change.line(), page)

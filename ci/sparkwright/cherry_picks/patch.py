@@ -81,10 +81,8 @@ class PatchError(SparkwrightError):
             "write the pinned sha256 into its line `Backport-Of: #NUMBER SHA256`.",
         ),
         "bisect-undecided": Advice(
-            "Both ends of the search give the same answer, or the states at the change give none, "
-            "so no commit can be named for certain.",
-            "Choose other ends with --from and --to, or let the command judge the states that it "
-            "skips.",
+            "The patch applies at both ends of the search, or at none.",
+            "Choose other ends with --from and --to.",
             exit_code=4,
         ),
         "export-mismatch": Advice(

@@ -127,25 +127,20 @@ def start(
             )
         patches = [patch for patch in series.of(context, fork) if patch.name not in gone]
         picks = [patch for patch in patches if patch.pick]
-        replies = apply.evaluate(context.objects, base.tree, picks)
-        tried = list(zip(picks, replies, strict=True))
-        if stuck := [
-            (pick.name, reply.says) for pick, reply in tried if reply.status == "conflict"
-        ]:
+        outcomes = apply.evaluate(context.objects, base.tree, picks)
+        tried = list(zip(picks, outcomes, strict=True))
+        stuck = {pick.name: reply.says for pick, reply in tried if reply.status == "conflict"}
+        if stuck:
             raise PatchError(
                 "patch-conflict",
-                f"{', '.join(name for name, _ in stuck)} of {fork} do not apply to {base.name}.",
-                details=[f"{name}: {line}" for name, says in stuck for line in says],
+                f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
+                details=[f"{name}: {line}" for name, says in stuck.items() for line in says],
                 todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
                 f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
                 f"instead, or with `patch bump --drop '#NUMBER'`.",
             )
         steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
-        source = context.project.series_folder(fork)
-        ours = {
-            patch.name: (source / patch.name).read_bytes() for patch in patches if not patch.pick
-        }
-        diffs = _wide_diffs(upstream)
+        ours = [patch.name for patch in patches if not patch.pick]
         with context.store.building(folder) as scratch:
             work = Objects(scratch / ".git")
             work.borrow(context.objects.path.parent)
@@ -157,18 +152,19 @@ def start(
             git.run(["checkout", "-q", "-B", "series", tip], cwd=scratch)
             state = WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             (work.path / "sparkwright.json").write_bytes(msgspec.json.encode(state))
-            stopped = _am(scratch, ours, diffs)
+            stopped = _am(upstream, scratch, ours)
             # The store may be removed; beyond this copy of it, it serves merges only.
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
-    outcomes = {pick.name: str(reply.status) for pick, reply in tried}
-    outcomes |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
-    return Rebased(str(folder), outcomes, stopped)
+    states = {pick.name: str(reply.status) for pick, reply in tried}
+    states |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
+    return Rebased(str(folder), states, stopped)
 
 
-def _wide_diffs(upstream: Upstream) -> dict[str, bytes]:
+def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
     """
-    Return the diffs of the series with more context, if it applies to the locked source; git am
-    then has the files that it merges.
+    Apply our patches *names* in the worktree, and return the one at which git am stopped. Their
+    diffs have more context if the series applies to the locked source; git am then has the files
+    that it merges.
     """
     objects, diffs = upstream.context.objects, dict[str, bytes]()
     with contextlib.suppress(SparkwrightError):
@@ -176,22 +172,17 @@ def _wide_diffs(upstream: Upstream) -> dict[str, bytes]:
         for step in apply.apply_patches(objects, upstream.fork, before, patches).steps:
             diffs[step.name] = render(objects, before, step.tree, context=MAIL_CONTEXT)
             before = step.tree
-    return diffs
-
-
-def _am(folder: Path, files: Mapping[str, bytes], diffs: Mapping[str, bytes]) -> str:
-    """Apply the patches *files* in the worktree, and return the one at which git am stopped."""
-    box = folder / ".git" / "sparkwright-mails"
-    box.mkdir()
-    for number, (name, data) in enumerate(files.items()):
-        head, _, diff = data.partition(b"\n---\n")
-        mail = head + f"\n{FILE}: {name}\n---\n".encode() + diffs.get(name, diff)
-        (box / f"{number:04}").write_bytes(mail)
+    mails = list[str]()
+    for number, name in enumerate(names):
+        path = upstream.context.project.series_folder(upstream.fork) / name
+        head, _, diff = path.read_bytes().partition(b"\n---\n")
+        mail = folder / ".git" / f"mail-{number:04}"
+        mail.write_bytes(head + f"\n{FILE}: {name}\n---\n".encode() + diffs.get(name, diff))
+        mails.append(str(mail))
     words = ["am", "--quiet", "--3way", "--keep-non-patch", "--committer-date-is-author-date"]
-    mails = sorted(map(str, box.iterdir()))
     if not mails or not git.run([*words, *mails], cwd=folder, env=_COMMITTER, check=False)[0]:
         return ""
-    return list(files)[int((folder / ".git" / "rebase-apply" / "next").read_text()) - 1]
+    return names[int((folder / ".git" / "rebase-apply" / "next").read_text()) - 1]
 
 
 def commit_series(
@@ -207,20 +198,18 @@ def commit_series(
     def commit(tree: str, parent: Sequence[str], author: str, date: str, message: str) -> str:
         name, _, address = author.partition(" <")
         env = {
+            **_COMMITTER,
             "GIT_AUTHOR_NAME": name or "upstream",
             "GIT_AUTHOR_EMAIL": address.rstrip(">") or "upstream@invalid",
             "GIT_AUTHOR_DATE": date or _EPOCH,
             "GIT_COMMITTER_DATE": date or _EPOCH,
-            **_COMMITTER,
         }
         words = ["commit-tree", tree, *parent]
         status, out, errors = work.run(words, env=env, stdin=message.encode(), check=False)
         if status:
-            raise PatchError(
-                "patch-invalid",
-                f"git makes no commit of {message.partition(chr(10))[0]!r}.",
-                details=errors.splitlines()[-5:],
-            )
+            subject = message.partition("\n")[0]
+            what = f"git makes no commit of {subject!r}."
+            raise PatchError("patch-invalid", what, details=errors.splitlines()[-5:])
         return out.decode().strip()
 
     root = tip = commit(base, [], "sparkwright", "", title)

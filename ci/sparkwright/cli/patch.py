@@ -8,19 +8,11 @@ import datetime
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparkwright.cherry_picks import bump as bumps
-from sparkwright.cherry_picks import conflict, ledger, series
-from sparkwright.cherry_picks import drift as drifts
-from sparkwright.cherry_picks import pick as picks
-from sparkwright.cherry_picks import rebase as rebases
+from sparkwright.cherry_picks import bump, conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
-from sparkwright.cherry_picks.drift import MEANING, Drift, Trial
-from sparkwright.cherry_picks.rebase import Rebased
-from sparkwright.cherry_picks.series import Backport
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.cli import options
 from sparkwright.core.console import console
@@ -119,7 +111,6 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "bisect": {
         "patch": {
-            "nargs": "?",
             "metavar": "PATCH",
             "help": "name of a patch file, or number of a pull request",
         },
@@ -133,13 +124,6 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "metavar": "NAME",
             "help": "end of the search (default: upstream's newest commit)",
         },
-        "--run": {
-            "dest": "program",
-            "nargs": argparse.REMAINDER,
-            "metavar": "COMMAND",
-            "help": "search by the exit status of this command, run on the patched source: 0 is "
-            "good, 125 skips, others are bad; must be the last option",
-        },
     },
     "watch": {},
 }
@@ -147,7 +131,16 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
-    commands = (status, pick, rebase, export, drift, bump, bisect, watch)
+    commands = (
+        run_status,
+        run_pick,
+        run_rebase,
+        run_export,
+        run_drift,
+        run_bump,
+        run_bisect,
+        run_watch,
+    )
     for command, (name, table) in zip(commands, _OPTIONS.items(), strict=True):
         parsers[f"patch {name}"].set_defaults(run=command)
         for option, settings in table.items():
@@ -167,16 +160,16 @@ def only_fork(context: RunContext) -> str:
     return context.forks[0]
 
 
-def status(arguments: argparse.Namespace) -> int:
+def run_status(arguments: argparse.Namespace) -> int:
     """Show what every stack of the checkout, or the named one, carries."""
     context = options.checkout(arguments)
     root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
     names = stack_names(root)[::-1]
-    stacks, backports = {}, dict[str, dict[str, list[Backport]]]()
+    stacks, backports = {}, {}
     for name in [arguments.stack] if arguments.stack else names:
         own = dataclasses.replace(context, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
-        stacks[name] = [line for fork in forks for line in drifts.status(own, fork, today)]
+        stacks[name] = [line for fork in forks for line in drift.status(own, fork, today)]
         console.table(
             f"stack {name}",
             ["patch", ">age", "still needed?", "superseded by", "why"],
@@ -192,14 +185,13 @@ def status(arguments: argparse.Namespace) -> int:
             ],
             result=True,
         )
-        for fork in forks:
-            backports.setdefault(name, {})[fork] = series.backports(own, fork)
-            _show_backports(name, fork, backports[name][fork])
+        backports[name] = {fork: series.backports(own, fork) for fork in forks}
+        _show_backports(name, backports[name])
     console.document({"stacks": stacks, "backports": backports})
     return 0
 
 
-def _show_backports(stack: str, fork: str, backports: Sequence[Backport]) -> None:
+def _show_backports(stack: str, backports: Mapping[str, Sequence[series.Backport]]) -> None:
     rows = [
         [
             f"{fork}{entry.name}",
@@ -209,20 +201,21 @@ def _show_backports(stack: str, fork: str, backports: Sequence[Backport]) -> Non
             ", ".join(entry.patches) or "–",
             "\n".join(f"{place}: {reason}" for place, reason in entry.left_out.items()),
         ]
-        for entry in backports
+        for fork, entries in backports.items()
+        for entry in entries
     ]
     columns = ["pick", "merge", "hunks as they are", "added lines", "our patch", "left out"]
     if rows:
         console.table(f"carried in part by {stack}", columns, rows, result=True)
 
 
-def pick(arguments: argparse.Namespace) -> int:
+def run_pick(arguments: argparse.Namespace) -> int:
     """Pin each pull request, and write the ledger."""
     excluded = _excluded(arguments)
     context, records = options.checkout(arguments), []
     for word in arguments.pulls:
         fork, number = _pull(context, word)
-        record = picks.pin(
+        record = pick.pin(
             context,
             fork,
             number,
@@ -270,12 +263,12 @@ def _pull(context: RunContext, word: str) -> tuple[str, int]:
     return fork, int(number)
 
 
-def rebase(arguments: argparse.Namespace) -> int:
+def run_rebase(arguments: argparse.Namespace) -> int:
     """Make the worktree of one fork, or remove it with ``--abort``."""
     context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
     if arguments.abort:
-        rebases.abort(context, upstream.fork)
+        rebase.abort(context, upstream.fork)
         console.note(f"the worktree of {upstream.fork} is removed; the series is unchanged")
         console.document({"aborted": upstream.fork})
         return 0
@@ -284,7 +277,7 @@ def rebase(arguments: argparse.Namespace) -> int:
         base = upstream.named(arguments.onto, series.of(context, upstream.fork))
         if upstream.mirror and base.commit:
             upstream.mirror.tree(base.tree)
-    rebased = rebases.start(upstream, base)
+    rebased = rebase.start(upstream, base)
     console.document({"rebase": rebased})
     _show_rebased(upstream, base, rebased)
     console.result(
@@ -294,7 +287,7 @@ def rebase(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
+def _show_rebased(upstream: Upstream, base: Base, rebased: rebase.Rebased) -> None:
     """
     Print the outcome of every patch.
 
@@ -307,7 +300,7 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
     if rebased.stopped:
         write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         steps = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = drifts.up_to(series.of(context, fork), rebased.stopped)
+        *earlier, patch = drift.up_to(series.of(context, fork), rebased.stopped)
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
@@ -320,17 +313,17 @@ def _show_rebased(upstream: Upstream, base: Base, rebased: Rebased) -> None:
         )
 
 
-def export(arguments: argparse.Namespace) -> int:
+def run_export(arguments: argparse.Namespace) -> int:
     """Write the series of one fork from its worktree."""
     context = options.checkout(arguments)
     fork = only_fork(context)
-    changed = rebases.export(context, fork, arguments.drop)
+    changed = rebase.export(context, fork, arguments.drop)
     console.result("\n".join(changed) or "nothing changed")
     console.document({"fork": fork, "changed": changed})
     return 0
 
 
-def drift(arguments: argparse.Namespace) -> int:
+def run_drift(arguments: argparse.Namespace) -> int:
     """Try every patch on later bases, or show which release adopted each idea."""
     context = options.checkout(arguments)
     if arguments.ideas:
@@ -354,20 +347,24 @@ def drift(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(context: RunContext, fork: str, arguments: argparse.Namespace) -> Drift:
+def _measure(context: RunContext, fork: str, arguments: argparse.Namespace) -> drift.Drift:
     upstream, patches = Upstream(context, fork), series.of(context, fork)
     with console.step(f"drift of {fork}: {len(patches)} patches"):
         named = (upstream.named(name, patches) for name in arguments.to)
         bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
-        return drifts.measure(upstream, patches, bases if patches else ())
+        return drift.measure(upstream, patches, bases if patches else ())
 
 
-def _show_drift(report: Drift) -> None:
+def _show_drift(report: drift.Drift) -> None:
     """Print the state of each patch on each base, and the first base that has it."""
-    ends = [(name, report.absorbed(name)) for name in report.patches]
-    rows = [
-        [name, "\n".join(_runs(report.of(name))), end.first or "-", end.proof] for name, end in ends
-    ]
+    rows = []
+    for name in report.patches:
+        end, states = report.absorbed(name), []
+        for state, group in itertools.groupby(report.of(name), key=lambda trial: trial.state):
+            bases = [trial.base for trial in group]
+            last = f" to {bases[-1]}" if len(bases) > 1 else ""
+            states.append(f"{drift.MEANING[state]}: {bases[0]}{last}")
+        rows.append([name, "\n".join(states), end.first or "-", end.proof])
     console.table(
         f"{report.fork} of {report.stack}, {report.day}",
         ["patch", "on later bases it", "upstream from", "because"],
@@ -376,16 +373,6 @@ def _show_drift(report: Drift) -> None:
     )
     if not rows:
         console.result(f"{report.fork}: no patches, or nothing later than the locked source")
-
-
-def _runs(trials: Sequence[Trial]) -> list[str]:
-    """Return a line for each run of bases with one state, such as ``applies: 0.20.2 to 0.21.0``."""
-    groups = itertools.groupby(trials, key=lambda trial: trial.state)
-    runs = [(state, [trial.base for trial in group]) for state, group in groups]
-    return [
-        f"{MEANING[state]}: {names[0]}{f' to {names[-1]}' if len(names) > 1 else ''}"
-        for state, names in runs
-    ]
 
 
 def _show_ideas(context: RunContext) -> int:
@@ -400,7 +387,7 @@ def _show_ideas(context: RunContext) -> int:
     return 0
 
 
-def bump(arguments: argparse.Namespace) -> int:
+def run_bump(arguments: argparse.Namespace) -> int:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
     context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
@@ -418,20 +405,20 @@ def bump(arguments: argparse.Namespace) -> int:
             console.document({"bump": None})
             return 0
         version = later[-1][1].version
-    old, plan = upstream.locked().tree, bumps.plan(upstream, version, arguments.drop)
+    old, plan = upstream.locked().tree, bump.plan(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",
         ["patch", "on the new base it", "so it is dropped"],
         [
-            [trial.patch, MEANING[trial.state], plan.gone.get(trial.patch, "")]
+            [trial.patch, drift.MEANING[trial.state], plan.gone.get(trial.patch, "")]
             for trial in plan.trials
         ],
         result=True,
     )
-    rebased = rebases.start(upstream, plan.base, plan.files, plan.gone)
+    rebased = rebase.start(upstream, plan.base, plan.files, plan.gone)
     _show_rebased(upstream, plan.base, rebased)
-    between = rebases.compare(upstream)
-    changed = rebases.export(context, fork)
+    between = rebase.compare(upstream)
+    changed = rebase.export(context, fork)
     compiled = context.project.fork(fork).build != "headers"
     units = foreseen.foresee(context.objects, old, plan.base.tree) if compiled else None
     lines = [*changed, "", "range-diff of both series:", *between, ""]
@@ -448,32 +435,23 @@ def bump(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def bisect(arguments: argparse.Namespace) -> int:
-    """Find the upstream commit that changes a patch's state, or with ``--run`` a command's."""
-    context, program = options.checkout(arguments), list(arguments.program)
+def run_bisect(arguments: argparse.Namespace) -> int:
+    """Find the upstream commit that changes the state of a patch."""
+    context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
-    if bool(program) == bool(arguments.patch):
-        raise UsageError("usage", "bisect needs a patch, or --run and a command.")
-    start, ask = arguments.start, partial(drifts.command_answer, upstream, program)
-    if arguments.patch:
-        patches = drifts.up_to(series.of(context, upstream.fork), arguments.patch)
-        start = start or (
-            upstream.book.by_number[patches[-1].pick].base if patches[-1].pick else ""
-        )
-        ask = partial(drifts.patch_answer, upstream, patches)
-    with context.store.lock(f"bisect-{context.project.stack}-{upstream.fork}"):
-        result = drifts.bisect(upstream, start, arguments.end, ask)
+    patches = drift.up_to(series.of(context, upstream.fork), arguments.patch)
+    result = drift.bisect(upstream, patches, arguments.start, arguments.end)
     lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
     console.result("\n".join(filter(None, lines)))
     console.document({"bisect": result})
     return 0
 
 
-def watch(arguments: argparse.Namespace) -> int:
+def run_watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
     forks = [fork for fork in context.forks if ledger.load(context.project.root, fork).url]
-    watched = [pull for fork in forks for pull in picks.refresh(context, fork)]
+    watched = [pull for fork in forks for pull in pick.refresh(context, fork)]
     rows = [
         [
             f"{pull.fork}{pull.name}",
