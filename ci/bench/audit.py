@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 import zipfile
+from email.message import Message
 from pathlib import Path
 
 import msgspec
@@ -89,7 +90,7 @@ def ours(libraries: dict[str, Path], scratch: Path) -> None:
     for name, path in libraries.items():
         with elf.mapped(path) as data:
             shared = elf.shared_object(data)
-            audited = LibraryAudit(plain, about, Contents(), name, ours=False)
+            audited = LibraryAudit(plain, about, Contents((), Message()), name, ours=False)
             audited.check_host(data, shared)
             audited.check_device(AuditedLibrary(name, "", 0, "base"), data, shared, programs, scratch, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import subprocess
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from sparkwright.builder.wheel.elf import ElfUnreadable
 WANTS = LibraryPolicy("*", "base", "A test.", operators=("half",))
 RULES = AuditPolicy("12.1f", (), {"probe": DistributionPolicy("A test.", (WANTS,))})
 ABOUT = AuditedWheel("probe-1-py3-none-any.whl", "0" * 64, 1, "probe", "1", ())
-AUDIT = LibraryAudit(RULES, ABOUT, Contents(), "a.abi3.so")
+AUDIT = LibraryAudit(RULES, ABOUT, Contents((), Message()), "a.abi3.so")
 
 SOURCE = """
 #include <math.h>

@@ -70,7 +70,7 @@ def test_every_part_is_named_by_hash() -> None:
             "purl": "pkg:pypi/mini-vllm@0.33.0%2Bspark.2026.11.p0",
         },
         "source/vllm": {"pin": COMMIT, "tree": "b" * 40, "tree:patched": "c" * 40, "tree:built": "d" * 40,
-                        "purl": f"pkg:github/acme/mini@{COMMIT}"},
+                        "externalReferences": [{"type": "vcs", "url": URL}]},
         "source/cutlass": {"pin": "9" * 64},
         base: {"sha256": "3" * 64},
         tool: {"version": "13.0.88", "scope": "excluded", "sha256": "4" * 64},

@@ -36,7 +36,7 @@ from email.parser import BytesParser
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -107,27 +107,6 @@ _TORCH_STABLE = ("torch_", "aoti_torch_")
 # Reading.
 
 
-class Contents(msgspec.Struct, frozen=True):
-    """
-    The statements of a wheel's directory and metadata.
-
-    Attributes:
-        names: Of all members.
-        python: Its ``Requires-Python``; empty without one.
-        requires: Its ``Requires-Dist``.
-        ours: Whether it holds a build record of sparkwright.
-        units: The unit manifest in that record.
-        deviations: Its sources of other releases than upstream pins.
-    """
-
-    names: tuple[str, ...] = ()
-    python: str = ""
-    requires: tuple[str, ...] = ()
-    ours: bool = False
-    units: tuple[CompiledUnit, ...] = ()
-    deviations: tuple[str, ...] = ()
-
-
 class Binary(msgspec.Struct, frozen=True):
     """An ELF member: its name in the wheel, the path of its copy, its sha256 and its size."""
 
@@ -137,11 +116,34 @@ class Binary(msgspec.Struct, frozen=True):
     size: int
 
 
-class _Record(msgspec.Struct):
-    """The part of a build record that the audit reads."""
+class Record(msgspec.Struct):
+    """
+    The part of a build record that the audit reads.
+
+    Attributes:
+        units: The unit manifest.
+        deviations: Sources of other releases than upstream pins.
+    """
 
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
+
+
+class Contents(NamedTuple):
+    """
+    The statements of a wheel's directory and metadata.
+
+    Attributes:
+        names: Of all members.
+        metadata: METADATA.
+        ours: Whether it holds a build record of sparkwright.
+        record: That record.
+    """
+
+    names: tuple[str, ...]
+    metadata: Message
+    ours: bool = False
+    record: Record = Record()
 
 
 def read_subject(wheel: Path) -> AuditedWheel:
@@ -202,14 +204,10 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
     with archives.zip_file(wheel) as archive:
         listed = archives.zip_members(archive, about.file)
         folder, metadata = _metadata(archive, listed, about)
-        record = f"{folder}/{BUILD_RECORD}"
-        ours = record in listed
-        text = member_text(archive, listed, record, about.file) if ours else b"{}"
-        built = msgspec.json.decode(text, type=_Record)
-    requires = tuple(map(str, metadata.get_all("Requires-Dist", ())))
-    python = str(metadata["Requires-Python"] or "")
-    names = tuple(sorted(listed))
-    return Contents(names, python, requires, ours, built.units, built.deviations)
+        name = f"{folder}/{BUILD_RECORD}"
+        text = member_text(archive, listed, name, about.file) if name in listed else b"{}"
+        record = msgspec.json.decode(text, type=Record)
+    return Contents(tuple(sorted(listed)), metadata, name in listed, record)
 
 
 def walk(
@@ -367,7 +365,7 @@ def audit(
         findings=tuple(sorted(findings)),
         device_code=device_code.wheel_digest(library.device_code for library in libraries),
         judged=judged,
-        deviations=contents.deviations,
+        deviations=contents.record.deviations,
     )
 
 
@@ -409,14 +407,14 @@ class LibraryAudit:
         *,
         ours: bool = True,
     ) -> None:
-        self._about, self._contents, self._name, self._ours = about, contents, name, ours
+        self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
         self._wants = wants = policy.library(about.name, name)
         self._device = policy.device
         self._policy = replace(policy, arch=wants.arch) if wants and wants.arch else policy
         #: The policy of a library whose kernels a Spark needs; None for another.
         self._target = wants if wants and wants.role == "target" else None
         #: Units of this library, and those that are linked into several.
-        self._units = [unit for unit in contents.units if unit.library in (name, "")]
+        self._units = [unit for unit in contents.record.units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
 
     def _find(
@@ -506,7 +504,7 @@ class LibraryAudit:
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
         tags = [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
-        floors = ["3.2", *tags, *_AT_LEAST_PYTHON.findall(self._contents.python)]
+        floors = ["3.2", *tags, *_AT_LEAST_PYTHON.findall(str(self._metadata["Requires-Python"]))]
         added, floor = _limited_api(), max(map(elf.version_key, floors))
         names = [
             name
@@ -529,7 +527,7 @@ class LibraryAudit:
             self._find("torch-unstable", message)
         stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
         oldest, _, _ = minimum_version(stable)
-        required = [text for text in self._contents.requires if _TORCH_REQUIRED.match(text)]
+        required = filter(_TORCH_REQUIRED.match, self._metadata.get_all("Requires-Dist", []))
         versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
             wants = f"the wheel requires {elf.version_text(max(versions))}"

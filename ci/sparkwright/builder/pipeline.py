@@ -36,10 +36,8 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.stack import SourceError
 
-#: Part of a wheel's key: raise it when equal inputs give another wheel. 2 added the bill of
-#: materials, 3 the unit manifest, 4 changed the order of the bill of materials, and 5 added
-#: deviations.
-LAYOUT = 5
+#: Part of a wheel's key: raise it when equal inputs give another wheel.
+LAYOUT = 6
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):

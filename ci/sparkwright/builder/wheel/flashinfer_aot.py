@@ -396,11 +396,11 @@ def pack(
     base = archive.WheelName(spec.package, origin.version, f"py3-none-{PLATFORM}_{context.machine}")
     tag = graft.platform_tag(base.filename, libraries.values())
     name = archive.WheelName(spec.package, origin.version, f"py3-none-{tag}")
-    by_arch: dict[str, tuple[str, ...]] = {}
-    for module in sorted(libraries, key=lambda module: (module.codes, module.name)):
-        # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
-        arch = module.codes[0].replace("_", "")
-        by_arch[arch] = (*by_arch.get(arch, ()), module.name)
+    # nvcc's sm_121f is FlashInfer's sm121f; `check` ensures that each module has one.
+    by_arch = {
+        code.replace("_", ""): tuple(sorted(m.name for m in libraries if m.codes == (code,)))
+        for (code,) in sorted({module.codes for module in libraries})
+    }
     fields = {"arch": context.project.spec.arch, "version": origin.version}
     package = _PACKAGE.format(modules=by_arch, distribution=spec.distribution, **fields)
     files = {f"{spec.package}/jit_cache/{module.path}": data for module, data in libraries.items()}

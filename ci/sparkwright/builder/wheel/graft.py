@@ -281,12 +281,9 @@ def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
         return tag
     glibc = promised_glibc([tag])
     for library in map(elf.shared_object, libraries):
-        required = required_glibc(library)
-        if not required:
-            needs = library.versions.items()
+        if not (required := required_glibc(library)):
             what = "A compiled library needs a newer C++ runtime than any platform tag promises."
-            details = [f"{name}: {elf.version_text(version)}" for name, version in sorted(needs)]
-            raise BuildError("target-mismatch", what, details=details)
+            raise BuildError("target-mismatch", what, details=[str(library.versions)])
         glibc = max(glibc, required)
     return f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{match[3]}"
 

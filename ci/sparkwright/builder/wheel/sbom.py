@@ -11,7 +11,6 @@ random number: its serial number follows from its content, and equal inputs give
 from __future__ import annotations
 
 import base64
-import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,8 +25,6 @@ from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock, VendoredLock
-
-_GITHUB = re.compile(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?")
 
 
 class SbomInput(msgspec.Struct, frozen=True):
@@ -205,10 +202,7 @@ def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:
         "without": ", ".join(entry.without),
     }
     revision = commit or entry.ref
-    purl = _github_url(entry.url, revision)
-    return _component(
-        f"vendored/{name}", name, revision, properties=properties, purl=purl, url=entry.url
-    )
+    return _component(f"vendored/{name}", name, revision, properties=properties, url=entry.url)
 
 
 def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
@@ -221,7 +215,6 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     source = tree.source
     commit = source.pin if source.kind == "git" else ""
     url = source.origin.partition(" @ ")[0] if commit else ""
-    sdist = re.fullmatch(r"([\w.]+)-([^-]+)\.tar\.gz", source.origin)
     return _component(
         f"source/{source.fork}",
         source.fork,
@@ -237,7 +230,6 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
         },
         url=url,
         sha256=source.pin if source.kind == "sdist" else "",
-        purl=_index_url(sdist[1], sdist[2]) if sdist else _github_url(url, source.pin),
     )
 
 
@@ -279,11 +271,6 @@ def _index_url(project: str, version: str) -> str:
     from packaging.utils import canonicalize_name
 
     return f"pkg:pypi/{canonicalize_name(project)}" + (f"@{quote(version)}" if version else "")
-
-
-def _github_url(url: str, revision: str) -> str:
-    match = _GITHUB.fullmatch(url)
-    return f"pkg:github/{match[1]}/{match[2]}".lower() + f"@{quote(revision)}" if match else ""
 
 
 def _component(
