@@ -106,23 +106,6 @@ def test_modules_are_generated_without_the_rest_of_flashinfer(package: Path) -> 
     assert (build / "build.ninja").read_text().splitlines() == ["ninja_required_version = 1.3", *included]
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments", "detail"),
-    [
-        ("norm.gen_toy_module", {}, "No module named"),
-        ("toy.gen_toi_module", {}, "no attribute 'gen_toi_module'"),
-        ("toy.gen_toy_module", {"kind": "a", "height": 1}, "height"),
-        ("toy.gen_picky_module", {"kind": "b"}, "b is not supported"),
-        ("toy.gen_dsl_module", {}, "no attribute 'write_ninja'"),
-    ],
-)
-def test_a_call_that_generates_no_module_fails_with_its_reason(package: Path, call: str, arguments: dict[str, Any], detail: str) -> None:
-    with refusal("command-failed") as caught:
-        generate(package, (call, arguments))
-    assert f"{call}: " in caught.value.details[-1]
-    assert detail in caught.value.details[-1]
-
-
 def test_a_module_that_flashinfer_does_not_make_is_refused(package: Path, mini: Mini, tmp_path: Path) -> None:
     """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
     tools = Toolchain("key", tmp_path / "tools")
@@ -144,32 +127,23 @@ def module(name: str, *codes: str) -> AotModule:
 
 
 @pytest.mark.parametrize(
-    ("arch", "codes", "allowed"),
+    ("arch", "names", "codes", "reference"),
     [
-        ("", ("sm_121f",), True),
-        ("", (), False),
-        ("", ("sm_120f",), False),
-        ("", ("sm_121f", "sm_90a"), False),
-        ("12.0f", ("sm_120f",), True),
-        ("12.0f", ("sm_121f",), False),
+        ("", ["a"], ("sm_121f",), ""),
+        ("12.0f", ["a"], ("sm_120f",), ""),
+        ("", ["a"], (), "module-arch"),
+        ("", ["a"], ("sm_121f", "sm_90a"), "module-arch"),
+        ("12.0f", ["a"], ("sm_121f",), "module-arch"),
+        # The ninja file of the second would replace that of the first.
+        ("", ["a", "b", "a"], ("sm_121f",), "file-invalid"),
+        *(("", [name], ("sm_121f",), "module-unknown") for name in ("", "..", "/etc/x", ".hidden", "a/b", "a\n")),
     ],
 )
-def test_a_module_is_for_the_architecture_of_the_stack_or_of_its_entry(arch: str, codes: tuple[str, ...], allowed: bool) -> None:
-    with contextlib.nullcontext() if allowed else refusal("module-arch"):
-        flashinfer_aot.check((module("a", *codes),), spec(arch=arch), "12.1f")
-
-
-@pytest.mark.parametrize("name", ["", "..", "../../bin/x", "/etc/x", ".hidden", "a/b", "a b", "a\n"])
-def test_a_module_whose_name_no_folder_can_have_is_refused(name: str) -> None:
-    with refusal("module-unknown", match="names that no folder can have"):
-        flashinfer_aot.check((module(name, "sm_121f"),), spec(), "12.1f")
-
-
-def test_a_module_that_two_entries_give_is_refused() -> None:
-    """The ninja file of the second would replace that of the first."""
-    with refusal("file-invalid", match="more than once") as caught:
-        flashinfer_aot.check((module("a", "sm_121f"), module("b", "sm_121f"), module("a", "sm_121f")), spec(), "12.1f")
-    assert caught.value.details == ("a",)
+def test_a_module_has_the_architecture_of_its_entry_and_a_folder_of_its_own(
+    arch: str, names: list[str], codes: tuple[str, ...], reference: str
+) -> None:
+    with refusal(reference) if reference else contextlib.nullcontext():
+        flashinfer_aot.check([module(name, *codes) for name in names], spec(arch=arch), "12.1f")
 
 
 @pytest.mark.parametrize(
@@ -189,20 +163,6 @@ def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: di
 
     with refusal("file-invalid"):
         strict_yaml.parse(text, AotSpec, "aot.yaml")
-
-
-def test_the_file_is_for_one_fork_and_may_be_absent(mini: Mini) -> None:
-    project = mini.context().project
-    assert flashinfer_aot.load(project, "flashinfer") is None
-
-    path = project.build_folder / "aot.yaml"
-    path.write_text(strict_yaml.dump(spec()), "utf-8")
-    assert flashinfer_aot.load(project, "flashinfer") == spec()
-    assert flashinfer_aot.load(project, "vllm") is None
-
-    path.write_text("{fork: flashinfer, distribution: mini-jit-cache, modules: []}\n", "utf-8")
-    with refusal("file-invalid"):
-        flashinfer_aot.load(project, "flashinfer")
 
 
 @pytest.mark.parametrize("stack", STACKS)

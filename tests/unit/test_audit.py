@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import struct
 import subprocess
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -142,32 +141,17 @@ def _share(data: bytearray) -> None:
     data[second + 42 : second + 46] = data[first + 42 : first + 46]
 
 
-def _understate(data: bytearray) -> None:
-    """Have the first member state 10 bytes."""
-    for place in (data.index(b"PK\x01\x02") + 24, data.index(b"PK\x03\x04") + 22):
-        struct.pack_into("<I", data, place, 10)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        (_share, "overlap"),
-        (_understate, "damaged"),
-        (bytearray.clear, "damaged"),
-        (lambda data: data.__delitem__(slice(-30, None)), "damaged"),
-        (lambda data: data.__setitem__(40, data[40] ^ 0xFF), "damaged"),
-        (lambda data: data.extend(b"PK\x01\x02" * 200_001), "more than 100000 members"),
-    ],
+    [(_share, "overlap"), (lambda data: data.extend(b"PK\x01\x02" * 200_001), "more than 100000 members")],
 )
-def test_a_damaged_archive_is_refused(
+def test_an_archive_that_is_larger_than_it_seems_is_refused(
     tmp_path: Path, change: Callable[[bytearray], None], message: str
 ) -> None:
-    """Whatever its tables state, nothing is unpacked beyond it, and the error names the file."""
-    wheel = write_wheel(tmp_path, {"probe/a": bytes(range(256)) * 4, "probe/b": b"1" * 500})
-    data = bytearray(wheel.read_bytes())
-    change(data)
+    wheel = write_wheel(tmp_path, {"probe/a": bytes(range(256)), "probe/b": b"1" * 500})
+    change(data := bytearray(wheel.read_bytes()))
     wheel.write_bytes(data)
-    with refusal("wheel-invalid", match=f"probe-1.*{message}"):
+    with refusal("wheel-invalid", match=message):
         audit(wheel, policy(), NOWHERE)
 
 
@@ -363,26 +347,28 @@ double PyInit__C(double x) { CALL; return exp(x); }
 """
 UNSTABLE = "_ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE(0, 0, 0)"
 STABLE = "torch_get_const_data_ptr(0, 0); _ZN5torch6stable5probeEv()"
+STABLE_ABI = {"torch": "stable"}
 PYTHON_3_10 = "PyUnicode_AsUTF8AndSize(0, 0)"
 OLD_TAG, NEW_TAG = (f"manylinux_2_{minor}_{platform.machine()}" for minor in (5, 41))
 
 
 @pytest.mark.parametrize(
-    ("call", "metadata", "tag", "torch", "expected"),
+    ("call", "metadata", "tag", "wants", "expected"),
     [
-        ("", "", NEW_TAG, "stable", []),
-        ("", "", OLD_TAG, "", ["tag-newer"]),
-        ("_PyLong_New(1)", "", HOST, "", ["abi3-violated"]),
-        (PYTHON_3_10, "Requires-Python: >=3.8\n", HOST, "", ["abi3-newer"]),
-        (PYTHON_3_10, "Requires-Python: <3.15,>=3.11\n", HOST, "", []),
-        (STABLE, "Requires-Dist: torch==2.14.0\n", HOST, "stable", []),
-        (STABLE, "Requires-Dist: torch (==2.8.1)\n", HOST, "stable", ["torch-newer"]),
-        (UNSTABLE, "", HOST, "stable", ["torch-unstable"]),
-        (UNSTABLE, "", HOST, "", []),
+        ("", "", NEW_TAG, STABLE_ABI, []),
+        ("", "", OLD_TAG, {}, ["tag-newer"]),
+        ("_PyLong_New(1)", "", HOST, {}, ["abi3-violated"]),
+        (PYTHON_3_10, "Requires-Python: >=3.8\n", HOST, {}, ["abi3-newer"]),
+        (PYTHON_3_10, "Requires-Python: >=3.8\n", HOST, {"python": "3.10"}, []),
+        (PYTHON_3_10, "Requires-Python: <3.15,>=3.11\n", HOST, {}, []),
+        (STABLE, "Requires-Dist: torch==2.14.0\n", HOST, STABLE_ABI, []),
+        (STABLE, "Requires-Dist: torch (==2.8.1)\n", HOST, STABLE_ABI, ["torch-newer"]),
+        (UNSTABLE, "", HOST, STABLE_ABI, ["torch-unstable"]),
+        (UNSTABLE, "", HOST, {}, []),
     ],
 )
 def test_promises_of_compatibility_are_compared_with_the_symbols(
-    tmp_path: Path, call: str, metadata: str, tag: str, torch: str, expected: list[str]
+    tmp_path: Path, call: str, metadata: str, tag: str, wants: dict[str, str], expected: list[str]
 ) -> None:
     """The platform tag, the oldest Python and the required torch, against what the library takes from others."""
     (tmp_path / "a.c").write_text(PROMISING.replace("CALL", call))
@@ -391,7 +377,7 @@ def test_promises_of_compatibility_are_compared_with_the_symbols(
     files = {LIBRARY: (tmp_path / "a.so").read_bytes()}
     wheel = write_wheel(tmp_path, files, tag=tag, more=metadata)
 
-    assert rules(audit(wheel, policy({**HOST_ONLY, "torch": torch}), NOWHERE)) == expected
+    assert rules(audit(wheel, policy({**HOST_ONLY, **wants}), NOWHERE)) == expected
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ class LibraryPolicy(_Record, frozen=True):
         also: Cubins of other targets that may be there.
         ptx: PTX that may be there.
         needed: Shared libraries wanted beyond the common ones, as globs.
+        python: The oldest Python that an abi3 library may need (``3.11``), if the official wheel
+            promises an older one.
         symbols: Dynamic symbols that it must define.
         operators: Operators of torch that it must declare and implement.
         torch: ``stable`` if it must use torch through its stable ABI alone, so that one build
@@ -103,6 +105,7 @@ class LibraryPolicy(_Record, frozen=True):
     opcodes: tuple[Opcode, ...] = ()
     trap_free: tuple[TrapFree, ...] = ()
     needed: tuple[str, ...] = ()
+    python: Annotated[str, msgspec.Meta(pattern=r"^(3\.[0-9]+)?$")] = ""
     symbols: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     torch: Literal["", "stable"] = ""

@@ -503,8 +503,9 @@ class LibraryAudit:
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
-        tags = [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
-        floors = ["3.2", *tags, *_AT_LEAST_PYTHON.findall(str(self._metadata["Requires-Python"]))]
+        floors = ["3.2", self._wants.python if self._wants else ""]
+        floors += [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
+        floors += _AT_LEAST_PYTHON.findall(str(self._metadata["Requires-Python"]))
         added, floor = _limited_api(), max(map(elf.version_key, floors))
         names = [
             name
