@@ -379,6 +379,7 @@ def test_files_of_submodules_take_part_in_the_proof(nest: Nest, released: Callab
     fetched = fetch.fetch(run, "mini")
 
     assert (fetched.pin, fetched.resolved) == (nest.commit, True)
+    assert {path: entry.tree for path, entry in fetched.submodules.items()} == {path: entry.tree for path, entry in nest.locked().items()}
     assert set(files) < set(run.objects.paths(fetched.tree))
 
 

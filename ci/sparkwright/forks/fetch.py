@@ -20,6 +20,10 @@ from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.stack import KINDS, Project, SourceError, SourceKind
 
 
+#: Raise it when `FetchedSource` changes: 2 added the submodules.
+FORM = 2
+
+
 class FetchedSource(msgspec.Struct, frozen=True):
     """
     A fork's source, in the object database.
@@ -30,6 +34,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
         tree: The git tree id of its content.
         resolved: Whether the lock names both beyond doubt; only then may it reach the channel
             ``verified``.
+        submodules: Of a git source, and theirs, by path.
     """
 
     fork: str
@@ -38,6 +43,7 @@ class FetchedSource(msgspec.Struct, frozen=True):
     pin: str
     tree: str
     resolved: bool
+    submodules: dict[str, VendoredLock] = {}
 
 
 def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> FetchedSource:
@@ -67,6 +73,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
         "mirrors": dict(context.mirrors),
         "ignored": sorted(ignored),
         "generated": generated,
+        "form": FORM,
     }
     key = content_key("source", record)
     stored = context.store.get("source", key, FetchedSource)
@@ -83,7 +90,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             if provable and not proven:
                 proven = bool(resolve.prove(context, fork, locked, generated))
             origin = f"{git.url} @ {commit}"
-            fetched = FetchedSource(fork, kind, origin, commit, tree, proven)
+            fetched = FetchedSource(fork, kind, origin, commit, tree, proven, locked.submodules)
         elif file := locked.sdist if kind == "sdist" else locked.wheel:
             whole = file.tree and context.objects.whole(file.tree)
             tree = file.tree if whole else package_index.import_file(context, file)

@@ -117,12 +117,18 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def whole(self) -> bool:
         """Return True if the lock names the git source and all its submodules."""
-        submodules = (entry for entry in self.vendored.values() if entry.kind == "submodule")
-        return (
-            self.git is not None
-            and self.git.resolved
-            and all(entry.resolved for entry in submodules)
-        )
+        submodules = self.submodules.values()
+        return bool(self.git and self.git.resolved and all(entry.resolved for entry in submodules))
+
+    @property
+    def submodules(self) -> dict[str, VendoredLock]:
+        """The submodules of the git source, and theirs, by path."""
+        below = tuple(f"{name}/" for name in self.fetched)
+        return {
+            path: entry
+            for path, entry in self.vendored.items()
+            if entry.kind == "submodule" and not path.startswith(below)
+        }
 
     @property
     def fetched(self) -> dict[str, VendoredLock]:

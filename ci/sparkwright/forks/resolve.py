@@ -237,8 +237,8 @@ def prove(
         return None
     trees = {
         f"{path}/": objects.resolve(f"{entry.commit}^{{tree}}")
-        for path, entry in locked.vendored.items()
-        if entry.kind == "submodule" and objects.has(f"{entry.commit}^{{commit}}")
+        for path, entry in locked.submodules.items()
+        if objects.has(f"{entry.commit}^{{commit}}")
     }
     commit = {
         folder + path: blob

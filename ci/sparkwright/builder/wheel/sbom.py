@@ -108,20 +108,19 @@ def gather(
 
 def vendored(context: RunContext, source: SourceTree) -> dict[str, VendoredLock]:
     """
-    Return the vendored sources that the build of *source* takes, by name in the lock.
+    Return the vendored sources that the build of *source* takes, by name.
 
     A build of targets beyond the core takes those that FetchContent asks for, and the sources below
     them. Submodules are part of a git source; in an archive of the package index they are covered
     by its hash.
     """
-    sources = context.lock.forks[source.fork].vendored
-    fetched = toolchain.settings(context, source.fork).needs_vendored
-
-    def used(name: str) -> bool:
-        root = min((other for other in sources if f"{name}/".startswith(f"{other}/")), key=len)
-        return source.source.kind == "git" if sources[root].kind == "submodule" else fetched
-
-    return {name: entry for name, entry in sources.items() if used(name)}
+    if not toolchain.settings(context, source.fork).needs_vendored:
+        return source.source.submodules
+    locked = context.lock.forks[source.fork]
+    downloaded = {
+        name: entry for name, entry in locked.vendored.items() if name not in locked.submodules
+    }
+    return source.source.submodules | downloaded
 
 
 def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
