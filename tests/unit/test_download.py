@@ -102,18 +102,6 @@ def test_broken_download_goes_on_where_it_broke(store: Store, index: Index, serv
     assert ranges(served)[2:] == ["bytes=3000000-"]
 
 
-def test_endless_breaks_are_unreachable_and_what_arrived_is_kept(store: Store, index: Index) -> None:
-    index.file_faults = ["truncate"] * 40
-    with refusal("source-unreachable", match=f"{NAME} cannot be downloaded") as caught:
-        obtain(store)
-    kept = partial(store).stat().st_size
-    assert f"kept: {kept} bytes" in caught.value.details[-1]
-    index.file_faults = []
-
-    assert kept > 2_500_000
-    assert obtain(store).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""

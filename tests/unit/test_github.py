@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import githubapi
 from tests.support.githubapi import Answer, Handler, World
 
 from sparkwright.core import github
-from sparkwright.core.console import console, one_line
+from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.github import GitHub, PullRequest, Repository, repository_of
 
@@ -237,21 +235,6 @@ def test_a_list_of_too_many_pages_is_refused(world: World, monkeypatch: pytest.M
     answer(world, reply(200, json.dumps([1] * github.PAGE_SIZE)))
     with refusal("github-refused", match="more than 40 of acme's releases"):
         list(Repository(GitHub(world.api), "acme/wheels").pages("/releases", int, "acme's releases"))
-
-
-def test_a_repository_without_an_owner_is_refused() -> None:
-    with refusal("github-refused", match="'wheels' is no repository"):
-        Repository(GitHub(), "wheels")
-
-
-@given(st.text(st.characters() | st.sampled_from("\x1b[]\x07\x9b\x9d\\m;"), max_size=60), st.integers(1, 40))
-def test_one_line_is_one_line(text: str, limit: int) -> None:
-    """Any text becomes one printable line within the limit, and what is one already stays as it is."""
-    line = one_line(text, limit)
-
-    assert line.isprintable()
-    assert len(line) <= limit
-    assert one_line(line, limit) == line
 
 
 @pytest.mark.parametrize(

@@ -250,21 +250,6 @@ def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, 
     assert prepared(context(repository.url, run.store), repository, commits).history("main", newest=True) == later
 
 
-def test_locks_of_a_killed_git_are_cleared_up(run: RunContext, repository: Repository, commits: list[str]) -> None:
-    """Lock files and half packs that a killed git left do not stop the next fetch, and do not stay."""
-    upstream = prepared(run, repository, commits)
-    later = repository.commit({"later.txt": b"later\n"})
-    names = ("shallow.lock", "packed-refs.lock", "refs/fetched/main.lock", f"refs/pinned/{later}.lock", "objects/pack/tmp_pack_x1")
-    left = [upstream.path / name for name in names]
-    for path in left:
-        path.write_bytes(b"half")
-    upstream.history("main", newest=True)
-    upstream.commit(later)
-
-    assert run.objects.has(f"{later}^{{commit}}")
-    assert not [path for path in left if path.exists()]
-
-
 def test_a_killed_fetch_is_finished_by_the_next_run(run: RunContext, repository: Repository, commits: list[str]) -> None:
     """`kill -9` of sparkwright and every git of its with half a pack on the disk: that is not taken for whole, nor in the next run's way."""
     later = repository.commit({"big": random.Random(1).randbytes(30_000_000)})

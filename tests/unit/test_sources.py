@@ -439,13 +439,6 @@ def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
 # Forks that are only needed by another.
 
 
-def test_a_fork_that_is_only_needed_comes_as_any_kind(make: Make, commit: str) -> None:
-    """A run for another fork takes this one as ``auto`` would where it has none of the kind that was asked for."""
-    run = dataclasses.replace(make(commit), source="sdist", forks=("other",))
-
-    assert fetch.fetch(run, "mini").kind == "git"
-
-
 def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Repository, commit: str) -> None:
     """A path under `without` that the source does not have would leave nothing out, in silence."""
     run = make(commit, repository.tree())

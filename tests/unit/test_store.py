@@ -11,12 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import forked
 
-from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
 
@@ -58,17 +55,6 @@ def test_a_builder_killed_leaves_no_folder(store: Store) -> None:
 
 
 # Records.
-
-
-@settings(max_examples=20)
-@given(st.text(), st.integers(-(2**63), 2**63 - 1))
-def test_a_record_is_read_back(tmp_path_factory: pytest.TempPathFactory, name: str, count: int) -> None:
-    """What was put under a key is what is got from it."""
-    store = Store(tmp_path_factory.getbasetemp() / "store")
-    record = Record(name, count)
-    store.put("stage", content_key("stage", record), record)
-
-    assert store.get("stage", content_key("stage", record), Record) == record
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"name": "a"}', b'{"name": "a", "count": "1"}', b"\xff\xfe", b"\0" * 40, b"[" * 100_000])
