@@ -93,19 +93,6 @@ def test_an_interruption_leaves_no_container(
     contained_run.run()
 
 
-def test_an_interruption_ends_an_image_build(contained_run: Run, engine: DockerClient, until: Callable[..., Any]) -> None:
-    """The engine is not left building an image that nobody waits for."""
-    recipe = contained_run.folder / "project" / "build" / "builder.Dockerfile"
-    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN sleep 900\n")
-    with contained_run.running() as child:
-        until(lambda: child.poll() is not None or engine.containers.list())
-        child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=PATIENCE)
-
-    assert child.returncode == 130, said[-2000:]
-    until(lambda: not engine.containers.list(all=True))
-
-
 def test_what_kill_leaves_the_next_run_removes(
     contained_run: Run, engine: DockerClient, builder: tuple[str, str, Interpreter], until: Callable[..., Any]
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,36 +60,3 @@ def test_a_program_that_takes_too_much_memory_is_ended(engine: DockerClient, bas
         container.run(engine, base, command, memory=200 * 10**6, on_err=lambda _line: None)
 
     assert caught.value.details == ("status: 137", "killed for want of memory: True")
-
-
-#: Owns a container as a run does, says so, and waits.
-OWNING = """\
-import sys
-from sparkwright.builder import container, container_build
-from sparkwright.builder.container import connect
-container.run(connect(), sys.argv[1], ["/bin/sh", "-c", "echo here; exec sleep 600"])
-"""
-
-
-def test_what_a_killed_run_left_is_removed_and_nothing_else(engine: DockerClient, base: str) -> None:
-    """The container of a dead process goes; that of a living one, and what is not ours at all, stay."""
-    runs = [subprocess.Popen([sys.executable, "-c", OWNING, base], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    foreign = engine.containers.create(base, ["sleep", "600"], labels={"other": "1"}, network_mode="none")
-    try:
-        for run in runs:
-            assert run.stdout is not None
-            assert run.stdout.readline() == "here\n"
-        container.remove_stale(engine)
-        assert len(engine.containers.list(all=True)) == 3
-        runs[0].kill()
-        runs[0].wait()
-        container.remove_stale(engine)
-        owners = {str(left.name).split(".")[-1].partition("-")[0] for left in engine.containers.list(all=True) if left.id != foreign.id}
-
-        assert owners == {str(runs[1].pid)}
-    finally:
-        for run in runs:
-            run.kill()
-            run.communicate()
-        foreign.remove(force=True)
-        container.remove_stale(engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from docker import DockerClient
@@ -50,15 +49,3 @@ def test_a_base_that_the_engine_lacks(contained_demo: RunContext, engine: Docker
 def test_a_base_of_another_platform_is_refused(contained_demo: RunContext, engine: DockerClient, base: str, other: str) -> None:
     with refusal("image-mismatch"):
         container.prepare_base(contained_demo, engine, base, other)
-
-
-def test_a_recipe_that_fails_shows_its_last_lines(contained_demo: RunContext, engine: DockerClient, base: str) -> None:
-    """The engine's last lines and the place of the whole log are in the failure."""
-    recipe = contained_demo.project.root / "build" / "builder.Dockerfile"
-    recipe.write_text("ARG BASE\nFROM ${BASE} AS system\nRUN echo before; echo why >&2; exit 3\n")
-    with refusal("image-build-failed") as caught:
-        container_build.builder_image(contained_demo, engine, base)
-
-    assert "why" in " ".join(caught.value.details)
-    log = Path(caught.value.details[-1].removeprefix("full log: "))
-    assert "before" in log.read_text()

@@ -24,7 +24,6 @@ from sparkwright.builder import ninja
 from sparkwright.builder.ninja import BuildFolder
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.schedule import Cost, Costs
-from sparkwright.core import config
 from sparkwright.core.store import Store
 
 if TYPE_CHECKING:
@@ -228,20 +227,6 @@ def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
     wait_for(lambda: not work.processes())
 
 
-@HAS_CCACHE
-def test_a_unit_from_the_compiler_cache_is_marked(work: Work) -> None:
-    """The second build folder compiles nothing."""
-    program, folder = shutil.which("ccache") or "", str(work.folder / "ccache")
-    cache = {ninja.PROGRAM: program, "CCACHE_DIR": folder, "CCACHE_DEPEND": "true"}
-    work.add("a.cpp", "int a() { return 1; }\n")
-    assert work.compile(env=cache) == ["a.cpp"]
-    shutil.rmtree(work.build)
-    work.build.mkdir()
-    work.write_build()
-
-    assert work.compile(env=cache) == ["a.cpp*"]
-
-
 OWN = {"CCACHE_DIR": "/mine", "CCACHE_DISABLE": "1", "PATH": "/bin"}
 
 
@@ -265,15 +250,3 @@ def test_only_the_remote_storage_of_the_user_reaches_a_build(
     assert "hidden" not in str(variables)
     assert variables["CCACHE_DIR"] == str(mini.context().store.root / "ccache")
     assert "CCACHE_DISABLE" not in variables
-
-
-def test_the_users_file_configures_the_cache(
-    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("compiler_cache: {tool: none, size: 20G}\n")
-    monkeypatch.setenv("SPARKWRIGHT_CONFIG", str(file))
-    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
-    file.write_text("compiler_cache: {tool: distcc}\n")
-    with refusal("file-invalid"):
-        config.config()

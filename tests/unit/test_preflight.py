@@ -58,10 +58,6 @@ def findings(context: RunContext, changed: Mapping[str, str | bytes | None], bas
     return ()
 
 
-def test_a_sound_change_is_let_through(mini: Mini) -> None:
-    assert findings(mini.context(), {"mini_vllm/a.py": None, "mini_vllm/b.py": "def f(x):\n    return '\\d'\n"}) == ()
-
-
 def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
     broken: dict[str, str | bytes | None] = {
         "mini_vllm/a.py": "def f(:\n",

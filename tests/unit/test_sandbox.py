@@ -60,19 +60,6 @@ def test_a_program_sees_its_folder_under_a_fixed_name(lab: Lab) -> None:
 
 
 @namespaces
-def test_the_same_file_in_two_folders_compiles_to_the_same_bytes(tmp_path: Path) -> None:
-    objects = []
-    for name in ("a", "another/b"):
-        lab = Lab(tmp_path / name)
-        (lab.work / "a.c").write_text("const char *where(void) { return __FILE__; }\n")
-        lab.run("cc", "-g", "-c", f"{INSIDE}/mini/a.c", "-o", f"{INSIDE}/mini/a.o")
-        objects.append((lab.work / "a.o").read_bytes())
-
-    assert objects[0] == objects[1]
-    assert b"/usr/local/src/mini/a.c" in objects[0]
-
-
-@namespaces
 def test_a_program_reaches_no_server_of_this_machine(lab: Lab, listener: int) -> None:
     connect = f"import socket; socket.create_connection(('127.0.0.1', {listener}), 2)"
     subprocess.run([sys.executable, "-c", connect], check=True)

@@ -40,15 +40,6 @@ def test_one_lock_selects_the_same_projects_for_both_machines(stack: str) -> Non
         assert any(machine in filename for _, filename, _ in wheels)
 
 
-def test_a_run_for_this_machine_is_no_other_run(tmp_path: Path) -> None:
-    """Naming this machine as the target changes nothing; another machine gets records and folders of its own."""
-    plain, named, other = (session_for(machine, tmp_path) for machine in ("", HERE, OTHER))
-
-    assert [run.cross for run in (plain, named, other)] == [False, False, True]
-    assert [run.machine for run in (plain, named, other)] == [HERE, HERE, OTHER]
-    assert [run.named("build") for run in (plain, named, other)] == ["build", "build", f"build-{OTHER}"]
-
-
 def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is downloaded, the error says which program is missing and how Debian installs it."""
     monkeypatch.setenv("PATH", str(tmp_path))

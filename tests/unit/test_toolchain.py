@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import toolchain
-from sparkwright.forks.stack import Project
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
 
 HEADER = """
 #define CUDAAPI
@@ -56,24 +56,16 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path
 
 def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """``CXX`` names it; another compiler is another machine for the keys of builds."""
-    monkeypatch.delenv("CXX", raising=False)
-    before = toolchain.compiler_version(*toolchain.host_compiler())
     other = tmp_path / "g++-99"
     other.write_text("#!/bin/sh\necho g++ 99.1.0\n")
     other.chmod(0o755)
     monkeypatch.setenv("CXX", str(other))
 
-    assert before
     assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
 
 
-def test_an_environment_for_other_forks_than_the_stack_is_refused(tmp_path: Path) -> None:
-    """A fork that environment.yaml lacks, or names beyond those of stack.yaml, is named."""
-    for folder, name in (("forks", "stack.yaml"), ("build", "environment.yaml")):
-        (tmp_path / folder / "2026.11").mkdir(parents=True)
-        shutil.copy(ROOT / folder / "2026.11" / name, tmp_path / folder / "2026.11" / name)
-    path = tmp_path / "build" / "2026.11" / "environment.yaml"
-    path.write_text(path.read_text().replace("  flashinfer:\n", "  flashlight:\n"))
+def test_an_environment_for_other_forks_than_the_stack_is_refused(mini: Mini) -> None:
+    mini.edit("build/demo/environment.yaml", "  flashinfer:\n", "  flashlight:\n")
     with refusal("file-invalid", match="name different forks") as caught:
-        toolchain.spec(Project(tmp_path, "2026.11"))
+        toolchain.spec(mini.context().project)
     assert caught.value.details == ("flashinfer", "flashlight")

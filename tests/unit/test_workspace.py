@@ -1,8 +1,9 @@
-"""Version labels: equal for equal inputs, different when a patch or a rule has another effect; and reproducible compiler flags."""
+"""The tree of a fork as git confirms it, its version label, and reproducible compiler flags."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,19 @@ def patch_of(mini: Mini) -> Path:
     return mini.root / "forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch"
 
 
+def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, tmp_path: Path) -> None:
+    """A clone of the upstream with the series applied by hand has the same tree id."""
+    made = source_tree(mini.context(), "vllm")
+    clone = tmp_path / "clone"
+    plain = ["git", "-c", "core.autocrlf=false", "-c", "diff.noprefix=false", "-c", "apply.whitespace=nowarn"]
+    subprocess.run([*plain, "clone", "--quiet", "--branch", "v0.33.0", str(mini.upstreams / "vllm.git"), str(clone)], check=True)
+    for step in made.steps:
+        subprocess.run([*plain, "apply", "--index", str(mini.root / "forks/demo/vllm" / step.name)], cwd=clone, check=True)
+    tree = subprocess.run([*plain, "write-tree"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert made.patched == tree
+
+
 def test_equal_inputs_have_equal_labels_in_every_checkout(mini: Mini, locked_mini: Mini) -> None:
     assert re.fullmatch(r"spark\.demo\.p[0-9a-f]{8}\.cu130", label(mini))
     assert label(mini) == label(locked_mini)
@@ -50,8 +64,7 @@ def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini) -
 def test_rules_and_needed_forks_are_part_of_the_patch_set(mini: Mini) -> None:
     context = mini.context()
     vllm, needed = (source_tree(context, fork) for fork in ("vllm", "cutlass"))
-    readme = next(iter(context.objects.paths(needed.tree)))
-    other = msgspec.structs.replace(needed, tree=context.objects.with_files(needed.tree, {readme: b"another\n"}))
+    other = msgspec.structs.replace(needed, tree=vllm.tree)
     before = workspace.patch_set(context.objects, (vllm, needed))
     assert before == workspace.patch_set(context.objects, (vllm,)) != workspace.patch_set(context.objects, (vllm, other))
 
