@@ -134,8 +134,11 @@ def run(
     if status:
         refuse_full_disk(text.splitlines(), f"git in {cwd}")
     if check and status:
-        what = f"git {arguments[0]} ended with status {status}."
-        raise GitError("git-failed", what, details=text.strip().splitlines()[-20:])
+        raise GitError(
+            "git-failed",
+            f"git {arguments[0]} ended with status {status}.",
+            details=text.strip().splitlines()[-20:],
+        )
     return status, output, text
 
 
@@ -270,8 +273,9 @@ class Objects:
             head = out.index(b"\n", start)
             words = out[start:head].decode().split()
             if words[:2] != [blob, "blob"]:
-                what = f"git does not have {path}."
-                raise GitError("git-failed", what, details=[" ".join(words)])
+                raise GitError(
+                    "git-failed", f"git does not have {path}.", details=[" ".join(words)]
+                )
             start = head + 1 + int(words[2]) + 1
             yield path, out[head + 1 : start - 1]
 

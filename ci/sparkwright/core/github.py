@@ -234,9 +234,10 @@ class GitHub:
                 data=None if record is None else msgspec.json.encode(record),
             )
         except HttpFailure as failure:
-            details = [self.shown(str(failure), 300)]
             raise GitHubError(
-                "github-unreachable", f"GitHub does not answer for {what}.", details=details
+                "github-unreachable",
+                f"GitHub does not answer for {what}.",
+                details=[self.shown(str(failure), 300)],
             ) from None
         if reply.status >= 500:
             raise self.refusal(reply, what)
@@ -256,9 +257,11 @@ class GitHub:
             return msgspec.json.decode(reply.body, type=kind)
         except (ValueError, RecursionError) as error:
             begins = self.shown(reply.body[:400].decode("utf-8", "replace"), 80)
-            details = [self.shown(str(error), 200), f"it begins: {begins}"]
-            what = f"What came for {what} is not GitHub's answer."
-            raise GitHubError("github-unreachable", what, details=details) from None
+            raise GitHubError(
+                "github-unreachable",
+                f"What came for {what} is not GitHub's answer.",
+                details=[self.shown(str(error), 200), f"it begins: {begins}"],
+            ) from None
 
     def refusal(self, reply: Reply, what: str) -> GitHubError:
         """Return the error for a *reply* other than success."""
@@ -300,8 +303,11 @@ class Repository:
 
     def __init__(self, github: GitHub, repository: str) -> None:
         if not re.fullmatch(_REPOSITORY, repository):
-            what = f"{repository!r:.200} is no repository of GitHub."
-            raise GitHubError("github-refused", what, todo="Write it as OWNER/REPOSITORY.")
+            raise GitHubError(
+                "github-refused",
+                f"{repository!r:.200} is no repository of GitHub.",
+                todo="Write it as OWNER/REPOSITORY.",
+            )
         self.github, self.repository = github, repository
 
     def path(self, path: str) -> str:
@@ -333,5 +339,8 @@ class Repository:
             yield from records
             if len(records) < PAGE_SIZE:
                 return
-        what = f"There are more than {PAGE_SIZE * PAGES} of {what}."
-        raise GitHubError("github-refused", what, todo="Remove what is not needed any more.")
+        raise GitHubError(
+            "github-refused",
+            f"There are more than {PAGE_SIZE * PAGES} of {what}.",
+            todo="Remove what is not needed any more.",
+        )

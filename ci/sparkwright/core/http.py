@@ -102,11 +102,11 @@ class _Deadline:
         # Errors of requests are OSErrors, but those of an address are ValueErrors, too.
         except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
             if self.expired:
-                text = f"no whole reply within {self._seconds:.3g} s"
-                raise HttpFailure("slow", text) from None
+                raise HttpFailure("slow", f"no whole reply within {self._seconds:.3g} s") from None
             kind = "redirect" if isinstance(error, TooManyRedirects) else kind
-            text = one_line(redact_credentials(str(error)), 300, self._token)
-            raise HttpFailure(kind, text) from None
+            raise HttpFailure(
+                kind, one_line(redact_credentials(str(error)), 300, self._token)
+            ) from None
 
 
 class Reply:

@@ -49,8 +49,9 @@ def wrap_with_limits(
         raise CommandError("tool-missing", f"{words[0]} is not installed.")
     if memory or written:
         if not (prlimit := _util("prlimit")):
-            what = "prlimit is not installed; it is part of util-linux."
-            raise CommandError("tool-missing", what)
+            raise CommandError(
+                "tool-missing", "prlimit is not installed; it is part of util-linux."
+            )
         limits = {"--as": memory, "--fsize": written}
         options = [f"{name}={limit}" for name, limit in limits.items() if limit]
         words = [prlimit, *options, "--core=0", *words]
@@ -177,8 +178,11 @@ def run(
             lines.readline()  # the command
             refuse_full_disk(lines, program)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        details = [*tail, f"status: {status}", f"full log: {log}"]
-        raise failure(what or f"{program} {how}.", details=details, data={"status": status})
+        raise failure(
+            what or f"{program} {how}.",
+            details=[*tail, f"status: {status}", f"full log: {log}"],
+            data={"status": status},
+        )
 
 
 def output(
@@ -215,8 +219,9 @@ def output(
     if done.returncode:
         lines = done.stderr.splitlines()
         refuse_full_disk(lines, program)
-        what = f"{program} ended with status {done.returncode}."
-        raise CommandError("command-failed", what, details=lines[-20:])
+        raise CommandError(
+            "command-failed", f"{program} ended with status {done.returncode}.", details=lines[-20:]
+        )
     return done.stdout
 
 

@@ -81,8 +81,9 @@ class Store:
             with translate_disk_full(folder):
                 yield
         except OSError as error:
-            what = f"{folder} cannot be used."
-            raise StoreError("cache-unusable", what, details=[str(error)]) from error
+            raise StoreError(
+                "cache-unusable", f"{folder} cannot be used.", details=[str(error)]
+            ) from error
 
     def folder(self, *parts: str) -> Path:
         """Return the folder of that name, made when missing."""

@@ -37,8 +37,9 @@ class _StrictLoader(yaml.composer.Composer, _Base):  # type: ignore[misc]  # C w
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            problem = f"alias *{event.anchor} is not allowed"
-            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"alias *{event.anchor} is not allowed", event.start_mark
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

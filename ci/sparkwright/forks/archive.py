@@ -68,8 +68,11 @@ def safe_path(name: str, origin: str) -> str:
             source path has.
     """
     if _odd(name) or {"", ".", "..", ".git"} & set(name.lower().split("/")):
-        what = f"{origin} has a member that would leave its folder."
-        raise FileError("archive-unsafe", what, details=[f"member: {name!r}"])
+        raise FileError(
+            "archive-unsafe",
+            f"{origin} has a member that would leave its folder.",
+            details=[f"member: {name!r}"],
+        )
     return name
 
 
@@ -175,8 +178,9 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
             if len(files) + len(folders) > MOST_FILES or total > MOST_BYTES:
                 fault = f"is larger than any source: over {MOST_FILES} files or {MOST_BYTES} bytes"
             if fault:
-                what = f"{origin} {fault}."
-                raise FileError("archive-unsafe", what, details=[f"member: {name!r}"])
+                raise FileError(
+                    "archive-unsafe", f"{origin} {fault}.", details=[f"member: {name!r}"]
+                )
             if info.issym():
                 yield path, LINK, info.linkname.encode()
             elif content := tar.extractfile(info):
@@ -209,8 +213,11 @@ def zip_members(
         path, fault = safe_path(info.filename.removesuffix("/"), origin), ""
         details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
         if stat.S_ISLNK(info.external_attr >> 16):
-            what = f"{origin} has a symbolic link, which no wheel may have."
-            raise FileError("archive-unsafe", what, details=details)
+            raise FileError(
+                "archive-unsafe",
+                f"{origin} has a symbolic link, which no wheel may have.",
+                details=details,
+            )
         total += info.file_size
         packed = LOCAL_HEADER.size + info.compress_size
         if info.filename in files:

@@ -19,7 +19,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, GitLock, VendoredLock
 from sparkwright.forks.stack import KINDS, Project, SourceError, SourceKind
 
-
 #: Raise it when `FetchedSource` changes: 2 added the submodules.
 FORM = 2
 
@@ -63,8 +62,11 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
     locked = locked or context.lock.forks[fork]
     kinds = [kind for kind in KINDS if getattr(locked, kind)]
     if context.source not in ("auto", *kinds) and fork in context.forks:
-        what = f"{fork} has no source of kind {context.source}."
-        raise SourceError("not-provided", what, details=[f"locked: {', '.join(kinds)}"])
+        raise SourceError(
+            "not-provided",
+            f"{fork} has no source of kind {context.source}.",
+            details=[f"locked: {', '.join(kinds)}"],
+        )
     spec = context.project.fork(fork)
     ignored, generated = spec.ignored, spec.sources.sdist.generated if spec.sources.sdist else ()
     record = {

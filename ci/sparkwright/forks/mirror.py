@@ -92,8 +92,11 @@ class Mirror:
             # A login page counts as a repository without refs, which has not even a HEAD.
             out = self._objects.run(words, timeout=PATIENCE)[1].decode()
             if not out:
-                details = ["no branch and no tag is offered: is this a git repository?"]
-                raise GitError("git-failed", "git found no ref at all.", details=details)
+                raise GitError(
+                    "git-failed",
+                    "git found no ref at all.",
+                    details=["no branch and no tag is offered: is this a git repository?"],
+                )
         except GitError as error:
             raise self._unreachable("does not answer", error) from error
         commits = dict(line.split("\t")[::-1] for line in out.splitlines())

@@ -95,9 +95,11 @@ def files(project: str) -> tuple[IndexFile, ...]:
         KeyError,
         RecursionError,
     ) as error:
-        what = f"The index at {index} does not answer for {project!r}."
-        details = [one_line(http.redact_credentials(str(error)), 300)]
-        raise SourceError("source-unreachable", what, details=details) from None
+        raise SourceError(
+            "source-unreachable",
+            f"The index at {index} does not answer for {project!r}.",
+            details=[one_line(http.redact_credentials(str(error)), 300)],
+        ) from None
     return tuple(
         IndexFile(
             file.filename,
@@ -166,9 +168,11 @@ def obtain(
                 )
         except HttpFailure as failure:
             present = partial.stat().st_size if partial.exists() else 0
-            what = f"{http.redact_credentials(offer.url)} cannot be downloaded."
-            details = [str(failure), f"kept: {present} bytes in {partial}"]
-            raise SourceError("source-unreachable", what, details=details) from failure
+            raise SourceError(
+                "source-unreachable",
+                f"{http.redact_credentials(offer.url)} cannot be downloaded.",
+                details=[str(failure), f"kept: {present} bytes in {partial}"],
+            ) from failure
         actual = sha256_file(partial)
         if actual != sha256:
             partial.unlink()

@@ -177,8 +177,11 @@ def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, s
         if key.startswith("submodule.") and key.endswith(".path"):
             url = fields.get(f"{key.removesuffix('path')}url", "")
             if urls.setdefault(value.rstrip("/"), url) != url:
-                what = f"{MODULES} has two addresses for one path."
-                raise SourceError("declaration-unsafe", what, details=[value])
+                raise SourceError(
+                    "declaration-unsafe",
+                    f"{MODULES} has two addresses for one path.",
+                    details=[value],
+                )
     return {
         require_safe(path, MODULES): (absolute(urls.get(path, ""), base), commit)
         for path, commit in sorted(objects.submodules(tree).items())
@@ -197,8 +200,11 @@ def absolute(address: str, base: str) -> str:
     if not require_safe(address, MODULES).startswith(("./", "../")):
         return address
     if parts.scheme and address.split("/").count("..") > parts.path.strip("/").count("/") + 1:
-        what = f"{MODULES} has an address that leaves its host."
-        raise SourceError("declaration-unsafe", what, details=[f"{address!r}"])
+        raise SourceError(
+            "declaration-unsafe",
+            f"{MODULES} has an address that leaves its host.",
+            details=[f"{address!r}"],
+        )
     path = posixpath.normpath(posixpath.join(parts.path, address))
     return parts._replace(path=path).geturl() if parts.scheme else ""
 
@@ -212,8 +218,11 @@ def require_safe(text: str, origin: str) -> str:
             control sequence.
     """
     if _HELPER.match(text) or len(text) > _LONGEST or not text.isprintable():
-        what = f"{origin} names a source by an address that may run a command."
-        raise SourceError("declaration-unsafe", what, details=[f"{text[:_LONGEST]!r}"])
+        raise SourceError(
+            "declaration-unsafe",
+            f"{origin} names a source by an address that may run a command.",
+            details=[f"{text[:_LONGEST]!r}"],
+        )
     return text
 
 
@@ -298,8 +307,10 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
         if spec.ref != commit:
             commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
         if not commit or not commit.startswith(spec.commit):
-            what = f"{spec.ref} of {redact_credentials(mirror.address)} is {commit or 'not there'}"
-            raise SourceError("source-unreachable", what)
+            raise SourceError(
+                "source-unreachable",
+                f"{spec.ref} of {redact_credentials(mirror.address)} is {commit or 'not there'}",
+            )
         mirror.commit(commit)
     except SourceError as error:
         if error.reference != "source-unreachable":
@@ -319,8 +330,10 @@ def _file(context: RunContext, spec: SdistSpec | WheelSpec) -> FileLock:
     listed = package_index.files(spec.name)
     offers = [file for file in listed if file.name.replace("-", "_").lower() == wanted]
     if not offers or not offers[0].sha256:
-        what = f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256."
-        raise SourceError("source-unreachable", what)
+        raise SourceError(
+            "source-unreachable",
+            f"The index offers no {spec.name} {spec.version} as *{suffix} with a sha256.",
+        )
     name, sha256 = offers[0].name, offers[0].sha256
     size = package_index.obtain(context.store, spec.name, name, sha256).stat().st_size
     folder = spec.folder if isinstance(spec, WheelSpec) else ""
