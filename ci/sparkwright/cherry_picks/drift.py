@@ -217,7 +217,7 @@ def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     book, stack = ledger.load(context.project.root, fork), context.project.stack
     drift, carried = last(context, fork), list[Patch]()
     for record in book.carried(stack):
-        data = without(series.stored_diff(context, record), record.stacks[stack])
+        data = without(series.stored_diff(context, book, record), record.stacks[stack])
         picked = series.as_patch(record, data)
         carried.append(msgspec.structs.replace(picked, date=record.date))
     carried += series.load(context.project.series_folder(fork))

@@ -61,8 +61,6 @@ _FIELD = re.compile(
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 #: The last word, a mode, is missing where the mode changes.
 _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
-#: The abbreviated id of an empty file, and of no file.
-_EMPTY = re.compile(rb"e69de29|0+$")
 #: A path as git quotes it.
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
 #: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
@@ -247,8 +245,9 @@ def parse(name: str, data: bytes) -> Patch:
     raw, separator, rest = body.partition(b"\n---\n")
     text = raw.decode("utf-8", "replace")
     if not separator or b"\ndiff --git " not in b"\n" + rest or text.encode() != raw:
-        what = f"{name} is not a patch in UTF-8 as git format-patch writes it."
-        raise PatchError("patch-invalid", what)
+        raise PatchError(
+            "patch-invalid", f"{name} is not a patch in UTF-8 as git format-patch writes it."
+        )
     marks = tuple(f"{trailer}: " for trailer in TRAILERS)
     trailers = dict(line.split(": ", 1) for line in text.splitlines() if line.startswith(marks))
     if missing := [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]:
@@ -304,8 +303,11 @@ def render(objects: Objects, before: str, after: str, *, context: int = 3) -> by
 
 def blobs(objects: Objects, before: str, after: str) -> set[str]:
     """Return the ids of the file contents that a diff between two trees or commits reads."""
-    changed = objects.paths(before).items() ^ objects.paths(after).items()
-    return {blob for _, (mode, blob) in changed if mode != SUBMODULE}
+    words = ["diff-tree", "-r", "--raw", "--no-abbrev", "--no-renames", before, after, "--"]
+    text = objects.run(words)[1].decode("utf-8", "replace")
+    rows = [line.lstrip(":").split() for line in text.splitlines()]
+    sides = {side for row in rows for side in zip(row[:2], row[2:4], strict=True)}
+    return {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
 
 
 def patch_id(objects: Objects, diff: bytes) -> str:
@@ -374,16 +376,10 @@ def _section(data: bytes) -> Section:
     for name in (old or new, path):
         parts = {"", "..", ".git", "."} & set(name.lower().split("/"))
         if parts or re.search("[\0-\x08\n-\x1f\x7f\ud800-\udfff]", name):
-            what = f"A patch names a path outside the tree, or none in plain UTF-8: {name!r}"
-            raise PatchError("patch-invalid", what)
-    # Without a body it changes a mode, a name, or an empty file.
-    whole = (
-        all(_EMPTY.match(index[side]) for side in (1, 2))
-        if index
-        else any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
-    )
-    if body is None and (b"--- " in fields or not whole):
-        raise PatchError("patch-invalid", f"The header of {path} is cut off.")
+            raise PatchError(
+                "patch-invalid",
+                f"A patch names a path outside the tree, or none in plain UTF-8: {name!r}",
+            )
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
     binary = body is not None and not body[0].startswith(b"@@ ")
     hunks = [] if body is None or binary else re.split(rb"(?m)^(?=@@ )", data[body.start() :])[1:]
@@ -399,8 +395,10 @@ def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
         if verb + b" from " in fields:
             old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))
     if not old or not new:
-        text = first.decode("utf-8", "replace")
-        raise PatchError("patch-invalid", f"A patch has a header without a path: {text}")
+        raise PatchError(
+            "patch-invalid",
+            f"A patch has a header without a path: {first.decode('utf-8', 'replace')}",
+        )
     return (
         "" if b"new file mode " in fields else old,
         "" if b"deleted file mode " in fields else new,
@@ -430,12 +428,18 @@ def _hunk(data: bytes, path: str) -> Hunk:
             side.append(text[:-1] if line[3] else text)
     whole = all(text.endswith(b"\n") for text in before[:-1] + after[:-1])
     if (len(before), len(after)) != (count, new_count) or not whole:
-        details = [f"at its line {start}: {count} and {new_count} lines announced"]
-        raise PatchError("patch-invalid", f"A hunk of {path} is cut off.", details=details)
+        raise PatchError(
+            "patch-invalid",
+            f"A hunk of {path} is cut off.",
+            details=[f"at its line {start}: {count} and {new_count} lines announced"],
+        )
     # git ignores them. A mail's patch is followed by its signature.
     rest = data[at:].partition(b"\n")[0]
     if rest.startswith((b"@", b"+", b"-", b" ")) and rest.rstrip() != b"--":
-        what = f"A hunk of {path} has more lines than it announces."
-        raise PatchError("patch-invalid", what, details=[rest.decode("utf-8", "replace")])
+        raise PatchError(
+            "patch-invalid",
+            f"A hunk of {path} has more lines than it announces.",
+            details=[rest.decode("utf-8", "replace")],
+        )
     label = header.decode("utf-8", "replace").strip()[:60]
     return Hunk(label, start, new_start, tuple(before), tuple(after), mark != b" ")

@@ -12,6 +12,8 @@ never outlives the state that it was made from.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -28,6 +30,7 @@ from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.stack import SourceError
 
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -127,32 +130,15 @@ def diff_between(context: RunContext, ledger: Ledger, base: str, tip: str) -> by
     return patch.render(context.objects, base, tip)
 
 
-def _path(context: RunContext, record: Record) -> Path:
-    pins = [record.base, record.tip, record.sha256, record.patch_id, record.files]
-    return context.store.root / "diffs" / content_key("diff", pins)
-
-
-def stored_diff(context: RunContext, record: Record) -> bytes:
-    """
-    Return the diff of *record* if it is in the store, where only diffs are that were verified with
-    the same pins; else nothing.
-    """
-    path = _path(context, record)
-    data = path.read_bytes() if path.exists() else b""
-    return data if sha256_bytes(data) == record.sha256 else b""
-
-
 def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
     """
-    Return the diff that *record* pins, from the store, or rendered from the pinned commits.
+    Return the diff that *record* pins, rendered from the pinned commits.
 
     Raises:
         pick-mismatch: The diff does not match its pins.
         offline, source-unreachable: The commits are not in the store, and the repository may not be
             asked or does not have them.
     """
-    if data := stored_diff(context, record):
-        return data
     data = diff_between(context, ledger, record.base, record.tip)
     files = sorted(part.path for part in patch.sections(data))
     pins = {
@@ -164,12 +150,16 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
         raise PatchError(
             "pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
-            details=[
-                f"{name}: {pins[name][0]} in the ledger, {pins[name][1]} now" for name in wrong
-            ],
+            details=["{}: {} in the ledger, {} now".format(name, *pins[name]) for name in wrong],
         )
-    context.store.write(_path(context, record), data)
     return data
+
+
+def stored_diff(context: RunContext, ledger: Ledger, record: Record) -> bytes:
+    """Return the diff of *record* as `diff_of` does, or nothing if the store lacks a part of it."""
+    with contextlib.suppress(SourceError):
+        return diff_of(dataclasses.replace(context, offline=True), ledger, record)
+    return b""
 
 
 def patch_of(context: RunContext, ledger: Ledger, record: Record, stack: str) -> Patch:
@@ -269,7 +259,7 @@ def backports(context: RunContext, fork: str) -> list[Backport]:
     return [
         _compare(record, stack, diff, patch_of(context, book, record, stack), ours)
         for record in book.carried(stack)
-        if record.stacks[stack] and (diff := stored_diff(context, record))
+        if record.stacks[stack] and (diff := stored_diff(context, book, record))
     ]
 
 
