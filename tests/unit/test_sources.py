@@ -300,6 +300,21 @@ def test_auto_takes_a_commit_whose_tag_the_host_lacks(make: Make, repository: Re
     assert kinds == ["git", "sdist"]
 
 
+def test_auto_takes_no_commit_whose_files_are_neither_here_nor_reachable(make: Make, repository: Repository, commit: str) -> None:
+    """A commit comes with `lock`, its files with `fetch`; those that are left out need not come."""
+    run = dataclasses.replace(make(commit, repository.tree(), sdist=SDIST), source="auto")
+    run.mirror(URL).commit(commit)
+    gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
+    locked = run.lock.forks["mini"]
+    assert fetch.choose(gone, "mini", locked) == "sdist"
+
+    assert locked.git
+    without = msgspec.structs.replace(locked, git=msgspec.structs.replace(locked.git, without=("a.txt",)))
+    assert fetch.choose(gone, "mini", without) == "git"
+    fetch.fetch(run, "mini")
+    assert fetch.choose(gone, "mini", locked) == "git"
+
+
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
 def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     """Without an upstream host, every fork has an archive of the package index to be taken in place of git."""

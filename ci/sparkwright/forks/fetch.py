@@ -145,9 +145,13 @@ def choose(
 
 
 def _reachable(context: RunContext, locked: GitLock) -> bool:
+    objects, commit = context.objects, f"{locked.commit}^{{commit}}"
     try:
-        if context.objects.has(f"{locked.commit}^{{commit}}"):
-            return True
+        if objects.has(commit):
+            # `lock` brings commits without their files.
+            tree = objects.resolve(f"{locked.commit}^{{tree}}")
+            if objects.whole(objects.without_paths(tree, locked.without)):
+                return True
         mirror = context.mirror(locked.url)
         named = mirror.ref(locked.ref)
         # A host may have the commit without the tag.
