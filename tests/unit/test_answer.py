@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import refserved
+from tests.support.load.client import Own
 
-from sparkwright.cli import bench, main, options
+from sparkwright.cli import gate, main, options
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.reference.behaviour import Behaviour
 from sparkwright.gates.load.reference.running import started
 from sparkwright.gates.recipes import recipe as recipes
@@ -78,7 +78,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = bench.keep(context(place), result)
+    path = gate.keep_result(context(place), result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 

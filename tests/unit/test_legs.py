@@ -11,9 +11,9 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.load.client import Own
 
 from sparkwright.core import strict_yaml
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Order, Request, Run
 from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
 from sparkwright.gates.load.reference.running import started

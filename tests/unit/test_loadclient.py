@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.badserver import Listener, endless, head
+from tests.support.load import client, prompts, recorded
+from tests.support.load.client import Own
 
-from sparkwright.gates.load import client, prompts, recorded
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import LoadInvalid, Order
 from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
 from sparkwright.gates.load.reference.running import started

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.support.load.client import Own
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.load import metrology
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.metrology import MetrologyPolicy, Profile
 from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Request, Run
 from sparkwright.gates.load.reference.behaviour import Lateness

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.load.client import Own
 
-from sparkwright.gates.load.client import Own
 from sparkwright.gates.load.order import Order
 from sparkwright.gates.load.reference import asked, question
 from sparkwright.gates.load.reference.behaviour import Behaviour, Fault

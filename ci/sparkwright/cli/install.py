@@ -103,12 +103,23 @@ def chosen(into: Path | None) -> Path:
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release, unpublished wheels, the stock wheel, or the on-site part alone."""
+    special = arguments.onsite or arguments.stock or arguments.built
+    options.refuse(
+        (arguments.restore and not arguments.onsite, "--restore belongs to --onsite."),
+        (arguments.stock and arguments.built, "Either --built or --stock makes an environment."),
+        (special and arguments.into is None, "--built, --stock and --onsite need --into."),
+    )
     if arguments.onsite:
         return _onsite(arguments)
-    if arguments.stock or arguments.built:
-        return _unpublished(arguments)
-    if arguments.restore:
-        raise UsageError("usage", "--restore belongs to --onsite.")
+    if arguments.built or arguments.stock:
+        from sparkwright.operate import trial
+
+        context = options.checkout(arguments)
+        if arguments.built:
+            return _show(trial.built(context, arguments.built, arguments.into))
+        prefix = str(trial.stock(context, arguments.into.absolute()))
+        console.result(prefix)
+        return {"stock": prefix}
     wish = installation.Wish(
         arguments.index,
         tuple(arguments.key),
@@ -148,26 +159,10 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _unpublished(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Make an environment around unpublished wheels, or with the stock wheel."""
-    from sparkwright.operate import trial
-
-    if arguments.into is None or (arguments.stock and arguments.built):
-        raise UsageError("usage", "Either --built or --stock makes an environment at --into.")
-    context = options.checkout(arguments)
-    if arguments.built:
-        return _show(trial.built(context, arguments.built, arguments.into))
-    prefix = str(trial.stock(context, arguments.into.absolute()))
-    console.result(prefix)
-    return {"stock": prefix}
-
-
 def _onsite(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do what the stack's ``onsite.yaml`` asks for, or with ``--restore`` undo it."""
     from sparkwright.release import onsite, spec
 
-    if arguments.into is None:
-        raise UsageError("usage", "--onsite needs --into.")
     context = options.checkout(arguments)
     wanted = spec.load(context.project)
     if wanted is None:
@@ -178,11 +173,18 @@ def _onsite(arguments: argparse.Namespace) -> dict[str, Any]:
         context.store, wanted, arguments.into, offline=context.offline, restore=arguments.restore
     )
     rows = [["wheel", name, sha256[:12], ""] for name, sha256 in done.wheels.items()]
-    for item in done.shared:
-        state = f"{item.files} files, {item.differ} differ"
-        rows.append(["shared", f"{item.upper} over {item.lower}", "", state])
-    for edit in done.edits:
-        rows.append(["edit", f"{edit.name}: {edit.file}", edit.sha256[:12], edit.state])
+    rows += [
+        [
+            "shared",
+            f"{item.upper} over {item.lower}",
+            "",
+            f"{item.files} files, {item.differ} differ",
+        ]
+        for item in done.shared
+    ]
+    rows += [
+        ["edit", f"{edit.name}: {edit.file}", edit.sha256[:12], edit.state] for edit in done.edits
+    ]
     title = f"{done.written} of {done.files} files written"
     console.table(title, ["", "what", "sha256", ""], rows, result=True)
     return {"installed": done}

@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.gates.errors import ModelError
-from sparkwright.gates.model import checkpoint, loaded, modules, roofline
+from sparkwright.gates.model import checkpoint, modules, roofline
 
 #: Rows shown; the others are those with the fewest bytes read per token.
 SHOWN = 24
@@ -54,26 +54,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default="auto",
         help="type of the KV cache (default: that of the model)",
     )
-    add(
-        "--server",
-        default="",
-        metavar="URL",
-        help="compare with the report of this vLLM server",
-    )
-    add(
-        "--python",
-        type=Path,
-        metavar="PYTHON",
-        help="load the model in this environment's vLLM, and list its modules",
-    )
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Audit the model in a folder, and compare it with a server or an environment.
+    Audit the model in a folder, and show the speed that memory allows.
 
     Raises:
-        modules-unexpected: The weights disagree with the config or the server.
+        modules-unexpected: The weights disagree with the config.
     """
     context = options.checkout(arguments)
     audit = modules.audit(
@@ -89,14 +77,10 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     step, batch = audit.many.step, audit.many.batch
     ceilings = [roofline.ceiling(step, batch, item) for item in (measured, roofline.GB10) if item]
-    served = loaded.served(arguments.server, arguments.model, audit) if arguments.server else None
-    listed = loaded.listed(context, arguments.python, arguments.model) if arguments.python else None
     document = {
         "audit": audit,
         "ceilings": ceilings,
         "bandwidth": measured or "not measured",
-        "served": served,
-        "loaded": listed,
     }
     _show(audit)
     for ceiling in ceilings:
@@ -109,15 +93,10 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     if not measured:
         console.result("this machine's bandwidth: not measured; use --bandwidth")
-    if served:
-        loaded.show_served(served)
-    if listed:
-        loaded.show_listed(listed, audit)
     wrong = [f"{finding.reference}: {finding.says}" for finding in audit.findings]
-    wrong += served.wrong if served else ()
     if wrong:
         console.document(document)
-        what = f"{arguments.model.resolve().name} disagrees with its config or its server."
+        what = f"{arguments.model.resolve().name} disagrees with its config."
         raise ModelError("modules-unexpected", what, details=wrong[:20])
     return document
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.core.errors import UsageError
+
 if TYPE_CHECKING:
     from sparkwright.forks.context import RunContext, StandaloneContext
 
@@ -45,6 +47,21 @@ def assignment(text: str) -> tuple[str, str]:
     if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
     return name, value
+
+
+def refuse(*cases: tuple[object, str]) -> None:
+    """
+    Raise if the command line combines options that do not go together.
+
+    Args:
+        cases: Whether the combination was given, and the message.
+
+    Raises:
+        UsageError: A combination was given.
+    """
+    for given, what in cases:
+        if given:
+            raise UsageError("usage", what)
 
 
 def common() -> argparse.ArgumentParser:

@@ -152,9 +152,9 @@ def serve(arguments: argparse.Namespace) -> int:
     Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given; return the exit
     code.
     """
-    if arguments.python and arguments.into:
-        todo = "Give one of them."
-        raise UsageError("usage", "--python and --into name two environments.", todo=todo)
+    options.refuse(
+        (arguments.python and arguments.into, "--python and --into name two environments.")
+    )
     if arguments.health is not None:
         _health(arguments.health, arguments.patience or 10)
         return 0

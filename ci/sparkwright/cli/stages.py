@@ -20,7 +20,7 @@ from sparkwright.builder.wheel import flashinfer_aot
 from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
-from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks import fetch as sources
 from sparkwright.forks import lock as locks
 from sparkwright.forks import package_index, resolve
@@ -257,16 +257,14 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build and audit every fork; show failed audits, and raise for the first."""
-    for wrong, what in (
+    options.refuse(
         (arguments.base and not arguments.container, "--base belongs to --container."),
         (arguments.wheels and not arguments.again, "Wheels belong to --again."),
         (
             arguments.container and arguments.target,
             "The builder image has no cross compiler, so --target excludes --container.",
         ),
-    ):
-        if wrong:
-            raise UsageError("usage", what)
+    )
     context = options.checkout(arguments)
     # In the container the same command line runs again.
     if arguments.container and VARIABLE not in os.environ:

@@ -103,7 +103,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Generator(Protocol):
-    """A program that makes load; see `sparkwright.gates.load.vllmrs` and `sparkwright.gates.load.benchy`."""
+    """A program that makes load; see `sparkwright.gates.load.vllmrs`."""
 
     @property
     def name(self) -> str:

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from msgspec.structs import replace
+from tests.support.load import recorded
 
-from sparkwright.gates.load import recorded
 from sparkwright.gates.server.completion import Asked
 
 #: Bytes of an answer for each token of it (number, text, the event around it), for each byte of the question, and beside.

@@ -2,7 +2,7 @@
 Our own small client: for the deterministic probe, and to hold other generators against; it measures no release.
 
 One thread and one selector. While the load runs, bytes are stamped and kept and nothing else; they are taken apart afterwards
-(`sparkwright.gates.load.recorded`). Each request has a connection of its own, made before its time begins.
+(`tests.support.load.recorded`). Each request has a connection of its own, made before its time begins.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.load import flight, prompts, recorded
+from tests.support.load.flight import Flight
 
 from sparkwright import __version__
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import content_key, sha256_file
-from sparkwright.gates.load import flight, prompts, recorded
-from sparkwright.gates.load.flight import Flight
 from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run
 from sparkwright.gates.server.completion import Asked
 from sparkwright.gates.server.wire import Address

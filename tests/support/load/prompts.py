@@ -50,7 +50,7 @@ def of(order: Order) -> Iterator[str | list[int]]:
     Raises:
         LoadInvalid: Its file of texts cannot be read.
     """
-    drawn = random.Random(order.seed)  # noqa: S311 - prompts, no secrets
+    drawn = random.Random(order.seed)
     if order.prompts == "random":
         while True:
             yield drawn.choices(CODES, k=order.prompt)
