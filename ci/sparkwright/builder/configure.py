@@ -25,7 +25,7 @@ from sparkwright.builder import BuildError
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.core.console import console
 from sparkwright.core.http import redact_credentials
-from sparkwright.forks import fetch as sources
+from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import ForkLock, VendoredLock
 from sparkwright.forks.resolve import require_safe
@@ -140,13 +140,14 @@ def configure(
     scripts = {path.name for folder in (source, build / DEPS) for path in folder.rglob("*.cmake")}
     (build / TRACE).unlink(missing_ok=True)
     folders = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
-    command = [cmake, "-S", folders[0], "-B", folders[1], "-G", "Ninja"]
-    command += ["--fresh"] if fresh else []
-    command += [f"-D{name}={value}" for name, value in defines.items()]
-    command += ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
-    command += ["--trace-expand", "--trace-format=json-v1"]
-    command += [f"--trace-redirect={folders[1] / TRACE}"]
-    command += [f"--trace-source={name}" for name in ("CMakeLists.txt", *sorted(scripts))]
+    command = [
+        *(cmake, "-S", folders[0], "-B", folders[1], "-G", "Ninja"),
+        *(["--fresh"] if fresh else []),
+        *(f"-D{name}={value}" for name, value in defines.items()),
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={folders[1] / TRACE}"),
+        *(f"--trace-source={name}" for name in ("CMakeLists.txt", *sorted(scripts))),
+    ]
     failure = partial(BuildError, "configure-failed")
     sandbox.run(command, env=env, log=log, failure=failure, what=what)
     available = _targets(build)
@@ -208,8 +209,8 @@ def calls(source: Path, build: Path, *, sandbox: Sandbox) -> tuple[Call, ...]:
                     text.replace(f"{build}/", "<build>/").replace(f"{source}/", "")
                     for text in entry["args"]
                 )
-                file = _relative(path, source, build)
-                recorded.append(Call(file, entry["line"], command, tuple(arguments)))
+                name = _relative(path, source, build)
+                recorded.append(Call(name, entry["line"], command, tuple(arguments)))
     return tuple(recorded)
 
 
@@ -386,32 +387,16 @@ def fetch_vendored(context: RunContext, fork: str) -> dict[str, str]:
     Fetch every source that FetchContent would download for *fork*, and return their trees by name.
 
     Raises:
-        source-unresolved: Some are unreachable; every one is named with its reason.
-        source-mismatch: One is not the source that the lock names.
+        source-mismatch, source-unresolved, source-unreachable, offline: As
+            `sparkwright.forks.fetch.vendored_tree`.
     """
-    locked, trees, missing = context.lock.forks[fork], dict[str, str](), dict[str, str]()
+    locked = context.lock.forks[fork]
     title = f"bring {len(locked.fetched)} vendored sources of {fork}"
     with console.step(title), context.store.lock("objects"):
-        for name, entry in locked.fetched.items():
-            try:
-                trees[name] = sources.vendored_tree(context, fork, name, locked.vendored)
-            except SourceError as error:
-                if error.reference not in {"offline", "source-unreachable", "source-unresolved"}:
-                    raise
-                missing[name] = (
-                    f"{name}: {redact_credentials(entry.url)} at {entry.ref}: {error.what}"
-                )
-    if missing:
-        raise SourceError(
-            "source-unresolved",
-            f"{len(missing)} of {len(locked.fetched)} vendored sources of {fork} cannot be had.",
-            details=list(missing.values()),
-            todo="Run `sparkwright lock` where their hosts are reachable, or give mirrors "
-            "(--mirror URL=REPLACEMENT), and lock again. The default targets need none of them: "
-            "leave --targets out.",
-            data={"missing": list(missing), "present": sorted(trees)},
-        )
-    return trees
+        return {
+            name: fetch.vendored_tree(context, fork, name, locked.vendored)
+            for name in locked.fetched
+        }
 
 
 def vendored_defines(trees: Iterable[str]) -> dict[str, str]:

@@ -150,12 +150,13 @@ def run_program(
     name = system.removeprefix("sha256:")[:16]
     store = Store(context.store.root / "containers" / name)
     memory = ninja.memory_budget(context.memory) * 10**6
-    # The last of two options counts.
-    command = [PROGRAM, "-m", "sparkwright", *words, "--offline"]
-    command += ["--root", str(context.project.root), "--cache-dir", str(store.root)]
-    command += ["--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"]
-    for url, path in context.mirrors.items():
-        command += ["--mirror", f"{url}={path}"]
+    command = [
+        *(PROGRAM, "-m", "sparkwright", *words),
+        # The last of two options counts.
+        *("--offline", "--root", str(context.project.root), "--cache-dir", str(store.root)),
+        *("--output", str(context.output), "--memory", f"{memory / 1e9:.3f}"),
+        *(f"--mirror={url}={path}" for url, path in context.mirrors.items()),
+    ]
     # /tmp inside is memory.
     variables = {"TMPDIR": str(store.folder("tmp"))}
     if console.github:
@@ -165,11 +166,13 @@ def run_program(
         BindMount(context.project.root, context.project.root),
         BindMount(context.output, context.output, writable=True),
         BindMount(store.root, store.root, writable=True),
-    ]
-    for name in (*READ, *WRITTEN):
         # The engine would create a missing mount point as root.
-        shared = store.folder(name)
-        folders.append(BindMount(context.store.folder(name), shared, writable=name in WRITTEN))
+        *(BindMount(context.store.folder(name), store.folder(name)) for name in READ),
+        *(
+            BindMount(context.store.folder(name), store.folder(name), writable=True)
+            for name in WRITTEN
+        ),
+    ]
     lines: list[str] = []
     status = run(
         engine,

@@ -214,8 +214,10 @@ class BuildFolder:
         lines: list[str] = []
         # If this process is killed, the signal for ninja comes a moment after the end of the pipe;
         # a ninja that is ended by the latter leaves its compilers behind.
-        command = ["sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)]
-        command += ["-C", str(self._inside), *options, "-f", schedule.SCHEDULE]
+        command = [
+            *("sh", "-c", 'trap "" PIPE; exec "$@"', "sh", str(self._program)),
+            *("-C", str(self._inside), *options, "-f", schedule.SCHEDULE),
+        ]
         with console.progress("steps", 0) as progress:
 
             def on_line(line: str) -> None:

@@ -75,7 +75,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         plan: The key of the plan.
         base: The sha256 of the official wheel.
         tools: The address of the tools.
-        compiler: Version and target of the host compiler.
+        compiler: Version of the host compiler, as it states it.
         isolation: `Sandbox.kind`.
         counts: CUDA units by verdict of the plan.
         units: The unit manifest.

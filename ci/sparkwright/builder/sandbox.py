@@ -143,40 +143,37 @@ class Sandbox(msgspec.Struct, frozen=True):
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.
             end_by = signal.SIGKILL
-        failure: SparkwrightError | None = None
         try:
             process.run(wrapped, shown=command, log=log, env=variables, end_by=end_by, **options)
         except SparkwrightError as error:
-            failure = error
-        _raise_for_downloads(log, failure)
-        if failure:
-            raise failure
+            _refuse_downloads(log, error)
+            raise
+        _refuse_downloads(log)
 
 
-def _raise_for_downloads(log: Path, failure: SparkwrightError | None) -> None:
+def _refuse_downloads(log: Path, failure: SparkwrightError | None = None) -> None:
     """Raise `build-downloads` if the program of *log* reports a host that it could not reach."""
     # The first line is the command itself.
     lines = log.read_text("utf-8", "replace").splitlines()[1:]
-    reports = [
-        (line.strip(), match["host"]) for line in lines if (match := _UNREACHED.search(line))
-    ]
-    hosts = list(dict.fromkeys(host for _, host in reports if host))
-    if reports:
+    matches = {line.strip(): match["host"] for line in lines if (match := _UNREACHED.search(line))}
+    if matches:
+        hosts = list(dict.fromkeys(filter(None, matches.values())))
         raise BuildError(
             "build-downloads",
             f"The build tried to download from {', '.join(hosts) or 'another host'}.",
-            details=[*dict.fromkeys(line for line, _ in reports), f"full log: {log}"],
+            details=[*matches, f"full log: {log}"],
             data={"wanted": hosts},
         ) from failure
 
 
 def _unshare(*, network: bool = False) -> list[str]:
-    # As root of a user namespace if the user is not root; the files that it makes still belong to
-    # the user.
-    options = ["--mount", "--pid", "--fork", "--kill-child"]
-    options += [] if network else ["--net"]
-    options += [] if os.geteuid() == 0 else ["--map-root-user"]
-    return ["unshare", *options]
+    return [
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+        *([] if network else ["--net"]),
+        # As root of a user namespace if the user is not root; the files that it makes still belong
+        # to the user.
+        *([] if os.geteuid() == 0 else ["--map-root-user"]),
+    ]
 
 
 @functools.cache

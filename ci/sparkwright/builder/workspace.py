@@ -89,7 +89,8 @@ class Workspace:
         Make the source folder hold *tree*, and the folder of each vendored source its own.
 
         Raises:
-            source-unresolved, source-mismatch: As `configure.fetch_vendored`.
+            source-mismatch, source-unresolved, source-unreachable, offline: As
+                `configure.fetch_vendored`.
         """
         checkout = self._context.objects.checkout
         if self.settings.needs_vendored:
