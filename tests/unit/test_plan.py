@@ -150,13 +150,13 @@ def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.Ca
     ("units", "rules", "detail"),
     [
         *(
-            ([gencode], kept("a.cu"), "listed as kept at compute_80")
+            ([gencode], kept("a.cu"), "kept: a.cu is listed at compute_80")
             for gencode in (("compute_80:sm_80",), ("compute_90:compute_90",), (*PTX80, "compute_90:sm_90"), ())
         ),
         ([PTX80], ArchRules(), "a.cu"),
-        ([PTX80], kept("a.cu", "default"), "listed as kept at default"),
+        ([PTX80], kept("a.cu", "default"), "kept: a.cu is listed at default"),
         ([NATIVE], kept("gone/*.cu"), "kept: gone/*.cu matches no CUDA unit"),
-        ([NATIVE], kept("?.cu"), "kept: a.cu is listed at compute_80, but CMake gives it compute_121f:sm_121f"),
+        ([NATIVE], kept("?.cu"), "but CMake gives it compute_121f:sm_121f"),
         ([NATIVE], dropped("a.cu"), "dropped: a.cu is compiled"),
         ([], ArchRules(), "a.cu (compute_121f:sm_121f)"),
     ],

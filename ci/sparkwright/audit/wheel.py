@@ -84,13 +84,12 @@ _DRIVER = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu(?!File)[A-Z]\w*")
 #: The driver's libraries; a copy made by ``auditwheel repair`` has a hash in its name.
 _DRIVER_FILES = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvoptix)(-[0-9a-f]{8})?\.so(\.\d+)*")
-#: Libraries of torch, the CUDA wheels and the system, and the distributions that may hold them.
+#: Libraries of torch, the CUDA wheels and the system.
 _OTHERS = re.compile(
     r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti"
     r"|nvrtc[\w-]*|nvJitLink|nvshmem\w*|nccl|stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)"
     r"(-[0-9a-f]{8})?\.so(\.\d+)*"
 )
-_OWNERS = re.compile(r"torch|triton|nvidia-.+|cuda-.+")
 #: The longest schema of vLLM has some 1,500 letters.
 _LONGEST_SCHEMA = 8192
 
@@ -232,7 +231,6 @@ def walk(
         archives.opened(wheel) as archive,
         translate_disk_full(scratch),
         tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
-        console.progress(f"reading {wheel.name}", about.size, "bytes") as progress,
     ):
         # Errors of *visit* are no damage of the archive.
         with damage_guard():
@@ -258,7 +256,6 @@ def walk(
                     what = f"{about.file} holds more device code than any wheel."
                     raise WheelError("wheel-invalid", what, details=[f"library: {name}"])
                 visit(Binary(name, copy, sha256, info.file_size))
-            progress.update(progress.done + info.compress_size, name)
     message = "RECORD lists it, the wheel does not hold it"
     lost = rows.keys() - listed.keys() - unsigned
     findings += [AuditFinding(name, "record-surplus", message) for name in lost]
@@ -375,8 +372,6 @@ def _check_members(
     """Yield findings about the wheel's size, and copies of others' libraries among its members."""
     if listed.size_max is not None and about.size > listed.size_max:
         yield AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
-    if _OWNERS.fullmatch(about.name):
-        return
     for name in names:
         folder, _, file = name.rpartition("/")
         if _DRIVER_FILES.fullmatch(file):

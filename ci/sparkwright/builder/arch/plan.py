@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Literal
@@ -52,7 +52,7 @@ class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
     A CUDA unit with its verdict.
 
     Attributes:
-        reason: Why a unit is kept, or is not although it is listed.
+        reason: Why a unit is kept.
         calls: The CMake calls that decided the arch of a unit that fails, latest first, as
             ``file:line: command`` with its arguments.
     """
@@ -60,6 +60,11 @@ class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
     verdict: Verdict
     reason: str = ""
     calls: tuple[str, ...] = ()
+
+    @property
+    def fails(self) -> bool:
+        """True if it is neither native nor kept."""
+        return self.verdict not in ("native", "kept")
 
     @property
     def code(self) -> str:
@@ -90,7 +95,7 @@ class ArchPlan(msgspec.Struct, frozen=True):
 
     @property
     def failing(self) -> tuple[PlannedUnit, ...]:
-        return tuple(unit for unit in self.units if unit.verdict not in ("native", "kept"))
+        return tuple(unit for unit in self.units if unit.fails)
 
     def drop_reason(self, unit: PlannedUnit) -> str:
         """Return the reviewed reason for leaving out *unit*, empty if there is none."""
@@ -203,16 +208,22 @@ def examine(
         read: Returns the bytes of a file of the configured source tree, None if there is none.
         sites: The changes of the rules in that tree.
     """
-    trace = Trace(configured.calls, read)
-    units = tuple(_plan_unit(unit, arch, rules.kept, trace) for unit in configured.units)
-    verdicts = [str(unit.verdict) for unit in units]
+    units = tuple(_plan_unit(unit, arch, rules.kept) for unit in configured.units)
+    if any(unit.fails for unit in units):
+        calls = [call for call in reversed(configured.calls) if _archs(call)]
+        texts = {
+            (file, command.line, command.name): command.texts
+            for file in {call.file for call in calls}
+            for command in parse_cmake(read(file) or b"", file)
+        }
+        units = tuple(_with_calls(unit, calls, texts) if unit.fails else unit for unit in units)
     return ArchPlan(
         fork=fork,
         arch=arch,
         gencode=_target(arch),
-        counts=dict(Counter(verdicts)),
+        counts=dict(Counter(str(unit.verdict) for unit in units)),
         units=units,
-        stale=tuple(_stale_entries(rules, units)),
+        stale=tuple(_stale_entries(rules, units, arch)),
         sites=tuple(sites),
         dropped=rules.dropped,
     )
@@ -223,72 +234,50 @@ def _target(arch: str) -> str:
 
 
 def _plan_unit(
-    unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException], trace: Trace
+    unit: TranslationUnit, arch: str, exceptions: Sequence[ArchException]
 ) -> PlannedUnit:
     verdict, reason = _verdict(unit.gencode, arch), ""
-    calls: tuple[str, ...] = ()
     entry = next((entry for entry in exceptions if entry.covers(unit.source)), None)
     if verdict != "native" and entry and _runs(unit.gencode, entry.gencode, arch):
         verdict, reason = "kept", entry.reason
-    elif verdict != "native":
-        calls = trace.deciding_calls(unit)
-        listed = entry and f"listed as kept at {entry.gencode} with PTX that a {arch} can compile"
-        reason = f"{listed}, which is not what CMake gives it" if listed else ""
-    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason, calls=calls)
+    return PlannedUnit(*msgspec.structs.astuple(unit), verdict=verdict, reason=reason)
 
 
-class Trace:
+def _with_calls(
+    unit: PlannedUnit,
+    calls: Sequence[Call],
+    texts: Mapping[tuple[str, int, str], tuple[str, ...]],
+) -> PlannedUnit:
     """
-    The calls of one configure, searchable.
+    Return *unit* with the call that gave it its archs, by its source or its target, and those
+    before it that set the variables in these calls.
 
     Args:
-        calls: In the order in which CMake ran them.
-        read: Returns the bytes of a file of the configured source tree, None if there is none.
+        calls: Those with archs, latest first.
+        texts: The arguments of the commands, as they are written, by file, line and name.
     """
 
-    def __init__(self, calls: Sequence[Call], read: Callable[[str], bytes | None]) -> None:
-        self._calls, self._read = calls, read
-        self._commands = cache(self._parse)
+    def written(call: Call) -> tuple[str, ...]:
+        return texts.get((call.file, call.line, call.command), call.arguments)
 
-    def deciding_calls(self, unit: TranslationUnit) -> tuple[str, ...]:
-        """
-        Return the call that gave *unit* its archs, by its source or its target, and those before it
-        that set the variables in these calls.
-        """
-        calls = [call for call in reversed(self._calls) if _archs(call)]
-        by_source = [call for call in calls if _names_source(call, unit)]
-        by_target = [call for call in calls if unit.target in call.arguments]
-        deciding = [*by_source, *by_target][:1]
-        variables = {"CMAKE_CUDA_ARCHITECTURES"}
-        for call in deciding:
-            calls = calls[calls.index(call) + 1 :]
-            variables = self._references(call)
-        for call in calls:
-            texts = self._texts(call)
-            appends = call.command == "list"
-            variable = "".join(texts[appends : appends + 1])
-            if variable in variables:
-                deciding.append(call)
-                if not appends:
-                    variables.remove(variable)
-                variables |= self._references(call)
-        return tuple(map(self._line, deciding))
+    def references(call: Call) -> set[str]:
+        return {name for text in written(call) for name in _REFERENCE.findall(text)}
 
-    def _line(self, call: Call) -> str:
-        arguments = " ".join([*self._texts(call)[:1], *_archs(call)])
-        return f"{call.file}:{call.line}: {call.command}({arguments})"
-
-    def _texts(self, call: Call) -> tuple[str, ...]:
-        """Return the arguments of *call* as they are written."""
-        return self._commands(call.file).get((call.command, call.line), call.arguments)
-
-    def _references(self, call: Call) -> set[str]:
-        """Return the names of the variables in *call*."""
-        return {name for text in self._texts(call) for name in _REFERENCE.findall(text)}
-
-    def _parse(self, file: str) -> dict[tuple[str, int], tuple[str, ...]]:
-        commands = parse_cmake(self._read(file) or b"", file)
-        return {(command.name, command.line): command.texts for command in commands}
+    by_source = [call for call in calls if _names_source(call, unit)]
+    by_target = [call for call in calls if unit.target in call.arguments]
+    deciding = [*by_source, *by_target][:1]
+    variables = references(deciding[0]) if deciding else {"CMAKE_CUDA_ARCHITECTURES"}
+    for call in calls[calls.index(deciding[0]) + 1 :] if deciding else calls:
+        appends = call.command == "list"
+        variable = "".join(written(call)[appends : appends + 1])
+        if variable in variables:
+            deciding.append(call)
+            variables = (variables if appends else variables - {variable}) | references(call)
+    lines = (
+        f"{call.file}:{call.line}: {call.command}({' '.join([*written(call)[:1], *_archs(call)])})"
+        for call in deciding
+    )
+    return msgspec.structs.replace(unit, calls=tuple(lines))
 
 
 def _archs(call: Call) -> list[str]:
@@ -335,15 +324,15 @@ def _runs(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     return generation(virtual) == generation(arch) or portable
 
 
-def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit]) -> Iterator[str]:
+def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) -> Iterator[str]:
     for entry in rules.kept:
         covered = [unit for unit in units if entry.covers(unit.source)]
         # An entry about vendored units says nothing of a build without them.
         if not covered and not entry.unit.startswith("<build>/"):
             yield f"kept: {entry.unit} matches no CUDA unit"
         for unit in covered:
-            if unit.verdict == "native":
-                listed = f"kept: {unit.source} is listed at {entry.gencode}"
+            if unit.verdict != "kept":
+                listed = f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run"
                 yield f"{listed}, but CMake gives it {unit.code}"
     for dropped in rules.dropped:
         if any(dropped.covers(unit.source) for unit in units):
@@ -377,13 +366,13 @@ def check(plans: PlanComparison) -> None:
 def _explain(plan: ArchPlan) -> Iterator[str]:
     """Yield the failing units, by the calls that decided and by gencode."""
 
-    def group(unit: PlannedUnit) -> tuple[tuple[str, ...], str, str, str]:
-        return unit.calls, unit.verdict, unit.code, unit.reason
+    def group(unit: PlannedUnit) -> tuple[tuple[str, ...], str, str]:
+        return unit.calls, unit.verdict, unit.code
 
     failing = sorted(plan.failing, key=group)
-    for (calls, verdict, code, reason), units in groupby(failing, key=group):
+    for (calls, verdict, code), units in groupby(failing, key=group):
         sources = sorted(unit.source for unit in units)
-        yield f"{verdict}, {code}: {len(sources)} unit(s){f'; {reason}' if reason else ''}"
+        yield f"{verdict}, {code}: {len(sources)} unit(s)"
         yield from (f"  {source}" for source in sources)
         yield from (f"  by {call}" for call in calls)
 
