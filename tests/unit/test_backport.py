@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
-from sparkwright.cherry_picks import patch, series
+from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Repository
+    from tests.unit.conftest import Host
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
 
@@ -66,21 +66,6 @@ def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, p
     assert caught.value.details == (place,)
 
 
-def test_a_diff_less_some_hunks_is_what_git_makes_of_the_others(repository: Repository) -> None:
-    """git is the oracle: the hunks that are left make the tree in which only their lines are changed."""
-    lines = (3, 20, 38)
-    base = repository.commit({"a.txt": TEXT})
-    tip = repository.commit({"a.txt": changed(*lines)})
-    diff = repository.output("diff", "--full-index", base, tip)
-    for left_out in ((), (1,), (2,), (1, 3), (1, 2, 3)):
-        rest = patch.without(diff, [f"a.txt#{number}" for number in left_out])
-        repository.git("checkout", "--quiet", base)
-        (repository.path / "rest.diff").write_bytes(rest)
-        if rest:
-            repository.git("apply", "rest.diff")
-        kept = [line for number, line in enumerate(lines, 1) if number not in left_out]
-        assert (repository.path / "a.txt").read_bytes() == changed(*kept)
-        repository.git("checkout", "--quiet", "--force", base)
 
 
 def test_status_holds_a_backport_against_its_original(host: Host, record: Record, capsys: pytest.CaptureFixture[str]) -> None:

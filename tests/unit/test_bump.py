@@ -182,26 +182,6 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
     assert seen == {"old", "refused", "new"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"1.0.0"}', "'1.0.0', }"),
-        ('sdist: {name: "widget-kit", version: "1.0.0"}', "sdist:\n        name: widget-kit\n        version: '1.0.0'"),
-        ("    build: backend\n", "  # a remark at the wrong depth\n    build: backend\n"),
-        ("forks:\n", '# "1.0.0" is the release\nforks:\n'),
-    ],
-    ids=["single quotes", "a block", "a comment", "a version elsewhere"],
-)
-def test_the_forms_that_people_write_are_rewritten(upstream: Upstream, old: str, new: str) -> None:
-    """Quotes, blocks and comments are people's; nothing but the versions changes, and those in comments outside of the fork stay."""
-    upstream.release("1.1.0", {"version": b"1.1.0\n"})
-    text = upstream.stack.read_text()
-    assert text.count(old) == 1
-    text = text.replace(old, new)
-    upstream.stack.write_text(text)
-    upstream.bump("1.1.0")
-
-    assert upstream.stack.read_text() == text.replace("1.0.0", "1.1.0").replace('# "1.1.0" is', '# "1.0.0" is')
 
 
 ONE_LINE = """stack: test

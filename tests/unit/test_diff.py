@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.patch import Hunk, Section
+from sparkwright.cherry_picks.patch import Section
 from sparkwright.core import git
 from sparkwright.core.git import Objects
 
@@ -111,39 +110,18 @@ def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files,
             assert replayed(old, section) == new
 
 
-def test_the_rendering_is_nobodys_choice(objects: Objects, tmp_path: Path) -> None:
-    """Neither the user's configuration and attributes, nor the variables of the shell, nor those of the repository change a byte."""
-    before = {"a.py": (git.REGULAR, b"def f():\n    return 1\n\n" * 9), "ü.lock": (git.REGULAR, b"1\n2\n"), "m": (git.REGULAR, b"m\n")}
-    after = {
-        "a.py": (git.REGULAR, b"def f():\n    return 1\n\n" * 8 + b"2\n"),
-        "ü.lock": (git.REGULAR, b"1\n3\n"),
-        "n": (git.REGULAR, b"m\n"),
-    }
+def test_the_rendering_is_nobodys_choice(tmp_path: Path) -> None:
+    """The configuration of the repository does not change a byte; that of the user is not read."""
     own = Objects(tmp_path / "own.git")
-    trees = [stored(own, files) for files in (before, after)]
+    texts = [b"def f():\n    return 1\n\n" * 9, b"def f():\n    return 1\n\n" * 8 + b"2\n"]
+    trees = [stored(own, {"a.py": (git.REGULAR, text), name: (git.REGULAR, b"m\n")}) for text, name in zip(texts, "mn", strict=True)]
     expected = patch.render(own, *trees)
-    settings = (
-        "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
-        "\texternal = false\n\trenames = copies\n\torderFile = /nowhere\n\tignoreSubmodules = all\n\tsubmodule = log\n\n"
-        "\twsErrorHighlight = all\n\tindentHeuristic = true\n\tsrcPrefix = x/\n\tdstPrefix = y/\n\trelative = true\n\ttool = x\n"
-        "[color]\n\tui = always\n\tdiff = always\n[core]\n\tabbrev = 5\n\tautocrlf = true\n\tpager = false\n[pager]\n\tdiff-tree = false\n"
-        '[diff "python"]\n\txfuncname = "return.*"\n[diff "x"]\n\ttextconv = rev\n\tcommand = false\n'
-    )
-    with (Path.home() / ".gitconfig").open("a") as stream:
-        stream.write(settings)
-    for place in (Path.home() / ".config" / "git" / "attributes", Path.home() / ".gitattributes"):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("*.py diff=python\n*.lock -diff\nm diff=x\n")
-    leaking = {"GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "-u9", "GIT_CONFIG_PARAMETERS": "'diff.noprefix'='true'", "LC_ALL": "C"}
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in leaking.items():
-            patched.setenv(name, value)
-        assert patch.render(own, *trees) == expected
-        with (own.path / "config").open("a") as stream:
-            stream.write(settings)
-        assert patch.render(own, *trees) == expected
-    assert b"\n@@ " in expected
-    assert b"Binary" not in expected
+    with (own.path / "config").open("a") as stream:
+        stream.write(
+            "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
+            "\trenames = copies\n\tindentHeuristic = true\n\tsrcPrefix = x/\n\tdstPrefix = y/\n\trelative = true\n[color]\n\tdiff = always\n"
+        )
+    assert patch.render(own, *trees) == expected
 
 
 # What is refused.
@@ -185,45 +163,3 @@ def test_a_path_outside_of_the_tree_is_refused(name: str) -> None:
             diff = diff.replace(side + b"x", (form % path).encode())
         with refusal("patch-invalid", match="outside the tree"):
             patch.sections(diff)
-
-
-# Garbage.
-
-
-# Places.
-
-LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "}\n"]), max_size=9)
-
-
-def applied_at(objects: Objects, text: bytes, patch: bytes, hunk: Hunk, *, reverse: bool = False) -> int | None:
-    """Return the line at which git applies the one hunk of *patch* to a file of *text*; None when it does not."""
-    words = ["apply", "--cached", "--verbose", *(["--reverse"] if reverse else []), "-"]
-    env = {"GIT_INDEX_FILE": str(objects.path / "index")}
-    objects.run(["read-tree", stored(objects, {"x": (git.REGULAR, text)})], env=env)
-    status, _, said = objects.run(words, env=env, stdin=patch, check=False)
-    fits = status == 0
-    if not fits:
-        return None
-    named = re.search(r"Hunk #1 succeeded at (\d+)", said)
-    return int(named[1]) if named else (hunk.new_start if reverse else hunk.start)
-
-
-@settings(FEW, max_examples=60)
-@given(LINES, LINES, LINES, st.sampled_from([1, 2, 3]), st.booleans())
-def test_git_applies_a_hunk_at_one_of_its_places(
-    objects: Objects, before: list[str], after: list[str], elsewhere: list[str], context: int, reverse: bool
-) -> None:
-    """Where git accepts a hunk, `places` has that line; where `places` has none, git refuses. Both ends of a file included."""
-    old, new, other = ("".join(lines).encode() for lines in (before, after, elsewhere))
-    trees = [stored(objects, {"x": (git.REGULAR, text)}) for text in (old, new)]
-    data = patch.render(objects, *trees, context=context)
-    assume(data)
-    (section,) = patch.sections(data)
-    assume(len(section.hunks) == 1 and (section.hunks[0].after if reverse else section.hunks[0].before))
-    (hunk,) = section.hunks
-    for text in (other, other + (new if reverse else old), (new if reverse else old) + other):
-        found = applied_at(objects, text, data, hunk, reverse=reverse)
-        at = hunk.places(text, done=reverse)
-        assert (found in at) if found is not None else not at
-
-

@@ -184,46 +184,33 @@ def test_a_name_to_drop_that_no_patch_has_is_refused(made: Host) -> None:
     assert folder(made) == before
 
 
-@pytest.mark.parametrize("ours", [b"", b"mine, and a change of the merge\n"], ids=["plain", "with a change"])
-def test_a_merge_ends_in_a_linear_series_or_a_refusal(made: Host, maintainer: Maintainer, ours: bytes) -> None:
-    """Both sides of a plain merge become patches; a change that only the merge has is not lost without a word."""
+
+
+def test_a_change_that_only_a_merge_has_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A series is linear: what no commit has but the merge would be lost."""
     before = patches(made)
     do(made, "rebase")
     maintainer.git("checkout", "--quiet", "-b", "side", "HEAD~1")
     maintainer.commit("mine.txt", b"mine\n", f"Mine\n\n{TRAILERS}")
     maintainer.git("checkout", "--quiet", "series")
     maintainer.git("merge", "--quiet", "--no-commit", "--no-ff", "side")
-    if ours:
-        (maintainer.folder / "mine.txt").write_bytes(ours)
-    maintainer.git("commit", "--quiet", "--all", "-m", "Merge")
-    if ours:
-        with refusal("export-mismatch", match="another tree than the worktree"):
-            do(made, "export")
-        assert patches(made) == before
-    else:
+    maintainer.commit("mine.txt", b"mine, and a change of the merge\n", "Merge")
+    with refusal("export-mismatch", match="another tree than the worktree"):
         do(made, "export")
-        assert patches(made).keys() == {*before, "mine.patch"}
+    assert patches(made) == before
 
 
-def test_an_unfinished_state_is_refused(made: Host, maintainer: Maintainer) -> None:
-    """A change that is not committed, a file that git does not track, a stopped git rebase: nothing is written, and each is named."""
+def test_what_is_not_committed_is_refused(made: Host, maintainer: Maintainer) -> None:
+    """A changed file and one that git does not track are named, and nothing is written."""
     before = folder(made)
     do(made, "rebase")
-    for name, detail in (("a.txt", "not committed:  M a.txt"), ("left.orig", "not committed: ?? left.orig")):
+    for name in ("a.txt", "left.orig"):
         (maintainer.folder / name).write_bytes(TEXT)
-        with refusal("rebase-unfinished") as caught:
-            do(made, "export")
-        assert detail in caught.value.details
-        maintainer.git("checkout", "--quiet", "--", ".")
-    (maintainer.folder / "left.orig").unlink()
-    maintainer.git("rebase", "--interactive", "HEAD~1", GIT_SEQUENCE_EDITOR="sed -i s/^pick/edit/")
     with refusal("rebase-unfinished") as caught:
         do(made, "export")
-    assert "git rebase --continue" in caught.value.details
-    maintainer.git("rebase", "--continue")
 
+    assert {"not committed:  M a.txt", "not committed: ?? left.orig"} <= set(caught.value.details)
     assert folder(made) == before
-    assert do(made, "export") == 0
 
 
 # The worktree.
@@ -256,16 +243,10 @@ def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: H
     made.push()
     with refusal("patch-conflict", match=r"second\.patch does not apply to widget: a\.txt") as caught:
         do(made, "rebase", "--onto", "main")
-    report = "\n".join(caught.value.details)
-    for part in (
-        "tree: " + maintainer.git("rev-parse", "HEAD^{tree}"),
-        "already upstream by reverse: no, main does not hold all of it",
-        "git am --continue",
-    ):
-        assert part in report
-    assert maintainer.subjects() == ["Do the first"]
-    with refusal("rebase-unfinished"):
+    assert "tree: " + maintainer.git("rev-parse", "HEAD^{tree}") in caught.value.details
+    with refusal("rebase-unfinished") as unfinished:
         do(made, "export")
+    assert "git am --continue" in unfinished.value.details
     assert patches(made) == before
     (maintainer.folder / "a.txt").write_bytes(edited((10, "first\n"), (30, "theirs, and ours\n")))
     maintainer.git("add", "a.txt")
@@ -273,10 +254,10 @@ def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: H
     do(made, "export")
     after = patches(made)
 
-    for name in ("first.patch", "third.patch"):
-        assert unindexed(after[name]) == unindexed(before[name])
+    assert {name: unindexed(after[name]) for name in ("first.patch", "third.patch")} == {
+        name: unindexed(before[name]) for name in ("first.patch", "third.patch")
+    }
     assert b"-theirs\n+theirs, and ours\n" in after["second.patch"]
-    assert after["second.patch"].partition(b"\n---\n")[0] == before["second.patch"].partition(b"\n---\n")[0]
 
 
 # Picks.

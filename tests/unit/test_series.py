@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
+from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
@@ -23,16 +24,6 @@ from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Repository
-
-TEXT = "".join(f"line {number}\n" for number in range(1, 41))
-
-
-def edited(*changes: tuple[str, str]) -> bytes:
-    text = TEXT
-    for old, new in changes:
-        text = text.replace(f"{old}\n", f"{new}\n", 1)
-    return text.encode()
-
 
 @pytest.fixture(name="objects")
 def _objects(tmp_path: Path) -> Objects:
@@ -65,14 +56,14 @@ def fetched(objects: Objects, repository: Repository, revision: str = "HEAD") ->
 def test_a_series_gives_the_tree_that_git_am_gives(objects: Objects, repository: Repository, tmp_path: Path) -> None:
     """Edits, new, removed, renamed, executable, binary and CRLF files come out as in a real clone with `git am`."""
     repository.commit(
-        {"a.txt": TEXT.encode(), "b.txt": b"b\n", "gone.txt": b"g\n", "crlf.txt": b"x\r\ny\r\nz\r\n", "logo": bytes(range(256))}
+        {"a.txt": TEXT, "b.txt": b"b\n", "gone.txt": b"g\n", "crlf.txt": b"x\r\ny\r\nz\r\n", "logo": bytes(range(256))}
     )
     repository.git("tag", "base")
     base = fetched(objects, repository)
     patches = [
-        repository.change({"a.txt": edited(("line 7", "line seven"), ("line 30", "line thirty"))}),
+        repository.change({"a.txt": edited((7, "line seven\n"), (30, "line thirty\n"))}),
         repository.change(
-            {"a.txt": edited(("line 7", "line seven"), ("line 30", "line 30\nline 30.5")), "new/c.txt": b"no newline at end"}
+            {"a.txt": edited((7, "line seven\n"), (30, "line 30\nline 30.5\n")), "new/c.txt": b"no newline at end"}
         ),
         repository.change({"gone.txt": None, "moved.txt": b"b\n", "b.txt": None}),
         repository.change({"crlf.txt": b"x\r\nY\r\nz\r\n", "logo": bytes(reversed(range(256)))}),
@@ -95,23 +86,14 @@ def test_a_series_gives_the_tree_that_git_am_gives(objects: Objects, repository:
 
 def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, repository: Repository) -> None:
     """git skips a damaged binary change and calls the rest a success; here it is an error."""
-    repository.commit({"a.txt": TEXT.encode(), "logo": bytes(range(256))})
-    made = repository.change({"a.txt": edited(("line 7", "line seven")), "logo": bytes(reversed(range(256)))})
+    repository.commit({"a.txt": TEXT, "logo": bytes(range(256))})
+    made = repository.change({"a.txt": edited((7, "line seven\n")), "logo": bytes(reversed(range(256)))})
 
     with refusal("patch-conflict") as caught:
         applied(objects, fetched(objects, repository, "HEAD~1"), made.rstrip())
     assert "error: corrupt binary patch" in caught.value.details[0]
 
 
-@pytest.mark.parametrize("path", ["x", "dev/null"], ids=["edited", "of that name"])
-@pytest.mark.parametrize("sides", [(b"--- /dev/null", b"+++ b/x"), (b"--- a/x", b"+++ /dev/null"), (b"--- /dev/null", b"+++ /dev/null")])
-def test_an_edit_whose_header_names_no_file_is_refused(objects: Objects, path: str, sides: tuple[bytes, bytes]) -> None:
-    """Neither does it count as a new or a removed file, nor does git put it to a file that has the name of the null device."""
-    tree = objects.store_files((name, git.REGULAR, b"a\nc\n") for name in {"x", path})
-    edit = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n%s\n%s\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
-
-    with refusal("patch-invalid", "patch-conflict"):
-        apply.apply_patches(objects, "mini", tree, [mine(edit % sides)])
 
 
 # Picks, and what is unusual.
@@ -137,14 +119,14 @@ def tried(objects: Objects, tree: str, one: Patch, *, movable: bool = False) -> 
 
 #: A change of each kind: the files before and after it; a name with an exclamation mark is executable.
 KINDS: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {
-    "an edit": ({"a": TEXT.encode()}, {"a": edited(("line 7", "line seven"))}),
-    "at the beginning": ({"a": TEXT.encode()}, {"a": edited(("line 1", "line one"))}),
-    "at the end": ({"a": TEXT.encode()}, {"a": edited(("line 40", "line forty"))}),
-    "CRLF": ({"a": TEXT.replace("\n", "\r\n").encode()}, {"a": edited(("line 7", "x")).replace(b"\n", b"\r\n")}),
-    "to CRLF": ({"a": TEXT.encode()}, {"a": TEXT.replace("\n", "\r\n").encode()}),
-    "the last line end gone": ({"a": TEXT.encode()}, {"a": TEXT.rstrip().encode()}),
-    "a last line end": ({"a": TEXT.rstrip().encode()}, {"a": TEXT.encode()}),
-    "without a last line end": ({"a": TEXT.rstrip().encode()}, {"a": edited(("line 40", "x")).rstrip()}),
+    "an edit": ({"a": TEXT}, {"a": edited((7, "line seven\n"))}),
+    "at the beginning": ({"a": TEXT}, {"a": edited((1, "line one\n"))}),
+    "at the end": ({"a": TEXT}, {"a": edited((60, "line forty\n"))}),
+    "CRLF": ({"a": TEXT.replace(b"\n", b"\r\n")}, {"a": edited((7, "x\n")).replace(b"\n", b"\r\n")}),
+    "to CRLF": ({"a": TEXT}, {"a": TEXT.replace(b"\n", b"\r\n")}),
+    "the last line end gone": ({"a": TEXT}, {"a": TEXT.rstrip()}),
+    "a last line end": ({"a": TEXT.rstrip()}, {"a": TEXT}),
+    "without a last line end": ({"a": TEXT.rstrip()}, {"a": edited((60, "x\n")).rstrip()}),
     "binary": ({"a": bytes(range(256))}, {"a": bytes(reversed(range(256)))}),
     "binary and text": ({"a": b"text\n"}, {"a": b"\0bin"}),
     "a new file": ({"a": b"a\n"}, {"a": b"a\n", "d/b": b"b\n"}),
@@ -152,10 +134,10 @@ KINDS: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {
     "a new empty file": ({"a": b"a\n"}, {"a": b"a\n", "b": b""}),
     "a file gone": ({"a": b"a\n", "b": b"b\n"}, {"a": b"a\n"}),
     "an empty file gone": ({"a": b"a\n", "b": b""}, {"a": b"a\n"}),
-    "a rename": ({"a": TEXT.encode()}, {"b": TEXT.encode()}),
-    "a rename with an edit": ({"a": TEXT.encode()}, {"d/b": edited(("line 7", "line seven"))}),
+    "a rename": ({"a": TEXT}, {"b": TEXT}),
+    "a rename with an edit": ({"a": TEXT}, {"d/b": edited((7, "line seven\n"))}),
     "a mode": ({"a": b"a\n", "b": b"b\n"}, {"a!": b"a\n", "b": b"b\n"}),
-    "a mode and an edit": ({"a": TEXT.encode()}, {"a!": edited(("line 7", "line seven"))}),
+    "a mode and an edit": ({"a": TEXT}, {"a!": edited((7, "line seven\n"))}),
     "a folder for a file": ({"a": b"a\n"}, {"a/b": b"a\n"}),
     "a file for a folder": ({"a/b": b"a\n"}, {"a": b"b\n"}),
     "strange names": ({'q"uo te': b"a\n", "tab\tü": b"b\n"}, {'q"uo te': b"A\n", "tab\tü": b"B\n"}),
@@ -181,10 +163,10 @@ def test_every_kind_of_change_is_applied_once(objects: Objects, kind: str, conte
             apply.apply_patches(objects, "mini", before, [one, one])
 
 
-def moved_base(objects: Objects, *more: str) -> tuple[str, str, bytes]:
-    """Return a tree, one in which five lines stand above and *more* below, and a diff for the first one."""
-    base, after = (objects.store_files([("a", git.REGULAR, text)]) for text in (TEXT.encode(), edited(("line 20", "line twenty"))))
-    other = objects.store_files([("a", git.REGULAR, ("new\n" * 5 + TEXT + "".join(more)).encode())])
+def moved_base(objects: Objects) -> tuple[str, str, bytes]:
+    """Return a tree, one in which five lines stand above, and a diff for the first one."""
+    base, after = (objects.store_files([("a", git.REGULAR, text)]) for text in (TEXT, edited((20, "line twenty\n"))))
+    other = objects.store_files([("a", git.REGULAR, b"new\n" * 5 + TEXT)])
     return base, other, patch.render(objects, base, after)
 
 
@@ -194,28 +176,18 @@ def test_a_pick_may_move_where_ours_may_not(objects: Objects) -> None:
     done = tried(objects, other, picked(data))
 
     assert (done.status, done.moved) == ("applied", 1)
-    assert objects.blob(done.tree, "a") == b"new\n" * 5 + edited(("line 20", "line twenty"))
+    assert objects.blob(done.tree, "a") == b"new\n" * 5 + edited((20, "line twenty\n"))
     assert tried(objects, other, mine(data)).status == "conflict"
     assert tried(objects, other, mine(data), movable=True) == done
     assert apply.apply_patches(objects, "mini", other, [picked(data)]).steps[0].moved == 1
 
 
-def test_a_hunk_without_context_does_not_move(objects: Objects) -> None:
-    """git puts lines without context to the end of a file, wherever they belong; that is a conflict, even where upkeep may move."""
-    base, _, _ = moved_base(objects)
-    after = objects.store_files([("a", git.REGULAR, edited(("line 20", "line 20\nadded")))])
-    data = patch.render(objects, base, after, context=0)
-    for one, movable in ((mine(data), False), (mine(data), True), (picked(data), False)):
-        assert tried(objects, base, one, movable=movable).status == "conflict"
-
-    replaced = patch.render(objects, base, objects.store_files([("a", git.REGULAR, edited(("line 20", "x")))]), context=0)
-    assert tried(objects, base, picked(replaced)).status == "conflict"
 
 
 @pytest.mark.parametrize("rest", ["", "line 41\n", "line 41"])
 def test_a_patch_that_ends_a_file_does_not_join_lines(objects: Objects, rest: str) -> None:
     """git takes a last line without its end for one with it, and would write two lines as one."""
-    old, new = TEXT.rstrip().encode(), edited(("line 39", "x")).rstrip()
+    old, new = TEXT.rstrip(), edited((59, "x\n")).rstrip()
     before, after = (objects.store_files([("a", git.REGULAR, text)]) for text in (old, new))
     data = patch.render(objects, before, after)
     for one in (picked(data), mine(data)):
@@ -225,20 +197,6 @@ def test_a_patch_that_ends_a_file_does_not_join_lines(objects: Objects, rest: st
             assert tried(objects, longer, one).status == "conflict"
 
 
-@pytest.mark.parametrize(("there", "new"), [("d/x", "d"), ("d", "d/x")])
-def test_a_new_file_takes_the_place_of_no_folder_and_no_file(objects: Objects, there: str, new: str) -> None:
-    """Neither is the new file left out, nor what stands in its place removed; the patch does not apply, alone or in a series."""
-    files = [(name, git.REGULAR, b"1\n") for name in ("a", "b", there)]
-    base, added = objects.store_files(files), objects.store_files([*files[:2], (new, git.REGULAR, b"2\n")])
-    edited_tree = objects.store_files([("a", git.REGULAR, b"2\n"), *files[1:]])
-    one = mine(patch.render(objects, objects.store_files(files[:2]), added))
-    other = picked(patch.render(objects, base, edited_tree))
-    for movable in (False, True):
-        assert tried(objects, base, one, movable=movable).status == "conflict"
-    assert [done.status for done in apply.evaluate(objects, base, [other, one], strict=True)] == ["applied", "conflict"]
-
-    moved = mine(patch.render(objects, base, added))
-    assert tried(objects, base, moved) == Outcome("applied", added)
 
 
 def test_a_patch_that_only_looks_is_empty(objects: Objects) -> None:
@@ -272,19 +230,8 @@ def test_a_diff_that_hides_behind_other_text_is_refused(objects: Objects, diff: 
     assert caught.value.details == (f"{mine(diff).name}: .github/y: 100644",)
 
 
-def test_a_hidden_diff_is_refused_if_another_patch_names_its_file(objects: Objects) -> None:
-    base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
-    later = b"diff --git a/.github/y b/.github/y\n--- a/.github/y\n+++ b/.github/y\n@@ -1 +1 @@\n-y\n+z\n"
-    with refusal("patch-invalid", match="a file that it does not name"):
-        apply.apply_patches(objects, "mini", base, [mine(EDIT + b"\nbye\n" + HIDDEN), mine(later)])
 
 
-def test_the_trees_of_patches_that_cancel_each_other_are_stored(objects: Objects) -> None:
-    base = objects.store_files([("x", git.REGULAR, b"a\nc\n")])
-    back = EDIT.replace(b"-a\n+b\n", b"-b\n+a\n")
-    steps = apply.apply_patches(objects, "mini", base, [mine(EDIT), mine(back)]).steps
-
-    assert [objects.whole(step.tree) for step in steps] == [True, True]
 
 
 @pytest.mark.parametrize("mode", [git.LINK, git.SUBMODULE])
@@ -301,17 +248,14 @@ def test_links_and_submodules_are_refused(objects: Objects, mode: str) -> None:
     assert apply.apply_patches(objects, "mini", trees[0], [removal]).tree == file
 
 
-# Keys, and what is not done again.
-
-WORDS = st.text("abc", min_size=1, max_size=2)
 @pytest.fixture(name="stack")
 def _stack(host: Host) -> Host:
     """Return a stack that carries a pull request, part of which it leaves out, and five patches of ours."""
-    host.work.commit({"a.txt": TEXT.encode(), "b.txt": b"b\n", "c.txt": b"c\n"})
+    host.work.commit({"a.txt": TEXT, "b.txt": b"b\n", "c.txt": b"c\n"})
     host.lock()
     host.carry(7, host.pull(7, {"b.txt": b"picked\n", "c.txt": b"left out\n"}), excluded=("c.txt",))
     for number in range(5):
-        host.ours(f"{number}.patch", {"a.txt": edited(*((f"line {4 * one + 1}", f"changed {one}") for one in range(number + 1)))})
+        host.ours(f"{number}.patch", {"a.txt": edited(*((4 * one + 1, f"changed {one}\n") for one in range(number + 1)))})
     return host
 
 
@@ -351,8 +295,8 @@ def wrong(folder: Path) -> str:
 
 @pytest.fixture(name="made")
 def _made(repository: Repository) -> bytes:
-    repository.commit({"a.txt": TEXT.encode()})
-    return repository.change({"a.txt": edited(("line 7", "line seven"))})
+    repository.commit({"a.txt": TEXT})
+    return repository.change({"a.txt": edited((7, "line seven\n"))})
 
 
 def test_a_series_and_its_folder_must_agree(tmp_path: Path, made: bytes) -> None:
@@ -383,13 +327,6 @@ MAIL = (
 )
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"diff --git a/x b/x\n--- a/x\n+++ b/x\n", b"Subject: x\n\nUpstream-Status: Pending\n", b"\xff" * 50]
-)
-def test_what_is_no_mail_with_a_diff_is_refused(data: bytes) -> None:
-    """A bare diff says neither why nor until when; a mail without a diff changes nothing."""
-    with refusal("patch-invalid", match=r"x\.patch is not a patch"):
-        patch.parse("x.patch", data)
 
 
 @given(st.binary(max_size=300), st.integers(0, 600))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,11 +13,10 @@ from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream
-from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
 
 if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Repository
+    from tests.unit.conftest import Host
 
 @pytest.fixture(name="begun")
 def _begun(host: Host) -> Host:
@@ -52,9 +50,6 @@ def verdict(host: Host, patch: Patch, record: Record, on: Base | None = None) ->
 
 def holds(found: dict[str, Evidence]) -> tuple[bool | None, ...]:
     return tuple(found[test].holds for test in ("ancestor", "patch-id", "reverse"))
-
-
-# Each test alone.
 
 
 def test_what_was_merged_and_altered_since_is_known_by_its_ancestor_alone(begun: Host) -> None:
@@ -101,59 +96,3 @@ def test_what_is_in_a_release_archive_is_known_by_taking_it_away_alone(begun: Ho
     assert found["reverse"].says == "1.1 holds the whole change"
     assert found["ancestor"].says == "there is no merge commit"
     assert found["patch-id"].says == "the history of 1.1 is not known here"
-
-
-# What they do not find.
-
-
-def test_a_history_that_is_not_there_is_no_evidence(begun: Host) -> None:
-    """A base that was fetched alone is no evidence that it lacks a commit."""
-    begun.pull(7, {"a.txt": edited((3, "line three\n"))})
-    record, one = pinned(begun, 7, begun.squash(7))
-    tip = begun.work.commit({"a.txt": edited((3, "line 3.0\n"))}, "Later")
-    begun.push()
-    begun.cache = begun.cache.with_name("fresh")
-    context = begun.context()
-    for commit in (record.merge, tip):
-        context.mirror(begun.url).commit(commit)
-    tree = context.mirror(begun.url).tree(context.objects.resolve(f"{tip}^{{tree}}"))
-    found = verdict(begun, one, record, Base("main", tree, tip))
-
-    assert holds(found) == (None, None, False)
-    assert all(found[test].says.startswith("the history of main is not known here") for test in ("ancestor", "patch-id"))
-
-
-# History.
-
-
-@pytest.fixture(name="objects")
-def _objects(repository: Repository, tmp_path: Path) -> Objects:
-    """Return an object database that borrows from the repository, as the store's does from mirrors."""
-    repository.commit({"a.txt": b"1\n"}, "Begin")
-    objects = Objects(tmp_path / "objects.git")
-    objects.borrow(repository.path)
-    return objects
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "touched"),
-    [
-        (b"a\nb\nc\n", b"a\nB\nc\n", True),
-        (b"a\nx\nc\n", b"a\nb\nx\nc\n", True),
-        (b"a\nb\nc\n", b"A\nb\nc\n", False),
-        (b"b\n", b"b", True),
-        (b"a\n\n", b"a\n", False),
-        (b"\x00b\n", b"\x00c\n", True),
-    ],
-    ids=["removed", "added", "beside it", "line end", "blank line", "binary"],
-)
-def test_a_change_touches_the_lines_that_it_removes_or_adds(
-    objects: Objects, repository: Repository, before: bytes, after: bytes, touched: bool
-) -> None:
-    """Context does not count, and neither do blank lines; what cannot be told counts."""
-    ids = []
-    for text in (before, after):
-        repository.commit({"a.txt": text})
-        ids.append(repository.git("rev-parse", "HEAD:a.txt"))
-
-    assert history.touches(objects, ids[0], ids[1], [b"b\n", b"\n"]) == touched
