@@ -100,6 +100,11 @@ class BuildError(SparkwrightError):
             "Read the wheel's requirements, then correct or remove the entry under `requires` in "
             "environment.yaml.",
         ),
+        "rule-mismatch": Advice(
+            "Upstream moved or reworded the lines that the rule was written for.",
+            "Read the file at the places listed, then adapt the rule and its expected number"
+            " of sites.",
+        ),
         "target-mismatch": Advice(
             "A library that was compiled here is not for the machine of the wheel, or needs more "
             "of that machine than the official library does.",

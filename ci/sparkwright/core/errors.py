@@ -110,17 +110,6 @@ class FileError(SparkwrightError):
             " wrong type (unquoted digits, say).",
             "Mend the file at the place named above; strings that consist of digits need quotes.",
         ),
-        "record-damaged": Advice(
-            "A record of a night, of drift or of a status is no such record, is cut off, or "
-            "has another name than it gives itself.",
-            "Take it from the artifacts of the run that made it, or remove it; the site "
-            "shows it as damaged until then.",
-        ),
-        "rule-mismatch": Advice(
-            "Upstream moved or reworded the lines that the rule was written for.",
-            "Read the file at the places listed, then adapt the rule and its expected number"
-            " of sites.",
-        ),
     }
 
 

@@ -111,6 +111,12 @@ class LabError(SparkwrightError):
             "A record of that day, stack and run is there already, and says something else: two jobs of one run record the same stack.",
             "Record each stack of a run once; the record that is there stays as it is.",
         ),
+        "record-damaged": Advice(
+            "A record of a night, of drift or of a status is no such record, is cut off, or "
+            "has another name than it gives itself.",
+            "Take it from the artifacts of the run that made it, or remove it; the site "
+            "shows it as damaged until then.",
+        ),
         "runner-busy": Advice(
             "Another run of `lab runner once` has this machine now.",
             "Wait for it to end; a machine has one GPU and does one job at a time.",

@@ -282,7 +282,7 @@ def _tokens(text: str, origin: str) -> Iterator[re.Match[str]]:
 
 def _refuse_cmake(text: str, origin: str, position: int) -> NoReturn:
     line = text.count("\n", 0, position) + 1
-    raise FileError(
+    raise BuildError(
         "rule-mismatch",
         f"{origin} is not well-formed CMake at line {line}.",
         details=[f"{origin}:{line}: {text.splitlines()[line - 1].strip()[:100]}"],
@@ -322,12 +322,12 @@ def rewrite(
         text = read(rule.file)
         if text is None:
             what = f"Rule {rule.name} is for {rule.file}, which the source tree does not have."
-            raise FileError("rule-mismatch", what, details=[rule.file])
+            raise BuildError("rule-mismatch", what, details=[rule.file])
         command = _match(rule, parse_cmake(text, rule.file))
         argument = command.arguments[rule.argument]
         if argument in values.setdefault(rule.file, {}):
             what = f"Rule {rule.name} changes a list that another rule changes."
-            raise FileError("rule-mismatch", what, details=[f"{rule.file}:{command.line}"])
+            raise BuildError("rule-mismatch", what, details=[f"{rule.file}:{command.line}"])
         after = ";".join([*filter(None, [argument.text]), *rule.append])
         values[rule.file][argument] = after
         sites.append(Site(rule.name, rule.file, command.line, argument.text, after))
@@ -351,7 +351,7 @@ def _match(rule: ArchRule, commands: Sequence[CMakeCommand]) -> CMakeCommand:
             f"{rule.file}:{command.line}: {mismatch or 'matches'}"
             for command, mismatch in candidates.items()
         ]
-        raise FileError(
+        raise BuildError(
             "rule-mismatch",
             f"Rule {rule.name} {what}.",
             details=details or [f"no {rule.command}({' '.join(rule.where)} …) in {rule.file}"],
@@ -385,7 +385,7 @@ def check_guards(objects: Objects, source: str, tree: str, guards: Sequence[Guar
     for guard in guards:
         for pattern in guard.patterns:
             if not guard.places(objects, source, pattern):
-                raise FileError(
+                raise BuildError(
                     "rule-mismatch",
                     f"Guard {guard.name} of archs.yaml guards nothing: no line holds {pattern!r}.",
                     todo="See where upstream moved the code, and correct the guard. It may go "

@@ -10,8 +10,8 @@ import msgspec
 
 from sparkwright.cherry_picks import drift
 from sparkwright.cherry_picks.drift import Document, Drift, Line
-from sparkwright.core.errors import FileError
 from sparkwright.core.files import reading
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.release.manifest.records import line
@@ -74,7 +74,7 @@ def read(paths: Sequence[Path]) -> Drifted:
     for path in sorted(paths):
         try:
             found = _told(path)
-        except FileError as error:
+        except LabError as error:
             if error.reference != "record-damaged":
                 raise
             wrong.append(problems.of(path.name, error))
@@ -95,7 +95,7 @@ def status(path: Path) -> Carried:
 def _told(path: Path) -> Document:
     found = _decoded(path, Document)
     if found.error or not found.drift:
-        raise FileError("record-damaged", f"{path.name} tells of no drift.", details=[line(str(found.error.get("what", "")))])
+        raise LabError("record-damaged", f"{path.name} tells of no drift.", details=[line(str(found.error.get("what", "")))])
     return found
 
 
@@ -108,7 +108,7 @@ def _decoded(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         says = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise FileError("record-damaged", line(f"{path.name} cannot be taken: {says}")) from error
+        raise LabError("record-damaged", line(f"{path.name} cannot be taken: {says}")) from error
 
 
 def _report(one: Drift) -> Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.core.errors import FileError
+from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import problems
 from sparkwright.operate.site.problems import Problem
 from sparkwright.operate.site.records import FORMAT, Night
@@ -70,7 +70,7 @@ def _read(folder: Path, name: str) -> Night | Problem:
 
 
 def _damaged(name: str, says: str) -> Problem:
-    return problems.of(name, FileError("record-damaged", line(says)))
+    return problems.of(name, LabError("record-damaged", line(says)))
 
 
 def places(nights: Sequence[Night]) -> dict[str, str]:
