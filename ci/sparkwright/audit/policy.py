@@ -20,9 +20,6 @@ from sparkwright.core.errors import FileError
 
 _ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
 
-#: Nothing is allowed without one.
-Reason = Annotated[str, msgspec.Meta(pattern=r"\S", description="A reason.")]
-
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every record of the file; an unknown field is an error."""
@@ -41,7 +38,7 @@ class Allowed(_Record, frozen=True):
 
     arch: str
     most: int
-    reason: Reason
+    reason: strict_yaml.Prose
 
 
 class Opcode(_Record, frozen=True):
@@ -71,7 +68,7 @@ class TrapFree(_Record, frozen=True):
     """
 
     kernels: str
-    reason: Reason
+    reason: strict_yaml.Prose
 
 
 class LibraryPolicy(_Record, frozen=True):

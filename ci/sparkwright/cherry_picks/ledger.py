@@ -22,9 +22,6 @@ from sparkwright.forks.lock import UNRESOLVED
 
 PullState = Literal["open", "merged", "closed", "unresolved"]
 
-#: Text that a person wrote.
-Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
-
 Commit = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved)\Z")]
 Day = Annotated[str, msgspec.Meta(pattern=r"\A([0-9]{4}-[0-9]{2}-[0-9]{2}|never|unresolved)\Z")]
 
@@ -59,11 +56,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     base: Commit
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64}|unresolved)\Z")]
     patch_id: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|unresolved|)\Z")]
-    reason: Prose
-    drop_when: Prose
+    reason: strict_yaml.Prose
+    drop_when: strict_yaml.Prose
     merge: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|)\Z")] = ""
     files: tuple[str, ...] = ()
-    stacks: dict[str, dict[str, Prose]] = {}
+    stacks: dict[str, dict[str, strict_yaml.Prose]] = {}
 
     def __post_init__(self) -> None:
         for day in {self.seen, self.date} - {"never", UNRESOLVED}:
@@ -154,8 +151,8 @@ class Idea(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         needed: The releases that need it, and the one that took it.
     """
 
-    says: Prose
-    needed: Prose
+    says: strict_yaml.Prose
+    needed: strict_yaml.Prose
 
 
 def load_ideas(root: Path) -> dict[str, dict[str, Idea]]:

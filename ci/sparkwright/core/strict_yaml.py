@@ -9,7 +9,7 @@ type or field of an unknown name.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
@@ -18,6 +18,9 @@ from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_text
 
 T = TypeVar("T")
+
+#: Text that a person wrote, not blank.
+Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 #: Bytes of the largest reviewed file.
 LARGEST = 4 << 20

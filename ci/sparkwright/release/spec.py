@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from sparkwright.builder.arch.rules import Prose
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, WheelError
+from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.archive import safe_path
 from sparkwright.forks.stack import Project, SourceError
 

@@ -47,8 +47,6 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 
-#: Text that a person wrote, not blank; a `Line` has no line break.
-Prose = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Line = Annotated[str, msgspec.Meta(pattern=r"^[^\n]*\S[^\n]*$")]
 Lines = Annotated[tuple[Line, ...], msgspec.Meta(min_length=1)]
 
@@ -76,9 +74,9 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     argument: Annotated[int, msgspec.Meta(ge=0)]
     expect: str
-    append: Annotated[tuple[Prose, ...], msgspec.Meta(min_length=1)]
-    reason: Prose
-    drop_when: Prose
+    append: Annotated[tuple[strict_yaml.Prose, ...], msgspec.Meta(min_length=1)]
+    reason: strict_yaml.Prose
+    drop_when: strict_yaml.Prose
     under: tuple[str, ...] = ()
 
 
@@ -93,7 +91,7 @@ class DroppedUnits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fork: str
     unit: str
-    reason: Prose
+    reason: strict_yaml.Prose
 
     def covers(self, source: str) -> bool:
         return fnmatchcase(source, self.unit)
