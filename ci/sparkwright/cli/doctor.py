@@ -25,8 +25,6 @@ CheckState = Literal["ready", "look", "missing", "not-run"]
 LEAST_MEMORY, LEAST_DISK = 16 * 1024**3, 25_000_000_000
 #: The first driver branch for CUDA 13.
 CUDA13_DRIVER = 580
-#: The architecture of a Spark, for which other machines cross-compile.
-SPARK = "aarch64"
 #: Fact → Debian's package, what needs it, and the state without it.
 PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
     "git": ("git", "every command", "missing"),

@@ -146,6 +146,7 @@ def _show(done: installation.Done) -> dict[str, Any]:
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
     gates = ", ".join(dict.fromkeys(item.rung for item in done.missing))
     rows += [["not proved", "", gates]] if gates else []
+    # The table loads rich, for which nothing to do leaves no time.
     if done.state == "there already" or not rows:
         console.result(titles[done.state])
     else:
@@ -207,8 +208,20 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         f"signed by {index.by} (known from {index.trust.said}) on {manifest.made[:10]}, "
         f"good until {manifest.expires[:10]}"
     )
+    cells = [
+        [
+            ("* " if row.installed else "  ") + row.name,
+            row.channel,
+            row.made[:10],
+            "\n".join(f"{name} {version}" for name, version in row.versions.items()),
+            size(row.size),
+            ", ".join(row.missing),
+            f"yanked: {row.yanked}" if row.yanked else "" if row.fits else "not for this machine",
+        ]
+        for row in rows
+    ]
     columns = ["  release", "channel", "made", "versions", ">size", "not proved", ""]
-    console.table(title, columns, [_cells(row) for row in rows], result=True)
+    console.table(title, columns, cells, result=True)
     if not rows and manifest.entries:
         console.note(
             "No such release is verified; `--channel candidate` lists the candidates and the gates "
@@ -220,22 +233,6 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         "signed_by": index.by,
         "releases": rows,
     }
-
-
-def _cells(row: listing.Row) -> list[str]:
-    lacks: dict[str, list[str]] = {}
-    for missing in row.missing:
-        rung, _, verdict = missing.partition(": ")
-        lacks.setdefault(verdict, []).append(rung)
-    return [
-        ("* " if row.installed else "  ") + row.name,
-        row.channel,
-        row.made[:10],
-        "\n".join(f"{name} {version}" for name, version in row.versions.items()),
-        size(row.size),
-        "\n".join(f"{verdict}: {', '.join(rungs)}" for verdict, rungs in lacks.items()),
-        f"yanked: {row.yanked}" if row.yanked else "" if row.fits else "not for this machine",
-    ]
 
 
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:

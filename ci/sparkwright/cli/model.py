@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,6 @@ from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.gates.errors import ModelError
 from sparkwright.gates.model import checkpoint, modules, roofline
-
-#: Rows shown; the others are those with the fewest bytes read per token.
-SHOWN = 24
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -110,7 +108,6 @@ def _show(audit: modules.Audit) -> None:
         f"{audit.tensors:,} tensors"
     )
     reads = f">read for {step.batch} tokens" if step.batch > 1 else ">read for a token"
-    most = {id(row) for row in sorted(audit.rows, key=lambda row: -row.read_batch)[:SHOWN]}
     rows = [
         [
             row.group,
@@ -123,12 +120,9 @@ def _show(audit: modules.Audit) -> None:
             f"{row.read_batch / step.weights if step.weights else 0:.1%}",
         ]
         for row in audit.rows
-        if id(row) in most
     ]
     columns = ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"]
     console.table(title, columns, rows, result=True)
-    if len(audit.rows) > SHOWN:
-        console.note(f"{len(audit.rows) - SHOWN} more kinds of modules; --json has all")
     if audit.experts[0]:
         every, taken, read = audit.experts
         console.result(
@@ -140,12 +134,13 @@ def _show(audit: modules.Audit) -> None:
         f"{size(step.cache)} of the context ({step.context:,} tokens each, {size(audit.kept)} "
         f"for a token, {size(audit.state)} of states)"
     )
-    for note in audit.notes:
-        console.note(note)
-    unquantised: dict[str, float] = {}
+    unquantised = Counter[str]()
     for row in audit.rows:
         if row.told and not row.quantised:
-            unquantised[row.group] = unquantised.get(row.group, 0.0) + row.read_batch
-    for group, count in sorted(unquantised.items(), key=lambda item: -item[1]):
-        if count >= 1e6:
-            console.note(f"not quantised: {group}, {size(count)} of each step")
+            unquantised[row.group] += round(row.read_batch)
+    groups = [(group, count) for group, count in unquantised.most_common() if count >= 1e6]
+    for note in (
+        *audit.notes,
+        *(f"not quantised: {group}, {size(count)} of each step" for group, count in groups),
+    ):
+        console.note(note)
