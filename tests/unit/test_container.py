@@ -120,7 +120,7 @@ def test_a_described_python_selects_the_same_files_as_it_would_itself() -> None:
     stated = [tag for tag in sys_tags() if not tag.platform.startswith("linux_")]
 
     assert python.selection()["tags"] == stated
-    assert pylock.wheels(project, python=python) == pylock.wheels(project)
+    assert pylock.wheels(project, python) == pylock.wheels(project)
 
 
 @pytest.mark.parametrize("options", [["--base", ID], ["--container", "--target", "aarch64"]])

@@ -130,7 +130,7 @@ def build(
 
 def needed(context: RunContext, python: Interpreter) -> tuple[LockedWheel, ...]:
     """Return the files of the package index that a build by *python* reads, sorted."""
-    files = set(pylock.wheels(context.project, python=python))
+    files = set(pylock.wheels(context.project, python))
     for fork in context.forks:
         if base := context.lock.forks[fork].bases.get(python.machine):
             files.add((base.name, base.filename, base.sha256))

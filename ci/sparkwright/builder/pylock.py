@@ -7,7 +7,6 @@ Wheels are named by file and hash, not by address: they come from the index that
 from __future__ import annotations
 
 import concurrent.futures
-import platform
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,11 +83,9 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     ]
 
 
-def wheels(
-    project: Project, machine: str = "", python: Interpreter | None = None
-) -> tuple[LockedWheel, ...]:
+def wheels(project: Project, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:
     """Return the selection of the stack's ``pylock.toml``, as `select` does."""
-    return select(project.build_folder / "pylock.toml", machine, python)
+    return select(project.build_folder / "pylock.toml", python)
 
 
 def cuda(project: Project) -> str:
@@ -103,38 +100,26 @@ def cuda(project: Project) -> str:
     return "".join("cu" + "".join(version.split(".")[:2]) for version in versions)
 
 
-def select(
-    path: Path, machine: str = "", python: Interpreter | None = None
-) -> tuple[LockedWheel, ...]:
+def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:
     """
-    Return the selection of the lock at *path*, sorted.
-
-    Args:
-        machine: The machine to select for; empty for this one.
-        python: The Python to select for; None for this one, or its like on another *machine*.
+    Return the selection of the lock at *path* for *python*, by default this one, sorted.
 
     Raises:
-        file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that machine.
+        file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that Python.
     """
-    machine = machine or platform.machine()
-    if python is None and machine != platform.machine():
-        python = Interpreter(platform.python_version(), machine)
+    chosen = []
     try:
-        return _selection(tomllib.loads(path.read_text("utf-8")), python)
+        lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
+        for package, file in lock.select(**(python.selection() if python else {})):
+            if not isinstance(file, PackageWheel):
+                raise ValueError(f"{package.name} is not locked as a wheel")
+            chosen.append((str(package.name), str(file.filename), file.hashes["sha256"]))
     except (OSError, ValueError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
-            f"{path} does not lock the tools for this Python and {machine}.",
+            f"{path} does not lock the tools for {python or 'this Python'}.",
             details=[str(error)],
         ) from error
-
-
-def _selection(lock: dict[str, Any], python: Interpreter | None) -> tuple[LockedWheel, ...]:
-    chosen = []
-    for package, file in Pylock.from_dict(lock).select(**(python.selection() if python else {})):
-        if not isinstance(file, PackageWheel):
-            raise ValueError(f"{package.name} is not locked as a wheel")
-        chosen.append((str(package.name), str(file.filename), file.hashes["sha256"]))
     return tuple(sorted(chosen))
 
 
@@ -149,9 +134,8 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         source-unreachable: The requirements cannot be resolved on the index.
         not-provided: A project has no wheel for the machines that sparkwright builds on.
     """
-    compiled = compile_requirements(
-        store, source, "--universal", "--python-version", "3.11", *options
-    )
+    options = ("--universal", "--python-version=3.11", *options)
+    compiled = tomllib.loads(_compile(store, source, *options))
     lines = [
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
@@ -185,9 +169,9 @@ def resolve(store: Store, source: Path, *options: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def compile_requirements(store: Store, source: Path, *options: str) -> dict[str, Any]:
+def _compile(store: Store, source: Path, *options: str) -> str:
     """
-    Return the lock of the requirements in the file *source* as uv resolves them.
+    Return the lock of the requirements in the file *source* as uv writes it.
 
     Raises:
         source-unreachable: The requirements cannot be resolved on the index.
@@ -205,7 +189,7 @@ def compile_requirements(store: Store, source: Path, *options: str) -> dict[str,
         *(*options, str(source)),
     ]
     try:
-        return tomllib.loads(process.output(command, env=env))
+        return process.output(command, env=env)
     except CommandError as error:
         raise SourceError(
             "source-unreachable", f"{source} cannot be resolved.", details=error.details
@@ -242,32 +226,21 @@ def required(context: RunContext, python: Interpreter, requirements: Sequence[st
     Raises:
         offline: They are not resolved or not downloaded, and the run is offline.
         source-unreachable, source-mismatch, disk-full: As `download`.
-        not-provided: A requirement has no wheel for that Python.
     """
     store = context.store
     key = content_key("program", {"requires": requirements, "python": python})
-    files = store.get("program", key, tuple[LockedWheel, ...])
-    if files is None:
+    path = store.root / "cache" / f"program-{key[:16]}.toml"
+    if not path.exists():
         if context.offline:
             raise SourceError(
                 "offline",
                 f"The requirements of sparkwright on Python {python.version} are not resolved.",
             )
         source = store.write("cache/program.in", "\n".join([*requirements, ""]).encode())
-        compiled = compile_requirements(
-            store,
-            source,
+        options = [
             "--only-binary=:all:",
             f"--python-version={python.version}",
             f"--python-platform={python.machine}-unknown-linux-gnu",
-        )
-        try:
-            files = _selection(compiled, python)
-        except (ValueError, PylockSelectError) as error:
-            raise SourceError(
-                "not-provided",
-                "A requirement of sparkwright has no wheel for the Python of the image.",
-                details=[str(error)],
-            ) from error
-        store.put("program", key, files)
-    return download(store, files, offline=context.offline)
+        ]
+        store.write(path, _compile(store, source, *options).encode())
+    return download(store, select(path, python), offline=context.offline)

@@ -482,5 +482,6 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
 
 
 def _linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
-    wheels = pylock.wheels(context.project, context.machine)
+    python = pylock.Interpreter(platform.python_version(), context.machine)
+    wheels = pylock.wheels(context.project, python)
     return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))
