@@ -174,8 +174,8 @@ class Made:
     def drift(self, number: int = 1, *, conflict: str = "clamp.patch", says: str = "hunk 1 of 2 stands nowhere") -> Path:
         """Write what ``drift --json`` printed on the *number*-th day."""
         trials = (
-            Trial("fits.patch", "1" * 64, "0.34.0", "applies", 0, (0, 4), ()),
-            Trial(conflict, "2" * 64, "0.34.0", "conflict", 0, (1, 9), (), (says,)),
+            Trial("fits.patch", "1" * 64, "0.34.0", "applies", (0, 4), ()),
+            Trial(conflict, "2" * 64, "0.34.0", "conflict", (1, 9), (), (says,)),
         )
         made = Drift("vllm", STACK, self.day(number), ("0.34.0",), trials)
         path = self.folder / f"drift-{number}.json"

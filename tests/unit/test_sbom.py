@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAME = WheelName("mini_vllm", "0.33.0+spark.2026.11.p0", "cp38-abi3-manylinux_2_28_aarch64")
 COMMIT, URL = "a" * 40, "https://github.com/acme/mini.git"
 OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", "e" * 40)
-PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568, 3)
+PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568)
 GIT = SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
 FOLDER = FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True)
 PARTS = SbomInput(

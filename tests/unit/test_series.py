@@ -179,7 +179,6 @@ def test_a_pick_may_move_where_ours_may_not(objects: Objects) -> None:
     assert objects.blob(done.tree, "a") == b"new\n" * 5 + edited((20, "line twenty\n"))
     assert tried(objects, other, mine(data)).status == "conflict"
     assert tried(objects, other, mine(data), movable=True) == done
-    assert apply.apply_patches(objects, "mini", other, [picked(data)]).steps[0].moved == 1
 
 
 

@@ -39,7 +39,7 @@ def repository(world: World) -> Repository:
 
 
 def trial(state: str, patch: str = "a.patch", says: tuple[str, ...] = ()) -> Trial:
-    return Trial(patch, "0" * 64, "1.1.0", state, 0, (3, 4), (), says)  # type: ignore[arg-type]
+    return Trial(patch, "0" * 64, "1.1.0", state, (3, 4), (), says)  # type: ignore[arg-type]
 
 
 def night(*trials: Trial) -> Drift:

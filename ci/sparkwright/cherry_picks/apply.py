@@ -39,7 +39,6 @@ class AppliedPatch(msgspec.Struct, frozen=True):
 
     Attributes:
         pick: Number of the pull request; 0 for a patch of ours.
-        moved: Number of hunks that were applied at other lines than they name.
     """
 
     name: str
@@ -48,7 +47,6 @@ class AppliedPatch(msgspec.Struct, frozen=True):
     reason: str
     tree: str
     pick: int = 0
-    moved: int = 0
 
 
 class PatchedTree(msgspec.Struct, frozen=True):
@@ -72,7 +70,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         tree: The tree after it; the tree before it unless it was applied.
-        moved: See `AppliedPatch`.
+        moved: Number of hunks that were applied at other lines than they name.
         says: git's messages, or the reason for the status.
     """
 
@@ -148,7 +146,6 @@ def apply_patches(
                 patch.reason,
                 outcome.tree,
                 patch.pick,
-                outcome.moved,
             )
             for patch, outcome in zip(patches, outcomes, strict=True)
         ]
@@ -277,8 +274,8 @@ def _text(git: Git, path: str) -> bytes:
 def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in patch.sections():
-        text = _text(git, part.old) if part.hunks and part.old else b""
-        places = [(hunk, hunk.places(text)) for hunk in part.hunks if part.old]
+        hunks = part.hunks if part.old else ()
+        places = [(hunk, hunk.places(_text(git, part.old))) for hunk in hunks]
         if not all(hunk.start in lines for hunk, lines in places):
             for hunk, lines in places:
                 if len(lines) > 1 or not hunk.before:

@@ -17,7 +17,7 @@ from sparkwright.cherry_picks import apply, ledger, series
 from sparkwright.cherry_picks import upstream as history
 from sparkwright.cherry_picks.patch import Patch, PatchError, without
 from sparkwright.cherry_picks.patch import standing as added_in
-from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, evidence
+from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
@@ -51,7 +51,6 @@ class Trial(msgspec.Struct, frozen=True):
         state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``:
             a conflict, but most of the added lines are there, so that upstream took it and changed
             it since, which no test proves.
-        moved: Hunks that apply at other lines than they name.
         standing: Added lines that the base has, of how many.
         evidence: Results of the three tests; empty if the patch applies.
     """
@@ -60,7 +59,6 @@ class Trial(msgspec.Struct, frozen=True):
     sha256: str
     base: str
     state: TrialState
-    moved: int
     standing: tuple[int, int]
     evidence: tuple[Evidence, ...]
     says: tuple[str, ...] = ()
@@ -159,7 +157,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
             elif outcome.status == "empty":
                 state = "empty"
         pins = (patch.name, patch.sha256, base.name)
-        tried.append(Trial(*pins, state, outcome.moved, standing, tests, outcome.says))
+        tried.append(Trial(*pins, state, standing, tests, outcome.says))
     return tried
 
 
@@ -258,23 +256,6 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""
 
 
-class BisectResult(msgspec.Struct, frozen=True):
-    """
-    The upstream commit that changes the state of a patch.
-
-    Attributes:
-        before, after: The state on its parent and on itself.
-        line: Its id, day and subject.
-        page: The page of the pull request that its subject names.
-    """
-
-    commit: str
-    before: str
-    after: str
-    line: str
-    page: str
-
-
 def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
     """
     Return the patch *name* (a file, with or without its suffix, or a number) after those before it.
@@ -292,10 +273,12 @@ def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
     )
 
 
-def bisect(fork: Upstream, patches: Sequence[Patch], start: str, end: str) -> BisectResult:
+def bisect(
+    fork: Upstream, patches: Sequence[Patch], start: str, end: str
+) -> tuple[Commit, str, str]:
     """
     Return the first commit of the branch after *start* at which the last of *patches* stops or
-    begins to apply, after those before it.
+    begins to apply, after those before it; with its states on the parent and on the commit.
 
     Args:
         start: Empty for the base of the pull request.
@@ -343,10 +326,8 @@ def bisect(fork: Upstream, patches: Sequence[Patch], start: str, end: str) -> Bi
             old, before = commit, tried
         else:
             new, after = commit, tried
-    change = history.commit(objects, new)
-    page = book.page(change.number) if change.number else ""
     was, now = (
         MEANING[end.state] + (f" ({end.proof})" if end.state == "already-upstream" else "")
         for end in (before, after)
     )
-    return BisectResult(new, was, now, change.line(), page)
+    return history.commit(objects, new), was, now

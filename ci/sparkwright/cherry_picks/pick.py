@@ -238,56 +238,34 @@ def pin(
     return book.by_number[number]
 
 
-class WatchedPull(msgspec.Struct, frozen=True):
-    """
-    A pull request of the ledger, and what changed.
-
-    Attributes:
-        state, seen: As the ledger has them now.
-        previous: The day on which it was last seen before.
-        visible: Whether it could be looked at; git alone does not see one that is not merged, if
-            the repository at hand lacks the refs of pull requests.
-        changes: A line per change; empty if nothing did.
-        stacks: The stacks that carry it.
-    """
-
-    fork: str
-    name: str
-    title: str
-    state: str
-    seen: str
-    previous: str
-    visible: bool
-    changes: tuple[str, ...]
-    stacks: tuple[str, ...]
-
-
-def refresh(context: RunContext, fork: str) -> list[WatchedPull]:
+def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[str] | None]]:
     """
     Look at every pull request of the ledger of *fork*, by GitHub's API or else by git alone, and
     write what the pins do not depend on: the day, the state of one that is not merged, and a title
     and an author that were unresolved. New commits are taken by `pin`.
 
+    Returns:
+        Each record before and now, with a line per change; None if it could not be looked at: git
+        alone does not see one that is not merged, if the repository lacks the refs of pull
+        requests.
+
     Raises:
         offline, source-unreachable: Neither the API nor the repository answers.
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
-        book, watched, by_api = ledgers.require(context.project.root, fork), [], True
+        book, by_api = ledgers.require(context.project.root, fork), True
+        watched = list[tuple[Record, Record, list[str] | None]]()
         for old in book.records:
-            fresh, changes, pull = old, list[str](), None
             try:
                 pull = snapshot_by_api(context, book, old.number) if by_api else None
                 by_api = pull is not None
                 pull = pull or snapshot_by_git(context, book, old.number)
-                changes, fresh = _changes(old, pull), _refreshed(old, pull)
+                watched.append((old, _refreshed(old, pull), _changes(old, pull)))
             except GitHubError as error:
                 if error.reference != "pull-request-gone":
                     raise
-                changes += ["it does not exist any more"] if by_api else []
-            visible, stacks = bool(pull or changes), tuple(old.stacks)
-            state = (fresh.title, fresh.state, fresh.seen, old.seen, visible)
-            watched.append(WatchedPull(fork, old.name, *state, tuple(changes), stacks))
-            book = book.with_record(fresh)
+                watched.append((old, old, ["it does not exist any more"] if by_api else None))
+            book = book.with_record(watched[-1][1])
         ledgers.write(context.project.root, fork, book)
     return watched
 

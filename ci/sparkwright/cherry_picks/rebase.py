@@ -83,20 +83,6 @@ class WorktreeState(msgspec.Struct, frozen=True):
     inputs: str
 
 
-class Rebased(msgspec.Struct, frozen=True):
-    """
-    The result of a rebase.
-
-    Attributes:
-        outcomes: Of the picks, and of the patches that have a commit.
-        stopped: The patch at which git am stopped for a person; empty if there is none.
-    """
-
-    folder: str
-    outcomes: dict[str, str]
-    stopped: str
-
-
 def folder_of(context: RunContext, fork: str) -> Path:
     """Return the worktree of *fork*, which is in the checkout because a cache may be removed."""
     return context.project.root / ".rebase" / context.project.stack / fork
@@ -104,13 +90,17 @@ def folder_of(context: RunContext, fork: str) -> Path:
 
 def start(
     upstream: Upstream, base: Base, files: Mapping[str, str] = {}, gone: Mapping[str, str] = {}
-) -> Rebased:
+) -> tuple[dict[str, str], str]:
     """
     Make the worktree: every patch of the series as a commit on *base*, up to the first that needs a
     person.
 
     Args:
         files, gone: See `WorktreeState`.
+
+    Returns:
+        The outcome of each pick, and of each patch that has a commit; and the patch at which git am
+        stopped, empty if there is none.
 
     Raises:
         rebase-unfinished: There is a worktree already.
@@ -157,7 +147,7 @@ def start(
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states = {pick.name: str(reply.status) for pick, reply in tried}
     states |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
-    return Rebased(str(folder), states, stopped)
+    return states, stopped
 
 
 def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:

@@ -277,30 +277,36 @@ def run_rebase(arguments: argparse.Namespace) -> int:
         base = upstream.named(arguments.onto, series.of(context, upstream.fork))
         if upstream.mirror and base.commit:
             upstream.mirror.tree(base.tree)
-    rebased = rebase.start(upstream, base)
-    console.document({"rebase": rebased})
-    _show_rebased(upstream, base, rebased)
+    _start_rebase(upstream, base)
     console.result(
-        f"Everything is committed in {rebased.folder}; edit it there, then run: sparkwright patch "
-        f"export --stack {context.project.stack} --fork {upstream.fork}"
+        f"Everything is committed in {rebase.folder_of(context, upstream.fork)}; edit it there, "
+        f"then run: sparkwright patch export --stack {context.project.stack} --fork {upstream.fork}"
     )
     return 0
 
 
-def _show_rebased(upstream: Upstream, base: Base, rebased: rebase.Rebased) -> None:
+def _start_rebase(
+    upstream: Upstream, base: Base, files: Mapping[str, str] = {}, gone: Mapping[str, str] = {}
+) -> None:
     """
-    Print the outcome of every patch.
+    Make the worktree, and print the outcome of every patch.
+
+    Args:
+        files, gone: See `rebase.WorktreeState`.
 
     Raises:
         patch-conflict: A patch stopped in the worktree; the error has the report.
     """
-    context, fork, folder = upstream.context, upstream.fork, rebased.folder
-    rows = [[name, outcome] for name, outcome in rebased.outcomes.items()]
+    context, fork = upstream.context, upstream.fork
+    outcomes, stopped = rebase.start(upstream, base, files, gone)
+    folder = str(rebase.folder_of(context, fork))
+    console.document({"rebase": {"folder": folder, "outcomes": outcomes, "stopped": stopped}})
+    rows = [[name, outcome] for name, outcome in outcomes.items()]
     console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
-    if rebased.stopped:
+    if stopped:
         write = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         steps = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = drift.up_to(series.of(context, fork), rebased.stopped)
+        *earlier, patch = drift.up_to(series.of(context, fork), stopped)
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
@@ -415,8 +421,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
         ],
         result=True,
     )
-    rebased = rebase.start(upstream, plan.base, plan.files, plan.gone)
-    _show_rebased(upstream, plan.base, rebased)
+    _start_rebase(upstream, plan.base, plan.files, plan.gone)
     between = rebase.compare(upstream)
     changed = rebase.export(context, fork)
     compiled = context.project.fork(fork).build != "headers"
@@ -440,9 +445,12 @@ def run_bisect(arguments: argparse.Namespace) -> int:
     context = options.checkout(arguments)
     upstream = Upstream(context, only_fork(context))
     patches = drift.up_to(series.of(context, upstream.fork), arguments.patch)
-    result = drift.bisect(upstream, patches, arguments.start, arguments.end)
-    lines = [result.line, result.page, f"before it: {result.before}", f"with it: {result.after}"]
+    change, before, after = drift.bisect(upstream, patches, arguments.start, arguments.end)
+    page = upstream.book.page(change.number) if change.number else ""
+    lines = [change.line(), page, f"before it: {before}", f"with it: {after}"]
     console.result("\n".join(filter(None, lines)))
+    states = {"before": before, "after": after}
+    result = {"commit": change.commit, "line": change.line(), "page": page, **states}
     console.document({"bisect": result})
     return 0
 
@@ -451,23 +459,41 @@ def run_watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
     forks = [fork for fork in context.forks if ledger.load(context.project.root, fork).url]
-    watched = [pull for fork in forks for pull in pick.refresh(context, fork)]
+    watched = [
+        (fork, old, record, changes)
+        for fork in forks
+        for old, record, changes in pick.refresh(context, fork)
+    ]
     rows = [
         [
-            f"{pull.fork}{pull.name}",
-            pull.state,
-            pull.previous,
-            "\n".join(pull.changes) or ("nothing" if pull.visible else "not seen by git alone"),
-            ", ".join(pull.stacks) or "watched",
-            pull.title,
+            f"{fork}{record.name}",
+            record.state,
+            old.seen,
+            "not seen by git alone" if changes is None else "\n".join(changes) or "nothing",
+            ", ".join(record.stacks) or "watched",
+            record.title,
         ]
-        for pull in watched
+        for fork, old, record, changes in watched
     ]
     columns = ["pull request", "state", "last seen", "changed since", "stacks", "title"]
     console.table("ledger", columns, rows, result=True)
-    changed = [pull for pull in watched if pull.changes]
-    console.result(f"{len(changed)} of {len(watched)} pull requests changed")
+    changed = sum(bool(changes) for *_, changes in watched)
+    console.result(f"{changed} of {len(watched)} pull requests changed")
     if changed:
         console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
-    console.document({"pulls": watched})
+    pulls = [
+        {
+            "fork": fork,
+            "name": record.name,
+            "title": record.title,
+            "state": record.state,
+            "seen": record.seen,
+            "previous": old.seen,
+            "visible": changes is not None,
+            "changes": changes or [],
+            "stacks": list(record.stacks),
+        }
+        for fork, old, record, changes in watched
+    ]
+    console.document({"pulls": pulls})
     return 0
