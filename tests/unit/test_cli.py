@@ -212,6 +212,7 @@ def test_doctor_goes_on_without_the_part_full(cli: Cli, mini: Mini, bare: Sequen
     assert done.returncode == 0, done.stderr
     assert (checks["part full"]["state"], checks["part full"]["found"]) == ("missing", "the part full is not installed")
     assert "[full]" in checks["part full"]["mend"]
+    assert checks["package index"]["found"] == "not asked, as the part full is not installed"
     assert checks["upstream host"]["state"] == checks["git"]["state"] == "ready"
 
 

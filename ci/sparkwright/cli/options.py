@@ -153,42 +153,6 @@ def add_channel(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_compiling(parser: argparse.ArgumentParser) -> None:
-    """Add the limits of commands that compile, and the folder of their wheels."""
-    parser.add_argument(
-        "--jobs",
-        type=number(int, 1, 4096),
-        default=0,
-        help="units compiled at once (default: one per core)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=number(float, 0.5, 1e6, "gigabytes"),
-        default=0,
-        metavar="GB",
-        help="memory of all compilers together (default: 85 %% of the available memory)",
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder for the wheels (default: dist)"
-    )
-
-
-def add_signer(parser: argparse.ArgumentParser, key: str) -> None:
-    """Add the signer of an index: *key*, an option for a private key, or ``--identity``."""
-    signer = parser.add_mutually_exclusive_group()
-    signer.add_argument(
-        key,
-        type=Path,
-        metavar="FILE",
-        help="the private key that signs (made by `sparkwright release key`)",
-    )
-    signer.add_argument(
-        "--identity",
-        action="store_true",
-        help="sign with Sigstore, as the identity of the workflow that runs this",
-    )
-
-
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--flag`` and ``--variable``, the arguments and the environment of a server."""
     parser.add_argument(

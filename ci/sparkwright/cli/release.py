@@ -96,7 +96,18 @@ def _add_publisher(parser: argparse.ArgumentParser) -> None:
     """Add the options for the index and its signer."""
     add = parser.add_argument
     add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the index")
-    options.add_signer(parser, "--key")
+    signer = parser.add_mutually_exclusive_group()
+    signer.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="the private key that signs (made by `sparkwright release key`)",
+    )
+    signer.add_argument(
+        "--identity",
+        action="store_true",
+        help="sign with Sigstore, as the identity of the workflow that runs this",
+    )
     add(
         "--predecessor",
         type=Path,

@@ -68,8 +68,21 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="by the stack's policy, or by the rules for any wheel (default: stack for a wheel "
         "with our build record, else any)",
     )
-    options.add_compiling(parsers["build"])
     add = parsers["build"].add_argument
+    add(
+        "--jobs",
+        type=options.number(int, 1, 4096),
+        default=0,
+        help="units compiled at once (default: one per core)",
+    )
+    add(
+        "--memory",
+        type=options.number(float, 0.5, 1e6, "gigabytes"),
+        default=0,
+        metavar="GB",
+        help="memory of all compilers together (default: 85 %% of the available memory)",
+    )
+    add("--output", type=Path, metavar="DIR", help="folder for the wheels (default: dist)")
     add(
         "--aot",
         action="store_true",
