@@ -84,7 +84,8 @@ RULES: Mapping[str, str] = {
     "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
     "arch-foreign": "machine code of another generation that no policy allows",
-    "arch-missing": "a unit, or a whole library, without machine code for the stack's target",
+    "arch-missing": "a library without machine code for the stack's target, or without that of a "
+    "unit",
     "arch-unknown": "machine code that does not say what it was made for",
     "code-foreign": "device code that no translation unit of the build made",
     "code-missing": "a library that a Spark needs, without machine code that it could load",
