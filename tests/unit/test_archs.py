@@ -1,16 +1,22 @@
-"""Arch rules: exactly the places they were written for, or an error that says where upstream went."""
+"""Arch rules: exactly the places they were written for, or an error that says where upstream went; guards; CMake text."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder.arch import rules as archs
-from sparkwright.builder.arch.rules import ArchRule, ArchRules, Site
+from sparkwright.builder.arch.rules import ArchRule, ArchRules, Guard, Site, parse_cmake
+from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
+from sparkwright.core.git import REGULAR, Objects
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Mini
 
 REVIEWED = Path(__file__).parents[2] / "build"
 
@@ -103,3 +109,105 @@ def test_the_reviewed_files_are_readable(path: Path) -> None:
     rules = archs.load(path)
     reasons = [rule.reason for rule in rules.rules] + [entry.reason for entry in rules.kept]
     assert all(len(reason) > 40 for reason in reasons)
+
+
+# Guards.
+
+GUARD = Guard(
+    name="one-arch", fork="mini", files=("csrc/*.cu", "csrc/*.cuh"), patterns=("only_120<",),
+    reason="It traps on 12.1.", todo="Pick the mend.", drop_when="nobody wraps a kernel",
+)  # fmt: skip
+
+UNSAFE = b"// gemm\nusing A = only_120<Gemm>;\nusing B = family<Gemm>;\nusing C = only_120<Other>;\n"
+GUARDED = {"csrc/deep/er/gemm.cu": UNSAFE, "csrc/wrap.cuh": b"struct only_120 {};\n", "README.md": b"only_120<this> is prose\n"}
+MENDED = GUARDED | {"csrc/deep/er/gemm.cu": UNSAFE.replace(b"only_120", b"family")}
+
+
+def check_guard(folder: Path, after: dict[str, bytes], **fields: object) -> None:
+    """Check a tree that holds *after* by the guard with other *fields*."""
+    objects = Objects(folder / "objects.git")
+    before, tree = (objects.store_files((path, REGULAR, data) for path, data in files.items()) for files in (GUARDED, after))
+    archs.check_guards(objects, before, tree, [msgspec.structs.replace(GUARD, **fields)])
+
+
+def test_a_tree_without_the_text_passes(tmp_path: Path) -> None:
+    """An exempt file may hold it, and so may a file that no pattern of paths covers."""
+    check_guard(tmp_path, MENDED)
+    check_guard(tmp_path, MENDED, patterns=("only_120",), exempt={"csrc/wrap.cuh": "defines it"})
+
+
+def test_every_line_that_would_fail_is_listed_with_the_reason(tmp_path: Path) -> None:
+    """The stage that makes the tree ends with the advice of the guard."""
+    with refusal("arch-trap", match="2 lines of mini would fail at run time") as caught:
+        check_guard(tmp_path, GUARDED)
+    assert caught.value.details == ("one-arch: It traps on 12.1.", "csrc/deep/er/gemm.cu:2", "csrc/deep/er/gemm.cu:4")
+    assert caught.value.todo == "Pick the mend."
+
+
+@pytest.mark.parametrize("fields", [{"files": ("gone/kernels.cu",)}, {"patterns": ("only_12O<",)}, {"exempt": {"csrc/deep/er/gemm.cu": "all of it"}}])
+def test_a_guard_that_guards_nothing_is_refused(tmp_path: Path, fields: dict[str, object]) -> None:
+    """With paths or a text that upstream outgrew, or that somebody mistyped, it would pass for ever."""
+    with refusal("rule-mismatch", match="guards nothing"):
+        check_guard(tmp_path, MENDED, **fields)
+
+
+def test_the_stage_fails(mini: Mini) -> None:
+    site = source_tree(mini.context(), "vllm").sites[0]
+    path = mini.root / "build" / "demo" / "archs.yaml"
+    guard = msgspec.structs.replace(GUARD, fork="vllm", files=("CMakeLists.txt",), patterns=(site.before,))
+    rules = msgspec.structs.replace(archs.load(path), guards=(guard,))
+    path.write_text(strict_yaml.dump(msgspec.to_builtins(rules)), "utf-8")
+    with refusal("arch-trap"):
+        source_tree(mini.context(), "vllm")
+
+
+# CMake.
+
+BRANCHES = b"""\
+# set(LIST "0") in a comment is no command
+IF(A VERSION_GREATER_EQUAL
+   2.0)
+  Set(LIST "1;2")
+elseif(B)
+  foreach(x IN LISTS LIST)
+    set(LIST 3;4 [=[a]b]=] "q\\"uote" $<$<CONFIG:Debug>:5>)
+  endforeach()
+else()
+  set(LIST ${OTHER})
+endif()
+function(f OUT)
+  set(${OUT} "set(LIST \\"no\\")" PARENT_SCOPE)
+endfunction()
+"""
+
+
+def test_commands_have_their_scopes() -> None:
+    commands = [command for command in parse_cmake(BRANCHES, "CMakeLists.txt") if command.name == "set"]
+    assert [(command.line, command.scopes) for command in commands] == [
+        (4, ("if(A VERSION_GREATER_EQUAL 2.0)",)),
+        (7, ("elseif(B)", "foreach(x IN LISTS LIST)")),
+        (10, ("else()",)),
+        (13, ("function(f OUT)",)),
+    ]
+
+
+def test_arguments_have_their_bytes() -> None:
+    command = next(command for command in parse_cmake(BRANCHES, "x") if command.line == 7)
+    assert command.texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
+    assert [argument.quoted for argument in command.arguments] == [False, False, True, True, False]
+    assert all(BRANCHES[argument.start : argument.end].decode() == argument.text for argument in command.arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b'project(x)\nset(A "b"\nset(C d)\n', 2),
+        (b"set(A b)\nif(X)\n  set(A c)\n", 2),
+        (b"set(A b)\nset(A b))\n", 2),
+        (b"set(A b)\n\nendif()\n", 3),
+        (b'set(A "b)\n', 1),
+    ],
+)
+def test_malformed_text_names_the_line(text: bytes, line: int) -> None:
+    with refusal("rule-mismatch", match=f"sub/CMakeLists.txt is not well-formed CMake at line {line}"):
+        parse_cmake(text, "sub/CMakeLists.txt")

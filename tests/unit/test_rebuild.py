@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -138,17 +136,6 @@ def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(
 
     with refusal("not-provided", match="no build record|is of stack"):
         reproduce.rebuild_context(mini.context(), other, reproduce.read_record(other))
-
-
-def test_a_wheel_for_another_architecture_is_built_again_for_that_one(mini: Mini) -> None:
-    rules = mini.root / "build" / "demo" / "archs.yaml"
-    shutil.copyfile(rules, rules.with_name("archs-9.0a.yaml"))
-    project = Project(mini.root, "demo", "9.0a")
-    context = dataclasses.replace(mini.context(), project=project, output=mini.root / "dist")
-    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
-
-    again = reproduce.rebuild_context(mini.context(), path, reproduce.read_record(path))
-    assert (again.project.spec.arch, again.project.spec.label) == ("9.0a", project.spec.label)
 
 
 # The verb.

@@ -111,14 +111,6 @@ def test_the_bill_of_a_graft_names_its_base_patches_and_compiler(mini: Mini) -> 
     assert [project for project, _, _ in (*parts.bases, *parts.tools)] == ["mini-vllm", "nvidia-cuda-nvcc"]
     assert parts.inherited == {"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}
     assert parts.properties == {"stack": "demo", "fork": "vllm", "built": "graft", "arch": "12.1f", "cuda": "cu130", "compiler": "12"}
-    patches = {ref for ref in parsed(document(parts, NAME))[1] if ref.startswith("patch/")}
-    assert patches == {f"patch/vllm/{step.sha256}" for step in source.steps}
-
-
-def test_vendored_sources_are_those_that_the_targets_need(mini: Mini) -> None:
-    context = mini.context()
-    source = source_tree(context, "vllm")
-
-    assert sbom.vendored(context, source) == {}
+    assert parts.vendored == {}
     everything = dataclasses.replace(context, targets=("all",))
     assert set(sbom.vendored(everything, source)) == set(context.lock.forks["vllm"].fetched)

@@ -179,16 +179,19 @@ def test_requirements_are_replaced_and_removed(tmp_path: Path, out: Path) -> Non
     assert body == "Requires-Dist: cubin\n", "the description is no header"
 
 
-@pytest.mark.parametrize("requires", [{"absent": ""}, {"absent": "absent==1", "cubin": ""}, {"numpy": "numpy"}])
-def test_a_changed_requirement_without_effect_is_refused(requires: dict[str, str]) -> None:
-    with refusal("requirement-mismatch", match=next(iter(requires))):
-        archive.change_requirements(REQUIRING, requires)
-
-
-@pytest.mark.parametrize("text", [b"numpy (", b"\xff", b"", b"numpy ; extra = fast"])
-def test_a_requirement_that_cannot_be_read_is_refused(text: bytes) -> None:
-    with refusal("wheel-invalid", match="cannot be read"):
-        archive.change_requirements(b"Requires-Dist: " + text + b"\nRequires-Dist: a\n", {"a": ""})
+@pytest.mark.parametrize(
+    ("metadata", "requires", "reference"),
+    [
+        (REQUIRING, {"absent": ""}, "requirement-mismatch"),
+        (REQUIRING, {"numpy": "numpy"}, "requirement-mismatch"),
+        *((b"Requires-Dist: " + text, {"a": ""}, "wheel-invalid") for text in (b"numpy (", b"\xff", b"")),
+    ],
+)
+def test_a_change_of_requirements_without_effect_or_sense_is_refused(
+    metadata: bytes, requires: dict[str, str], reference: str
+) -> None:
+    with refusal(reference):
+        archive.change_requirements(metadata, requires)
 
 
 @pytest.mark.parametrize(
