@@ -112,7 +112,7 @@ def test_a_field_has_its_type(change: dict[str, Any], word: str) -> None:
 
 def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
     """It has no picks then; a verb that needs one says where it should be."""
-    assert ledger.load(tmp_path, "widget").records == ()
+    assert ledger.load_ledger(tmp_path, "widget").records == ()
     with refusal("file-invalid", match="widget has no ledger") as caught:
         ledger.require(tmp_path, "widget")
     assert caught.value.details == (f"expected: {tmp_path / 'cherry_picks' / 'widget.yaml'}",)

@@ -14,7 +14,6 @@ from collections.abc import Collection
 import msgspec
 
 from sparkwright.cherry_picks import drift, ledger, series
-from sparkwright.cherry_picks.drift import Trial
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
@@ -34,7 +33,7 @@ class Bump(msgspec.Struct, frozen=True):
 
     fork: str
     base: Base
-    trials: tuple[Trial, ...]
+    trials: tuple[drift.Trial, ...]
     gone: dict[str, str]
     files: dict[str, str]
 

@@ -17,10 +17,8 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply
-from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
-from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence
+from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence, log, states, touches
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceError
 
@@ -115,7 +113,7 @@ def error_with_report(
     upstream: Upstream,
     source: FetchedSource,
     patches: Sequence[Patch],
-    outcome: Outcome,
+    outcome: apply.Outcome,
 ) -> PatchError:
     """
     Return the error for *outcome*: the last of *patches* was not applied to *source*. The error of
@@ -136,7 +134,7 @@ def error_with_report(
 def explain(
     upstream: Upstream,
     base: Base,
-    outcome: Outcome,
+    outcome: apply.Outcome,
     patch: Patch,
     earlier: Sequence[Patch],
     *,
@@ -209,13 +207,13 @@ def _file(
         same = part.blob and present[path].startswith(part.blob)
         return FileConflict(path, "" if same else "has another content than the patch is for")
     text = upstream.context.objects.blob(tree, path) or b""
-    states = tuple(hunk_state(text, hunk) for hunk in part.hunks)
-    conflict = FileConflict(path, "", states)
+    hunks = tuple(hunk_state(text, hunk) for hunk in part.hunks)
+    conflict = FileConflict(path, "", hunks)
     if conflict.fits:
         return conflict
     wanted = [
         line
-        for hunk, state in zip(part.hunks, states, strict=True)
+        for hunk, state in zip(part.hunks, hunks, strict=True)
         if state.state not in ("fits", "moved")
         for line in hunk.before
     ]
@@ -234,27 +232,27 @@ def _between(
     tip = mirror.fetched(upstream.book.branch) if mirror else ""
     if not mirror or not tip:
         return {"note": "upstream's history is not in the store; `sparkwright patch drift` gets it"}
-    states = history.states(objects, path, tip)
+    versions = states(objects, path, tip)
     positions = {
         whose: number
         for whose, blob in blobs.items()
-        for number, (_, state) in reversed([*enumerate(states)])
+        for number, (_, state) in reversed([*enumerate(versions)])
         if blob and state.startswith(blob)
     }
     if absent := [whose for whose in blobs if whose not in positions]:
         return {"note": f"the {absent[0]}'s {path} is no state of upstream's branch"}
-    between = states[min(positions.values()) : max(positions.values()) + 1]
+    between = versions[min(positions.values()) : max(positions.values()) + 1]
     # Offline, all commits between are listed.
     with contextlib.suppress(SourceError):
         mirror.files({state for _, state in between if state.strip("0")})
     touching = [
         commit
         for (commit, after), (_, before) in itertools.pairwise(between)
-        if history.touches(objects, before, after, lines)
+        if touches(objects, before, after, lines)
     ]
     names = (touching or [commit for commit, _ in between[:-1]])[:NAMED]
     field = "base_lacks" if positions["patch"] < positions["base"] else "base_has"
-    return {field: tuple(history.commit(objects, name) for name in names)}
+    return {field: tuple(log(objects, "-1", name)[0] for name in names)}
 
 
 def _rows(file: FileConflict) -> list[str]:

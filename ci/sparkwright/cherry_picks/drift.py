@@ -14,10 +14,8 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply, ledger, series
-from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.patch import Patch, PatchError, without
-from sparkwright.cherry_picks.patch import standing as added_in
-from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence
+from sparkwright.cherry_picks.patch import Patch, PatchError, standing, without
+from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence, log
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
@@ -146,7 +144,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     reverting = apply.taken_away(objects, base.tree, patches)
     outcomes = apply.evaluate(objects, base.tree, patches)
     for patch, outcome in zip(patches, outcomes, strict=True):
-        present, total = standing = added_in(objects, base.tree, patch.data)
+        present, total = lines = standing(objects, base.tree, patch.data)
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         tests: tuple[Evidence, ...] = ()
         if outcome.status != "applied":
@@ -157,7 +155,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
             elif outcome.status == "empty":
                 state = "empty"
         pins = (patch.name, patch.sha256, base.name)
-        tried.append(Trial(*pins, state, standing, tests, outcome.says))
+        tried.append(Trial(*pins, state, lines, tests, outcome.says))
     return tried
 
 
@@ -212,7 +210,7 @@ class Line(msgspec.Struct, frozen=True):
 
 def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
-    book, stack = ledger.load(context.project.root, fork), context.project.stack
+    book, stack = ledger.load_ledger(context.project.root, fork), context.project.stack
     drift, carried = last(context, fork), list[Patch]()
     for record in book.carried(stack):
         data = without(series.stored_diff(context, book, record), record.stacks[stack])
@@ -330,4 +328,4 @@ def bisect(
         MEANING[end.state] + (f" ({end.proof})" if end.state == "already-upstream" else "")
         for end in (before, after)
     )
-    return history.commit(objects, new), was, now
+    return log(objects, "-1", new)[0], was, now

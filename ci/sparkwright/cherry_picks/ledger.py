@@ -175,7 +175,7 @@ def path_of(root: Path, fork: str) -> Path:
     return root / "cherry_picks" / f"{fork}.yaml"
 
 
-def load(root: Path, fork: str) -> Ledger:
+def load_ledger(root: Path, fork: str) -> Ledger:
     """
     Return the ledger of *fork*; one without an address and records if it has none.
 
@@ -192,9 +192,9 @@ def require(root: Path, fork: str) -> Ledger:
     Return the ledger of *fork*.
 
     Raises:
-        file-invalid: As `load`; also when there is none.
+        file-invalid: As `load_ledger`; also when there is none.
     """
-    book = load(root, fork)
+    book = load_ledger(root, fork)
     if not book.url:
         details = [f"expected: {path_of(root, fork)}"]
         todo = "Begin one: a file with the field `url`."

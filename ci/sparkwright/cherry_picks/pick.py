@@ -11,17 +11,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright.cherry_picks import ledger as ledgers
 from sparkwright.cherry_picks import patch, series
-from sparkwright.cherry_picks import upstream as history
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.ledger import Ledger, Record, require, today, write
 from sparkwright.cherry_picks.patch import PatchError
-from sparkwright.cherry_picks.upstream import Upstream
-from sparkwright.core import github
+from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log, parents
 from sparkwright.core.console import console
 from sparkwright.core.errors import GitHubError, UsageError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.github import GitHub, PullRequest
+from sparkwright.core.github import ADDRESS, GitHub, PullRequest, repository_of
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED
@@ -36,10 +33,10 @@ def snapshot_by_api(context: RunContext, ledger: Ledger, number: int) -> PullReq
     Raises:
         pull-request-gone: It does not exist.
     """
-    owner = github.repository_of(ledger.url)
+    owner = repository_of(ledger.url)
     if owner and not context.offline:
         try:
-            return GitHub.from_environment(context.mirrored(github.ADDRESS)).pull(*owner, number)
+            return GitHub.from_environment(context.mirrored(ADDRESS)).pull(*owner, number)
         except GitHubError as error:
             if error.reference not in {"github-limited", "github-refused", "github-unreachable"}:
                 raise
@@ -63,8 +60,8 @@ def snapshot_by_git(context: RunContext, ledger: Ledger, number: int) -> PullReq
     head = mirror.ref(f"refs/pull/{number}/head")
     # GitHub's subjects of a squash and of a merge.
     patterns = [f"--grep=\\(#{number}\\)[[:space:]]*$", f"--grep=^Merge pull request #{number} "]
-    log = history.log(context.objects, "--first-parent", "--extended-regexp", *patterns, tip)
-    merge = next((commit for commit in reversed(log) if commit.number == number), None)
+    commits = log(context.objects, "--first-parent", "--extended-regexp", *patterns, tip)
+    merge = next((commit for commit in reversed(commits) if commit.number == number), None)
     if merge is None and head is None:
         raise GitHubError(
             "pull-request-gone",
@@ -115,8 +112,8 @@ def record(
         head=pull.head,
         base=base,
         merge=pull.merge,
-        seen=previous.seen if previous and "state" in old else ledgers.today(),
-        date=history.commit(context.objects, tip).date,
+        seen=previous.seen if previous and "state" in old else today(),
+        date=log(context.objects, "-1", tip)[0].date,
         sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
         files=tuple(part.path for part in patch.sections(data)),
@@ -135,20 +132,21 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     objects, mirror, base = context.objects, context.mirror(ledger.url), ""
     tip = mirror.history(pull.base_ref, newest=True) or ""
     if pull.merge:
-        if not history.is_ancestor(objects, pull.merge, tip):
+        if not is_ancestor(objects, pull.merge, tip):
             raise PatchError(
                 "pick-mismatch",
                 f"The merge commit of #{number} is not part of {pull.base_ref}.",
                 details=[f"merge: {pull.merge}", f"{pull.base_ref}: {tip or 'no such branch'}"],
             )
-        parents = history.parents(objects, pull.merge)
+        before = parents(objects, pull.merge)
         # A squash and a merge bring one commit to the branch.
-        if len(parents) > 1 or history.commit(objects, pull.merge).number == number:
-            base = "".join(parents[:1])
+        if len(before) > 1 or log(objects, "-1", pull.merge)[0].number == number:
+            base = "".join(before[:1])
     else:
         if mirror.history(f"refs/pull/{number}/head", newest=True) is None:
-            what = f"{ledger.url} does not offer the commits of #{number}."
-            raise SourceError("source-unreachable", what)
+            raise SourceError(
+                "source-unreachable", f"{ledger.url} does not offer the commits of #{number}."
+            )
         base = objects.run(["merge-base", pull.head, tip], check=False)[1].decode().strip()
     if base in ("", pull.head):
         raise PatchError(
@@ -204,7 +202,7 @@ def pin(
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
-        book, stack = ledgers.require(context.project.root, fork), context.project.stack
+        book, stack = require(context.project.root, fork), context.project.stack
         earlier = book.by_number.get(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
@@ -234,7 +232,7 @@ def pin(
             picks = [series.patch_of(context, book, pick, stack) for pick in book.carried(stack)]
             applied = [pick for pick in picks if pick.data]
             series.apply_patches(Upstream(context, fork, book), fetch.fetch(context, fork), applied)
-        ledgers.write(context.project.root, fork, book)
+        write(context.project.root, fork, book)
     return book.by_number[number]
 
 
@@ -253,7 +251,7 @@ def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[s
         offline, source-unreachable: Neither the API nor the repository answers.
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
-        book, by_api = ledgers.require(context.project.root, fork), True
+        book, by_api = require(context.project.root, fork), True
         watched = list[tuple[Record, Record, list[str] | None]]()
         for old in book.records:
             try:
@@ -266,7 +264,7 @@ def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[s
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
             book = book.with_record(watched[-1][1])
-        ledgers.write(context.project.root, fork, book)
+        write(context.project.root, fork, book)
     return watched
 
 
@@ -284,7 +282,7 @@ def _refreshed(old: Record, pull: PullRequest) -> Record:
     names = [name for name in ("title", "author") if getattr(old, name) == UNRESOLVED]
     fields = {name: getattr(pull, name) for name in names}
     if pull.state == old.state:
-        fields["seen"] = ledgers.today()
+        fields["seen"] = today()
     elif "merged" not in (old.state, pull.state) and pull.state != UNRESOLVED:
-        fields |= {"state": pull.state, "seen": ledgers.today()}
+        fields |= {"state": pull.state, "seen": today()}
     return msgspec.structs.replace(old, **fields)

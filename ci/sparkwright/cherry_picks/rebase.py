@@ -16,15 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.ledger import replace_file
+from sparkwright.cherry_picks import apply, ledger, series
 from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
 from sparkwright.core.console import console, printable
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, sha256_file
-from sparkwright.core.git import Objects
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
@@ -132,7 +130,7 @@ def start(
         steps = [(pick, reply.tree) for pick, reply in tried if reply.status == "applied"]
         ours = [patch.name for patch in patches if not patch.pick]
         with context.store.building(folder) as scratch:
-            work = Objects(scratch / ".git")
+            work = git.Objects(scratch / ".git")
             work.borrow(context.objects.path.parent)
             config = work.path / "config"
             config.write_text(config.read_text() + _CONFIG)
@@ -146,7 +144,7 @@ def start(
             # The store may be removed; beyond this copy of it, it serves merges only.
             work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states = {pick.name: str(reply.status) for pick, reply in tried}
-    states |= dict.fromkeys(exported(Objects(folder / ".git"), PICKS, "HEAD"), "applied")
+    states |= dict.fromkeys(exported(git.Objects(folder / ".git"), PICKS, "HEAD"), "applied")
     return states, stopped
 
 
@@ -176,7 +174,7 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
 
 
 def commit_series(
-    work: Objects, title: str, base: str, steps: Iterable[tuple[Patch, str]]
+    work: git.Objects, title: str, base: str, steps: Iterable[tuple[Patch, str]]
 ) -> tuple[str, str]:
     """
     Return a commit of the tree *base* and the last commit of *steps*, patches and their trees.
@@ -214,7 +212,7 @@ def commit_series(
 def compare(upstream: Upstream) -> list[str]:
     """Return git's range-diff of the series on the locked source and in the worktree."""
     context, fork, base = upstream.context, upstream.fork, upstream.locked().tree
-    work, patches = Objects(folder_of(context, fork) / ".git"), series.of(context, fork)
+    work, patches = git.Objects(folder_of(context, fork) / ".git"), series.of(context, fork)
     steps = apply.apply_patches(context.objects, fork, base, patches).steps
     pairs = zip(patches, (step.tree for step in steps), strict=True)
     old = "..".join(commit_series(work, "locked", base, pairs))
@@ -224,7 +222,7 @@ def compare(upstream: Upstream) -> list[str]:
     return [printable(line)[:200] for line in out.split("\n")[:-1]]
 
 
-def exported(work: Objects, base: str, tip: str) -> dict[str, bytes]:
+def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
     """
     Return the commits of ours after *base* up to *tip* as files, oldest first: name → content.
 
@@ -306,7 +304,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
         not-provided: There is no worktree, or *drop* names no patch of the series.
     """
     folder = _require(context, fork)
-    work = Objects(folder / ".git")
+    work = git.Objects(folder / ".git")
     begun, source = work.path / "sparkwright-export", context.project.series_folder(fork)
     # A killed export may have removed the file of a dropped patch.
     unknown = set(drop) - {path.name for path in source.glob("*.patch")}
@@ -392,11 +390,11 @@ def _write(
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
-        replace_file(listing, f"{UNFINISHED}\n{old}".encode())
+        ledger.replace_file(listing, f"{UNFINISHED}\n{old}".encode())
         for path in removed:
             path.unlink()
         for path in dict.fromkeys([*changed, listing]):
-            replace_file(path, wanted[path])
+            ledger.replace_file(path, wanted[path])
     return [
         *(f"written: {path.relative_to(root)}" for path in changed),
         *(f"removed: {path.relative_to(root)}" for path in removed),

@@ -22,9 +22,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, conflict, patch
-from sparkwright.cherry_picks import ledger as ledgers
-from sparkwright.cherry_picks.apply import PatchedTree
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError, sections
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
@@ -246,7 +244,7 @@ def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
         patch-invalid: See `load`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    book, stack = ledgers.load(context.project.root, fork), context.project.stack
+    book, stack = load_ledger(context.project.root, fork), context.project.stack
     picks = [patch_of(context, book, record, stack) for record in book.carried(stack)]
     ours = load(context.project.series_folder(fork))
     return (*(pick for pick in picks if pick.data), *ours)
@@ -254,7 +252,7 @@ def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
 
 def backports(context: RunContext, fork: str) -> list[Backport]:
     """Return the picks that the stack carries in part, as far as their diffs are in the store."""
-    book, stack = ledgers.load(context.project.root, fork), context.project.stack
+    book, stack = load_ledger(context.project.root, fork), context.project.stack
     ours = load(context.project.series_folder(fork))
     return [
         _compare(record, stack, diff, patch_of(context, book, record, stack), ours)
@@ -268,7 +266,7 @@ def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
     Return what determines each element of the series of *fork*, without reading a diff: its name,
     its pins, and what is left out of it.
     """
-    book, stack = ledgers.load(context.project.root, fork), context.project.stack
+    book, stack = load_ledger(context.project.root, fork), context.project.stack
     folder = context.project.series_folder(fork)
     picks = [
         (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
@@ -277,7 +275,7 @@ def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
     return [*picks, *((name, sha256_file(folder / name)) for name in names(folder))]
 
 
-def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
+def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTree:
     """
     Apply the series of the fork of *source*; the result is kept in the store.
 
@@ -288,10 +286,10 @@ def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
     """
     pinned = {"base": source.tree, "series": pins(context, source.fork)}
     key = content_key("apply", pinned)
-    stored = context.store.get("apply", key, PatchedTree)
+    stored = context.store.get("apply", key, apply.PatchedTree)
     if stored and context.objects.whole(stored.tree):
         return stored
-    patches, book = of(context, source.fork), ledgers.load(context.project.root, source.fork)
+    patches, book = of(context, source.fork), load_ledger(context.project.root, source.fork)
     check_backports(book, context.project.stack, patches)
     patched = apply_patches(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)
@@ -300,7 +298,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> PatchedTree:
 
 def apply_patches(
     upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]
-) -> PatchedTree:
+) -> apply.PatchedTree:
     """Apply *patches* to *source*; see `apply.apply_patches`. A conflict has the report."""
     failure = partial(conflict.error_with_report, upstream, source)
     return apply.apply_patches(upstream.context.objects, source.fork, source.tree, patches, failure)

@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import ledger, patch
-from sparkwright.cherry_picks.ledger import Ledger, Record
+from sparkwright.cherry_picks import patch
+from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
@@ -29,7 +29,6 @@ from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
-from sparkwright.forks.package_index import IndexFile
 from sparkwright.forks.stack import SourceError
 
 _NUMBER = re.compile(r"^Merge pull request #(\d+) |\(#(\d+)\)\s*$")
@@ -63,11 +62,6 @@ def log(objects: Objects, *arguments: str) -> list[Commit]:
         Commit(*(one_line(part, 300) for part in parts[at : at + 4]))
         for at in range(0, len(parts) - 3, 4)
     ]
-
-
-def commit(objects: Objects, name: str) -> Commit:
-    """Return the commit that *name* means."""
-    return log(objects, "-1", name)[0]
 
 
 def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None:
@@ -143,7 +137,7 @@ class Upstream:
     @cached_property
     def book(self) -> Ledger:
         """The ledger of the fork."""
-        return self.draft or ledger.load(self.context.project.root, self.fork)
+        return self.draft or load_ledger(self.context.project.root, self.fork)
 
     @cached_property
     def mirror(self) -> Mirror | None:
@@ -236,7 +230,7 @@ class Upstream:
         branch = self.book.branch
         try:
             tip = self.commit(branch)
-            name = f"{branch} {commit(self.context.objects, tip).date}"
+            name = f"{branch} {log(self.context.objects, '-1', tip)[0].date}"
             return [self.at_commit(name, tip, patches)]
         except SourceError as error:
             if error.reference not in {"offline", "source-unreachable"}:
@@ -276,7 +270,7 @@ def releases(
     """
     from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 
-    by_version, files = {}, tuple[IndexFile, ...]()
+    by_version, files = {}, tuple[package_index.IndexFile, ...]()
     try:
         files = () if context.offline else package_index.files(project)
     except SourceError as error:
@@ -356,7 +350,7 @@ def _patch_id(
             upstream.mirror.files(patch.blobs(objects, parent, name))
             diff = patch.render(objects, parent, name, context=context)
             if patch.patch_id(objects, diff) == wanted:
-                return True, f"{commit(objects, name).line()} has patch-id {wanted[:12]}"
+                return True, f"{log(objects, '-1', name)[0].line()} has patch-id {wanted[:12]}"
     except SparkwrightError as error:
         return None, f"the history of {base.name} is not known here: {error.what}"
     return False, f"no commit of {base.name} has patch-id {wanted[:12]}"

@@ -458,7 +458,7 @@ def run_bisect(arguments: argparse.Namespace) -> int:
 def run_watch(arguments: argparse.Namespace) -> int:
     """Look at the pull requests of each selected fork again, and say what changed."""
     context = options.checkout(arguments)
-    forks = [fork for fork in context.forks if ledger.load(context.project.root, fork).url]
+    forks = [fork for fork in context.forks if ledger.load_ledger(context.project.root, fork).url]
     watched = [
         (fork, old, record, changes)
         for fork in forks

@@ -128,7 +128,7 @@ def _later(base: str, fork: Fork) -> bool:
 
 
 def _record(context: RunContext, fork: Fork, one: Carried) -> Record | None:
-    return ledger.load(context.project.root, fork.name).by_number.get(one.pick) if one.pick else None
+    return ledger.load_ledger(context.project.root, fork.name).by_number.get(one.pick) if one.pick else None
 
 
 def _said(context: RunContext, fork: Fork, one: Carried, record: Record | None) -> Iterator[str]:
