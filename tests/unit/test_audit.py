@@ -13,8 +13,6 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
@@ -29,7 +27,6 @@ from sparkwright.builder.wheel import archive, elf, graft
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.graft import CompiledUnit
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.stack import Project
 
@@ -224,44 +221,13 @@ def test_record_is_checked_against_the_bytes(
         for name in source.namelist():
             data = b"9" if name == "probe/a.py" else source.read(name)
             target.writestr(name, data.replace(b"probe/c.py", b"probe/gone.py"))
-        target.writestr("probe/new.py", b"")
     report = audit(wheel, policy(distributions={}), NOWHERE)
 
-    assert [(finding.library, finding.rule) for finding in report.findings] == [
-        ("probe/a.py", "record-mismatch"),
-        ("probe/c.py", "record-missing"),
-        ("probe/gone.py", "record-surplus"),
-        ("probe/new.py", "record-missing"),
-    ]
-    with refusal("audit-failed") as caught:
+    assert rules(report) == ["record-mismatch", "record-missing", "record-surplus"]
+    with refusal("audit-failed"):
         raise_for_findings(report)
-    assert len(caught.value.details) == 4
     show(report, result=True)
     assert "record-surplus" in capsys.readouterr().out
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
-def test_a_wheel_that_is_damaged_anywhere_is_named(tmp_path: Path, place: float, change: int) -> None:
-    """Whichever byte changed, an error names the wheel, or a finding the member, or every member still has its bytes."""
-    path = write_wheel(tmp_path, {f"probe/{name}.py": name.encode() * 99 for name in "ab"}, tag="any")
-    whole, data = contents(path), bytearray(path.read_bytes())
-    data[int(place * len(data))] ^= change
-    path.write_bytes(data)
-    sound, error = False, None
-    try:
-        sound = audit(path, policy(distributions={}), NOWHERE).passed
-    except SparkwrightError as caught:
-        error = caught
-    if error:
-        assert error.reference in {"wheel-invalid", "archive-unsafe"}
-        assert path.name in error.what
-    assert not sound or contents(path) == whole
-
-
-def contents(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as opened:
-        return {name: opened.read(name) for name in opened.namelist()}
 
 
 # Host code.

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import fatbins
 
@@ -71,21 +69,6 @@ def test_the_note_in_a_cubin_states_its_target(options: str, version: int, targe
 
     assert device_code.note_target(note) == target
     assert device_code.note_target(note[:30]) == ""
-
-
-lists = st.lists(st.sampled_from(TARGETS))
-
-
-@given(lists, lists, st.tuples(st.integers(7, 13), st.integers(0, 3)))
-def test_more_forms_never_give_less(
-    cubins: list[str], ptx: list[str], device: tuple[int, int]
-) -> None:
-    """A unit with PTX besides gives at least what its cubins give, on any GPU, in any order."""
-    order = list(device_code.GAINS)
-    gain = device_code.gain(cubins, ptx, device)
-
-    assert order.index(gain) <= order.index(device_code.gain(cubins, [], device))
-    assert gain == device_code.gain(cubins[::-1], ptx[::-1], device)
 
 
 # Disassembly.
