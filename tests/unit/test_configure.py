@@ -106,4 +106,4 @@ def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:
             tmp_path, tmp_path / "build", defines={}, env=process.clean_environment(), log=tmp_path / "log", cmake=cmake, sandbox=Sandbox("none")
         )
     assert "GCC >= 13 is required (found 12.2.0)" in caught.value.details
-    assert "CUDAHOSTCXX" in caught.value.todo
+    assert "CXX=g++-13" in caught.value.todo

@@ -51,7 +51,7 @@ class BuildError(SparkwrightError):
             "tree needs a source that the lock does not name.",
             "Read its last lines above; the full log is named there. If they ask for a newer "
             "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
-            "CXX=g++-13 CC=gcc-13 CUDAHOSTCXX=g++-13. If they miss Python's headers, install them "
+            "CXX=g++-13 CC=gcc-13. If they miss Python's headers, install them "
             "(sudo apt-get install python3-dev). The default targets need none of the "
             "vendored sources: leave --targets out.",
         ),

@@ -198,12 +198,9 @@ def host_compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
-def compilers(context: RunContext) -> list[list[str]]:
-    """Return the commands of the C++ compilers that make the libraries of this run."""
-    if context.cross:
-        return [[f"{triple(context.machine)}-g++"]]
-    cuda = shlex.split(os.environ.get("CUDAHOSTCXX", ""))
-    return [host_compiler(), *([cuda] if cuda else [])]
+def compiler_command(context: RunContext) -> list[str]:
+    """Return the command of the C++ compiler that makes the libraries of this run."""
+    return [f"{triple(context.machine)}-g++"] if context.cross else host_compiler()
 
 
 @functools.cache
@@ -214,20 +211,19 @@ def compiler_version(*command: str) -> str:
 
 def compiler(context: RunContext) -> str:
     """
-    Return the versions of `compilers`, such as ``g++ (Debian 12.2.0-14) 12.2.0``.
+    Return the version of `compiler_command`, such as ``g++ (Debian 12.2.0-14) 12.2.0``.
 
     Raises:
-        tool-missing: One is not installed.
+        tool-missing: It is not installed.
     """
-    commands = compilers(context)
+    command = compiler_command(context)
     try:
-        return ", ".join(compiler_version(*command) for command in commands)
+        return compiler_version(*command)
     except CommandError as error:
-        names = ", ".join(command[0] for command in commands)
         package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
         raise CommandError(
             "tool-missing",
-            f"{names} is not installed; it compiles for {context.machine}.",
+            f"{command[0]} is not installed; it compiles for {context.machine}.",
             details=error.details,
             todo=f"sudo apt-get install {package}",
         ) from error
@@ -289,6 +285,8 @@ class Toolchain(msgspec.Struct, frozen=True):
             "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),
+            # nvcc would take another compiler than CMake.
+            "CUDAHOSTCXX": os.environ.get("CXX", ""),
         }
         return process.clean_environment(**{**own, **extra})
 

@@ -117,7 +117,7 @@ def official(context: RunContext, tools: toolchain.Toolchain) -> Iterator[Path]:
             env=target.environment(),
             scratch=folder / "scratch",
             machine=context.machine,
-            compiler=toolchain.compilers(context)[0][0] if context.cross else "",
+            compiler=toolchain.compiler_command(context)[0] if context.cross else "",
         )
         upstreams.write_index(folder / "index", wheel_path)
     with upstreams.serve(folder / "index") as address:

@@ -332,7 +332,7 @@ class AotBuilder:
 
     def _environment(self) -> dict[str, str]:
         launcher = f"{self._tools.python} -IS {ninja.install_launcher(self.folder)}"
-        compiler = shlex.join(toolchain.compilers(self._context)[0])
+        compiler = shlex.join(toolchain.compiler_command(self._context))
         own = {
             "FLASHINFER_CUDA_ARCH_LIST": self._context.project.spec.arch,
             "FLASHINFER_WORKSPACE_BASE": str(self.folder / "workspace"),
