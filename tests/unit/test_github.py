@@ -122,7 +122,7 @@ def test_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
 
 def test_passing_faults_are_asked_again(world: World) -> None:
     """A fault of the server's and a pause of some seconds do not stand for an answer."""
-    answer(world, reply(500), reply(503, Retry_After="1"), record())
+    answer(world, reply(500), reply(403, Retry_After="1"), record())
     began = time.monotonic()
 
     assert pull(world).number == 7

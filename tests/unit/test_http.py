@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import requests  # noqa: F401  which may take seconds on a busy machine
 from tests.support.badserver import Listener, Say, endless, silent, whole
 
 from sparkwright.core import http
@@ -24,7 +25,6 @@ def _listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Say], Listene
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(http, "PAUSE", 0.01)
-    http.host_of("http://localhost/")  # imports requests, which may take seconds on a busy machine
     listeners: list[Listener] = []
 
     def listen(say: Say) -> Listener:

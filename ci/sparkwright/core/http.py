@@ -22,7 +22,7 @@ from urllib.parse import urljoin
 
 from sparkwright import __version__
 from sparkwright.core.console import one_line
-from sparkwright.core.store import translate_disk_full
+from sparkwright.core.store import flush, translate_disk_full
 
 if TYPE_CHECKING:
     import requests
@@ -184,11 +184,14 @@ def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests
     from urllib3.util import Retry
 
     class BoundedRetry(Retry):
+        # GitHub says 403 for some limits.
+        RETRY_AFTER_STATUS_CODES = frozenset((403, 429, 503))
+
         def increment(self, *arguments: Any, **options: Any) -> Any:
             after = super().increment(*arguments, **options)
             response, pause = options.get("response"), after.get_backoff_time()
-            if response:
-                pause = self.get_retry_after(response) or pause
+            if response and (stated := response.headers.get("Retry-After")):
+                pause = float(stated if re.fullmatch(r"[0-9]{1,9}", stated) else "inf")
             if time.monotonic() + pause > deadline.until:
                 raise MaxRetryError(options["_pool"], "", options.get("error"))
             if response:
@@ -375,8 +378,7 @@ def _resume(
                 sink.write(piece)
                 have += len(piece)
                 on_progress(have, total)
-            sink.flush()
-            os.fsync(sink.fileno())
+        flush(partial)
         if size and have < size:
             raise HttpFailure("broken", f"{have} of {size} bytes came")
 
@@ -388,15 +390,3 @@ def _size(path: Path) -> int:
 def redact_credentials(text: str) -> str:
     """Return *text* without the user names and passwords of the URLs in it."""
     return re.sub(r"(?<=://)[^/\s]*@", "", text)
-
-
-def host_of(url: str) -> str:
-    """
-    Return scheme, host and port of *url* as the client reads them; other parsers see other hosts in
-    odd URLs.
-    """
-    import requests
-    from urllib3.util import parse_url
-
-    parts = parse_url(requests.Request("GET", url).prepare().url or "")
-    return f"{parts.scheme}://{parts.host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"

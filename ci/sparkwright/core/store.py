@@ -95,14 +95,9 @@ class Store:
     def write(self, name: str | Path, data: bytes) -> Path:
         """Write *data* to the file *name* (a path, or relative to the root), whole or not at all."""
         path = self.root / name
-        with (
-            self._writing(path.parent),
-            self.replacing(path) as temporary,
-            temporary.open("wb") as stream,
-        ):
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with self._writing(path.parent), self.replacing(path) as temporary:
+            temporary.write_bytes(data)
+            flush(temporary)
         return path
 
     @contextlib.contextmanager

@@ -280,11 +280,10 @@ class Project:
 
     def fork(self, name: str) -> ForkSpec:
         """Return the fork *name*; raise `not-provided` where the stack has none."""
-        try:
-            return self.spec.forks[name]
-        except KeyError:
+        if name not in self.spec.forks:
             raise SourceError(
                 "not-provided",
                 f"Stack {self.stack} has no fork {name!r}.",
                 details=[f"forks: {', '.join(self.spec.forks)}"],
-            ) from None
+            )
+        return self.spec.forks[name]
