@@ -147,16 +147,6 @@ def resolved(upstream: Upstream) -> Path:
     return folder
 
 
-def test_a_patch_of_ours_that_conflicts_waits_in_a_worktree(upstream: Upstream) -> None:
-    """Until the export nothing reviewed is touched; the export then writes stack, lock, ledger and series together."""
-    before = upstream.files()
-    resolved(upstream)
-    assert upstream.files() == before
-    main.run(["patch", "export", *upstream.host.words])
-    changed = {path for path, data in upstream.files().items() if data != before[path]}
-
-    assert changed == {"forks/test/stack.yaml", "forks/test/lock.yaml", "cherry_picks/widget.yaml", "forks/test/widget/second.patch"}
-    assert upstream.stack.read_text() == STACK.format(version="1.1.0")
 
 
 def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:

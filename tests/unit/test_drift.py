@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from tests.support.texts import TEXT, edited
 
-from sparkwright.cherry_picks import series, upstream
+from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock
@@ -92,17 +90,6 @@ def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureF
     }
 
 
-def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
-    stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The days are those of the index's JSON pages; its HTML pages have none."""
-    listed, days = upstream.releases, {"1.1": "2026-10-01", "1.2": "2026-11-02"}
-    monkeypatch.setattr(
-        upstream,
-        "releases",
-        lambda *arguments, **options: [(days.get(release.version, ""), release) for _, release in listed(*arguments, **options)],
-    )
-    assert document(stack, capsys, "drift", "--releases")["drift"][0]["of"]["bases"] == ["1.1", "main 2026-11-01", "1.2"]
 
 
 def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,15 +122,3 @@ def test_status_tells_what_the_last_drift_found(stack: Host, capsys: pytest.Capt
     assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
 
 
-def test_status_shows_every_stack(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a drift nothing is claimed; a stack that carries less shows less."""
-    other: Path = stack.root / "forks" / "2026.11"
-    shutil.copytree(stack.root / "forks" / stack.stack, other)
-    for name in ("stack.yaml", "lock.yaml"):
-        (other / name).write_text((other / name).read_text().replace("stack: test", "stack: '2026.11'"))
-    shutil.rmtree(other / stack.fork)
-    assert main.main(["patch", "status", *stack.words[2:], "--json"]) == 0
-    stacks = msgspec.json.decode(capsys.readouterr().out)["stacks"]
-
-    assert {name: len(lines) for name, lines in stacks.items()} == {"test": 5, "2026.11": 0}
-    assert {line["needed"] for line in stacks["test"]} == {"not looked at"}

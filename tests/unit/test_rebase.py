@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -288,17 +287,6 @@ def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None
 # What others do meanwhile.
 
 
-def test_work_survives_the_cache(picked: Host, maintainer: Maintainer) -> None:
-    """A cache may vanish, and the host may be out of reach: the worktree still works, and what was done in it is exported."""
-    before = patches(picked)
-    do(picked, "rebase")
-    shutil.rmtree(picked.cache)
-    shutil.rmtree(picked.path)
-    maintainer.commit("b.txt", edited((50, "third  \n"), (55, "new\n")), f"Add a fourth\n\n{TRAILERS}")
-    maintainer.git("fsck", "--connectivity-only", "--no-dangling")
-    do(picked, "export", "--offline")
-
-    assert list(patches(picked)) == [*before, "add-a-fourth.patch"]
 
 
 @pytest.mark.parametrize("name", ["second.patch", "came.patch", "#7"])
