@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.builder import workspace
+from sparkwright.builder import pipeline, workspace
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.workspace import source_tree
 
@@ -88,3 +88,14 @@ def test_flags_are_added_to_those_of_the_fork_from_the_outer_folder_to_the_inner
         "CMAKE_CUDA_FLAGS": f"{names} -Xcompiler=-ffile-prefix-map=/a=/in -Xcompiler=-ffile-prefix-map=/a/b=/in/needed",
     }
     assert workspace.reproducible_flags({}, {}) == {"CMAKE_CUDA_FLAGS": names}
+
+
+def test_a_build_takes_the_place_of_the_last_one_in_the_output_folder(mini: Mini) -> None:
+    """Other wheels there stay."""
+    context = mini.context()
+    pipeline.build(context, "cutlass")
+    (context.output / "mine.whl").touch()
+    mini.edit("forks/demo/stack.yaml", '"spark.demo"', '"spark.demo.1"')
+    built = pipeline.build(mini.context(), "cutlass")
+
+    assert sorted(path.name for path in context.output.glob("*.whl")) == sorted(["mine.whl", built.filename])

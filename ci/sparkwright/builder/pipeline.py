@@ -60,6 +60,13 @@ class BuiltWheel(msgspec.Struct, frozen=True):
     transplant: graft.GraftManifest | None = None
 
 
+class LastBuild(msgspec.Struct, frozen=True):
+    """The last build of a fork: the digests of its inputs by name, and its wheel."""
+
+    inputs: dict[str, str]
+    wheel: BuiltWheel
+
+
 class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     ``sparkwright.json`` in the wheel: its sources, and the origin of every library. It holds no
@@ -218,19 +225,23 @@ def reuse(
     callers hold the fork's lock.
     """
     key, name = content_key("wheel", parts), context.named(f"{context.project.stack}-{fork}")
-    built = stored(context, key)
+    built, last = stored(context, key), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
     else:
-        before = context.store.get("inputs", name, dict[str, str])
-        changed = [part for part in parts if (before or {}).get(part) != parts[part]]
+        before = last.inputs if last else {}
+        changed = [part for part in parts if before.get(part) != parts[part]]
         reason = f"{', '.join(changed)} changed" if changed else "its wheel is gone from the store"
-        console.note(f"{fork}: {'not built yet' if before is None else f'rebuilding: {reason}'}")
+        console.note(f"{fork}: {f'rebuilding: {reason}' if last else 'not built yet'}")
         built = make(key)
         context.store.put("wheel", key, built)
-        context.store.put("inputs", name, parts)
         console.note(f"{fork}: {built.filename}, {size(built.size)}")
     _publish_to_output(context, built)
+    if last is None or last.wheel != built:
+        # `pip install dist/*.whl` must not meet two builds of one release.
+        if last and last.wheel.filename != built.filename and _published(context, last.wheel):
+            wheel_path(context, last.wheel).unlink()
+        context.store.put("last", name, LastBuild(parts, built))
     return built
 
 
@@ -253,11 +264,18 @@ def put(
     return built
 
 
+def _published(context: RunContext, built: BuiltWheel) -> bool:
+    """Return whether the output folder has the very file of *built*."""
+    source, path = _stored_path(context, built), wheel_path(context, built)
+    same = path.exists() and source.exists() and path.samefile(source)
+    return same or (path.exists() and sha256_file(path) == built.sha256)
+
+
 def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     """Link the store's wheel into the output folder, or copy it to another file system."""
     source, path = _stored_path(context, built), wheel_path(context, built)
     context.output.mkdir(parents=True, exist_ok=True)
-    if path.exists() and (path.samefile(source) or sha256_file(path) == built.sha256):
+    if _published(context, built):
         return
     with translate_disk_full(context.output), context.store.replacing(path) as temporary:
         try:
