@@ -69,7 +69,7 @@ class _Deadline:
 
     def __init__(self, seconds: float, stopped: threading.Event | None, token: str) -> None:
         self.until, self.expired = time.monotonic() + seconds, False
-        self._seconds, self._stopped, self._token = seconds, stopped, token
+        self._seconds, self._stopped, self.token = seconds, stopped, token
         self._sockets: list[socket.socket] = []
         self._over = threading.Event()
         threading.Thread(target=self._watch, name="http deadline", daemon=True).start()
@@ -105,7 +105,7 @@ class _Deadline:
                 raise HttpFailure("slow", f"no whole reply within {self._seconds:.3g} s") from None
             kind = "redirect" if isinstance(error, TooManyRedirects) else kind
             raise HttpFailure(
-                kind, one_line(redact_credentials(str(error)), 300, self._token)
+                kind, one_line(redact_credentials(str(error)), 300, self.token)
             ) from None
 
 
@@ -221,7 +221,7 @@ def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests
                     address = urljoin(resp.url, target)
                 encrypted = resp.url.startswith("https://")
                 if not address.startswith("https://" if encrypted else ("https://", "http://")):
-                    shown = one_line(redact_credentials(address), 200)
+                    shown = one_line(redact_credentials(address), 200, deadline.token)
                     raise HttpFailure("redirect", f"redirected out of https: {shown}")
             return target
 
