@@ -51,6 +51,7 @@ class Listener:
         self._say = say
         self.over = threading.Event()
         self.asked: list[str] = []
+        self.heads: list[bytes] = []
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._serve, daemon=True)
         self._accepting.start()
@@ -72,6 +73,7 @@ class Listener:
                 body += connection.recv(65536)
             path = begin.split()[1].decode()
             self.asked.append(path)
+            self.heads.append(begin)
             self._say(connection, path)
             # Closing with unread bytes would reset the connection before the client has read all.
             connection.shutdown(socket.SHUT_WR)

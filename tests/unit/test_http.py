@@ -143,29 +143,16 @@ def test_credentials_stay_with_their_host(
     netrc.write_text("machine 127.0.0.1 login me password hush\n", "utf-8")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
-    heads: list[bytes] = []
-
-    def other(connection: socket.socket, _: str) -> None:
-        connection.sendall(whole({}))
-
-    class Recorder(Listener):
-        def _one(self, connection: socket.socket) -> None:
-            heads.append(connection.recv(65536, socket.MSG_PEEK))
-            super()._one(connection)
-
-    target = Recorder(other)
+    target = listen(says(whole({})))
     moved = f"HTTP/1.1 302 On\r\nlocation: {target.url.replace('127.0.0.1', 'localhost')}\r\ncontent-length: 0\r\n\r\n"
-    try:
-        http.request("GET", listen(says(moved.encode())).url, token=TOKEN, redirects=True)
-        http.request("GET", listen(says(moved.encode())).url.replace("://", "://me:word@"), redirects=True)
-        assert not [head for head in heads if b"authorization" in head.lower()]
-        http.request("GET", target.url)
-        http.request("GET", target.url, token=TOKEN)
-    finally:
-        target.close()
+    http.request("GET", listen(says(moved.encode())).url, token=TOKEN, redirects=True)
+    http.request("GET", listen(says(moved.encode())).url.replace("://", "://me:word@"), redirects=True)
+    http.request("GET", target.url)
+    http.request("GET", target.url, token=TOKEN)
 
-    assert b"Basic" in heads[-2]
-    assert f"Bearer {TOKEN}".encode() in heads[-1]
+    assert [b"authorization" in head.lower() for head in target.heads] == [False, False, True, True]
+    assert b"Basic" in target.heads[2]
+    assert f"Bearer {TOKEN}".encode() in target.heads[3]
 
 
 def test_failure_shows_no_credentials(listen: Callable[[Say], Listener]) -> None:
