@@ -10,7 +10,7 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,10 @@ from sparkwright.builder import ninja
 from sparkwright.builder.ninja import BuildFolder
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.schedule import Cost, Costs
+from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -34,6 +37,7 @@ NINJA = Path(
     shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
 )
 PATIENCE = 90
+ROOT = Path(__file__).parents[2]
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
 
@@ -83,13 +87,13 @@ class Work:
         """Return the costs, as the stack ships them and as this folder's record has them."""
         return Costs(Store(self.folder / "store"), "test", self.costs)
 
-    def compile(self, cores: int = 2, env: Mapping[str, str] | None = None) -> list[str]:
-        """Compile everything, and return the units, those from the compiler cache with a star."""
-        log, variables = self.folder / "compile.log", {**os.environ, **(env or {})}
-        sandbox = Sandbox("none")
-        folder = BuildFolder("test", NINJA, self.folder, sandbox, variables, log, cores, 10_000)
-        calls = folder.compile((), self.ledger())
-        return sorted(f"{call.unit}{'*' * call.hit}" for call in calls)
+    def compile(self, cores: int = 2) -> list[str]:
+        """Compile everything, and return the units."""
+        store, project = Store(self.folder / "store"), Project(ROOT, "2026.11")
+        context = RunContext(project, store, ("vllm",), self.folder, jobs=cores, memory=10**10, cached=False)
+        tools = Toolchain("key", NINJA.parents[1])
+        folder = BuildFolder(context, tools, "vllm", self.folder, Sandbox("none"), os.environ)
+        return sorted(call.unit for call in folder.compile((), self.ledger()))
 
     def events(self) -> list[str]:
         """Return the starts and ends of scripts, in their order."""

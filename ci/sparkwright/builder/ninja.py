@@ -106,60 +106,35 @@ class BuildFolder:
     The build folder ``work/build`` of the sources in ``work/src``, and ninja in its sandbox.
 
     Args:
-        ninja: The program.
+        context: Gives the compiler cache, cores and memory.
         sandbox: The sandbox, in which the folders of *work* may have other names.
-        env: Variables of the configure step and of the compiler cache.
-        log: Gets the output of ninja.
-        cores: Units that compile at once, at most.
-        megabytes: For all compilers together.
+        env: Variables of the configure step.
     """
 
     def __init__(
         self,
-        name: str,
-        ninja: Path,
-        work: Path,
-        sandbox: Sandbox,
-        env: Mapping[str, str],
-        log: Path,
-        cores: int,
-        megabytes: int,
-    ) -> None:
-        self._name, self._path, self._program = name, work / "build", ninja
-        self._sandbox, self._log, self._cores, self._megabytes = sandbox, log, cores, megabytes
-        self._source = f"{sandbox.sandbox_path(work / 'src')}/"
-        self._inside, self._launch = sandbox.sandbox_path(self._path), work / "launch"
-        self._calls = self._launch / "calls.jsonl"
-        self._env = {
-            **env,
-            "NINJA_STATUS": "[%f/%t] ",
-            "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
-            # Not into a /tmp that may be memory; and the next run finds and removes them here.
-            "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
-        }
-
-    @classmethod
-    def of(
-        cls,
         context: RunContext,
         tools: Toolchain,
         fork: str,
         work: Path,
         sandbox: Sandbox,
         env: Mapping[str, str],
-    ) -> BuildFolder:
-        """Return the build folder of *fork*, with the compiler cache and limits of the context."""
-        name = f"{context.project.stack}-{context.named(fork)}-compile.log"
-        return cls(
-            fork,
-            tools.tool("ninja"),
-            work,
-            sandbox,
-            cache_variables(context, env, None if sandbox.mounts else context.store.root),
-            context.store.folder("logs") / name,
-            context.jobs or len(os.sched_getaffinity(0)),
-            memory_budget(context.memory),
-        )
+    ) -> None:
+        self._name, self._path, self._program = fork, work / "build", tools.tool("ninja")
+        self._cores = context.jobs or len(os.sched_getaffinity(0))
+        self._sandbox, self._megabytes = sandbox, memory_budget(context.memory)
+        log = f"{context.project.stack}-{context.named(fork)}-compile.log"
+        self._log = context.store.folder("logs") / log
+        self._source = f"{sandbox.sandbox_path(work / 'src')}/"
+        self._inside, self._launch = sandbox.sandbox_path(self._path), work / "launch"
+        self._calls = self._launch / "calls.jsonl"
+        self._env = {
+            **cache_variables(context, env, None if sandbox.mounts else context.store.root),
+            "NINJA_STATUS": "[%f/%t] ",
+            "SPARKWRIGHT_CALLS": str(sandbox.sandbox_path(self._calls)),
+            # Not into a /tmp that may be memory; and the next run finds and removes them here.
+            "TMPDIR": str(sandbox.sandbox_path(self._launch / "tmp")),
+        }
 
     def compile(self, targets: Sequence[str], costs: Costs) -> list[CompilerCall]:
         """

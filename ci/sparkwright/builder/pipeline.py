@@ -349,7 +349,7 @@ def _graft(
         workspace = Workspace(context, tools, fork)
         libraries = configure.libraries(workspace.build)
         members = graft.replaced_members(base, libraries, settings)
-        build_folder = ninja.BuildFolder.of(
+        build_folder = ninja.BuildFolder(
             context, tools, fork, workspace.folder, workspace.sandbox, workspace.environment()
         )
         build_folder.compile(settings.targets, Costs.of(context, fork))

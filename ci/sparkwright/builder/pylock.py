@@ -117,7 +117,9 @@ def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, 
     except (OSError, ValueError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
-            f"{path} does not lock the tools for {python or 'this Python'}.",
+            f"{path} does not lock the tools for Python {python.version} on {python.machine}."
+            if python
+            else f"{path} does not lock the tools for this Python.",
             details=[str(error)],
         ) from error
     return tuple(sorted(chosen))

@@ -323,7 +323,7 @@ class AotBuilder:
         is refused, or no library is made of one.
         """
         context, fork = self._context, self._spec.fork
-        folder = ninja.BuildFolder.of(
+        folder = ninja.BuildFolder(
             context, self._tools, fork, self.folder, self._sandbox, self._environment()
         )
         folder.compile((), Costs.of(context, fork))
