@@ -38,7 +38,7 @@ from sparkwright.forks.context import RunContext
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 #: Version of the stored record.
-FORM = 5
+FORM = 6
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(
@@ -267,7 +267,11 @@ def _with_calls(
     by_target = [call for call in calls if unit.target in call.arguments]
     deciding = [*by_source, *by_target][:1]
     variables = references(deciding[0]) if deciding else {"CMAKE_CUDA_ARCHITECTURES"}
-    for call in calls[calls.index(deciding[0]) + 1 :] if deciding else calls:
+    for first in deciding[:1]:
+        # A keyword of the same command for other sources may be called like one of the variables.
+        earlier = calls[calls.index(first) + 1 :]
+        calls = [call for call in earlier if call.command != first.command]
+    for call in calls:
         appends = call.command == "list"
         variable = "".join(written(call)[appends : appends + 1])
         if variable in variables:
