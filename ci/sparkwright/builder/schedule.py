@@ -114,7 +114,7 @@ class Costs:
             "host": platform.machine(),
             "target": context.machine,
         }
-        path = context.project.costs_file
+        path = context.project.build_folder / f"costs{context.project.suffix}.yaml"
         shipped = strict_yaml.load(path, ShippedFile).forks.get(fork) if path.is_file() else None
         key = f"{fork}-{content_key('costs', parts)[:16]}"
         units = shipped.units if shipped else {}

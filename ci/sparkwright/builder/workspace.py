@@ -255,7 +255,8 @@ class SourceTree(msgspec.Struct, frozen=True):
 
 def rules_of(context: RunContext, fork: str) -> ArchRules:
     """Return the arch rules of *fork*."""
-    return archs.load(context.project.rules_file).of(fork)
+    project = context.project
+    return archs.load(project.build_folder / f"archs{project.suffix}.yaml").of(fork)
 
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:

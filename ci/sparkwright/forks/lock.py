@@ -92,14 +92,6 @@ class SdistProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     generated: tuple[str, ...] = ()
     absent: int = 0
 
-    def describe(self, sdist: str) -> str:
-        """Return the proof as a line of text; *sdist* is the file's name."""
-        total = self.equal + len(self.generated)
-        return (
-            f"{self.equal:,} of {total:,} files of {sdist} are the commit's, "
-            f"{len(self.generated)} are generated, {self.absent:,} of the commit are not in it"
-        )
-
 
 class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """

@@ -279,7 +279,10 @@ def prove(
         generated=tuple(sorted(differing)),
         absent=len(commit.keys() - released.keys()),
     )
-    console.note(proof.describe(file.filename))
+    console.note(
+        f"{proof.equal:,} of {len(released):,} files of {file.filename} are the commit's, "
+        f"{len(differing)} are generated, {proof.absent:,} of the commit are not in it"
+    )
     return proof
 
 

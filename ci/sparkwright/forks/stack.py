@@ -265,16 +265,6 @@ class Project:
         """``ci/audit/<stack>.yaml``: what the stack adds to ``ci/audit.yaml``."""
         return self.root / "ci" / "audit" / f"{self.stack}{self.suffix}.yaml"
 
-    @property
-    def rules_file(self) -> Path:
-        """``build/<stack>/archs.yaml``."""
-        return self.build_folder / f"archs{self.suffix}.yaml"
-
-    @property
-    def costs_file(self) -> Path:
-        """``build/<stack>/costs.yaml``, which need not exist."""
-        return self.build_folder / f"costs{self.suffix}.yaml"
-
     def series_folder(self, fork: str) -> Path:
         return self.root / "forks" / self.stack / fork
 
