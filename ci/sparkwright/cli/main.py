@@ -63,7 +63,7 @@ COMMANDS = {
         "patch", "try the series on later releases and upstream's newest commit"
     ),
     "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
-    "patch bisect": CommandInfo("patch", "find the upstream change that broke or took a patch"),
+    "patch bisect": CommandInfo("patch", "find the change that broke or took a patch"),
     "patch watch": CommandInfo("patch", "look at every pull request of the ledger again"),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),

@@ -204,9 +204,13 @@ def _show_backports(stack: str, backports: Mapping[str, Sequence[series.Backport
         for fork, entries in backports.items()
         for entry in entries
     ]
-    columns = ["pick", "merge", "hunks as they are", "added lines", "our patch", "left out"]
     if rows:
-        console.table(f"carried in part by {stack}", columns, rows, result=True)
+        console.table(
+            f"carried in part by {stack}",
+            ["pick", "merge", "hunks as they are", "added lines", "our patch", "left out"],
+            rows,
+            result=True,
+        )
 
 
 def run_pick(arguments: argparse.Namespace) -> int:
@@ -241,10 +245,12 @@ def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
         UsageError: One has no reason, or the options contradict each other.
     """
     pairs = [word.partition("=") for word in arguments.exclude]
-    if wrong := [path for path, _, reason in pairs if not path or not reason.strip()]:
-        raise UsageError("usage", f"--exclude {wrong[0]!r} is not of the form PATH=REASON.")
-    if (arguments.drop and (arguments.carry or pairs)) or (pairs and len(arguments.pulls) > 1):
-        raise UsageError("usage", "--drop goes alone, and --exclude with one pull request.")
+    wrong = not all(path and reason.strip() for path, _, reason in pairs)
+    if wrong or (arguments.drop and (arguments.carry or pairs)) or (pairs and arguments.pulls[1:]):
+        raise UsageError(
+            "usage",
+            "--exclude is PATH=REASON and goes with one pull request; --drop goes alone.",
+        )
     return {path: reason.strip() for path, _, reason in pairs}
 
 
@@ -345,11 +351,15 @@ def run_drift(arguments: argparse.Namespace) -> int:
         run, author = run_url(), arguments.author
         issue = driftreport.keep_issue(repository, reports, author=author, run=run)
         console.result(f"issue {issue.done} {issue.url}")
-    shown = [
-        {"of": report, "absorbed": [report.absorbed(name) for name in report.patches]}
-        for report in reports
-    ]
-    console.document({"drift": shown, "issue": issue})
+    console.document(
+        {
+            "drift": [
+                {"of": report, "absorbed": [report.absorbed(name) for name in report.patches]}
+                for report in reports
+            ],
+            "issue": issue,
+        }
+    )
     return 0
 
 
@@ -383,12 +393,16 @@ def _show_drift(report: drift.Drift) -> None:
 
 def _show_ideas(context: RunContext) -> int:
     packages = ledger.load_ideas(context.project.root)
-    rows = [
-        [name, package, idea.needed, idea.says]
-        for package, ideas in packages.items()
-        for name, idea in ideas.items()
-    ]
-    console.table("patch ideas", ["idea", "package", "needed", "what it is"], rows, result=True)
+    console.table(
+        "patch ideas",
+        ["idea", "package", "needed", "what it is"],
+        [
+            [name, package, idea.needed, idea.says]
+            for package, ideas in packages.items()
+            for name, idea in ideas.items()
+        ],
+        result=True,
+    )
     console.document({"ideas": packages})
     return 0
 
@@ -426,8 +440,9 @@ def run_bump(arguments: argparse.Namespace) -> int:
     changed = rebase.export(context, fork)
     compiled = context.project.fork(fork).build != "headers"
     units = foreseen.foresee(context.objects, old, plan.base.tree) if compiled else None
-    lines = [*changed, "", "range-diff of both series:", *between, ""]
-    console.result("\n".join([*lines, *(foreseen.lines(units) if units else ())]))
+    predicted = foreseen.lines(units) if units else ()
+    lines = [*changed, "", "range-diff of both series:", *between, "", *predicted]
+    console.result("\n".join(lines))
     pull = None
     if arguments.pull:
         repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
@@ -435,8 +450,15 @@ def run_bump(arguments: argparse.Namespace) -> int:
             repository, context.project, plan, between, units, base=arguments.base
         )
         console.result(f"pull request {pull.done}: {pull.url}")
-    document = {"bump": plan, "changed": changed, "range_diff": between}
-    console.document({**document, "recompiles": units, "pull": pull})
+    console.document(
+        {
+            "bump": plan,
+            "changed": changed,
+            "range_diff": between,
+            "recompiles": units,
+            "pull": pull,
+        }
+    )
     return 0
 
 
@@ -449,9 +471,17 @@ def run_bisect(arguments: argparse.Namespace) -> int:
     page = upstream.book.page(change.number) if change.number else ""
     lines = [change.line(), page, f"before it: {before}", f"with it: {after}"]
     console.result("\n".join(filter(None, lines)))
-    states = {"before": before, "after": after}
-    result = {"commit": change.commit, "line": change.line(), "page": page, **states}
-    console.document({"bisect": result})
+    console.document(
+        {
+            "bisect": {
+                "commit": change.commit,
+                "before": before,
+                "after": after,
+                "line": change.line(),
+                "page": page,
+            }
+        }
+    )
     return 0
 
 
@@ -464,36 +494,42 @@ def run_watch(arguments: argparse.Namespace) -> int:
         for fork in forks
         for old, record, changes in pick.refresh(context, fork)
     ]
-    rows = [
+    console.table(
+        "ledger",
+        ["pull request", "state", "last seen", "changed since", "stacks", "title"],
         [
-            f"{fork}{record.name}",
-            record.state,
-            old.seen,
-            "not seen by git alone" if changes is None else "\n".join(changes) or "nothing",
-            ", ".join(record.stacks) or "watched",
-            record.title,
-        ]
-        for fork, old, record, changes in watched
-    ]
-    columns = ["pull request", "state", "last seen", "changed since", "stacks", "title"]
-    console.table("ledger", columns, rows, result=True)
+            [
+                f"{fork}{record.name}",
+                record.state,
+                old.seen,
+                "not seen by git alone" if changes is None else "\n".join(changes) or "nothing",
+                ", ".join(record.stacks) or "watched",
+                record.title,
+            ]
+            for fork, old, record, changes in watched
+        ],
+        result=True,
+    )
     changed = sum(bool(changes) for *_, changes in watched)
     console.result(f"{changed} of {len(watched)} pull requests changed")
     if changed:
         console.note("take a new state with `sparkwright patch pick FORK#NUMBER --accept`")
-    pulls = [
+    console.document(
         {
-            "fork": fork,
-            "name": record.name,
-            "title": record.title,
-            "state": record.state,
-            "seen": record.seen,
-            "previous": old.seen,
-            "visible": changes is not None,
-            "changes": changes or [],
-            "stacks": list(record.stacks),
+            "pulls": [
+                {
+                    "fork": fork,
+                    "name": record.name,
+                    "title": record.title,
+                    "state": record.state,
+                    "seen": record.seen,
+                    "previous": old.seen,
+                    "visible": changes is not None,
+                    "changes": changes or [],
+                    "stacks": list(record.stacks),
+                }
+                for fork, old, record, changes in watched
+            ]
         }
-        for fork, old, record, changes in watched
-    ]
-    console.document({"pulls": pulls})
+    )
     return 0
