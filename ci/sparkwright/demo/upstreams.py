@@ -20,9 +20,8 @@ import http.server
 import json
 import platform
 import shutil
-import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +29,7 @@ from sparkwright.builder import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import git, process
-from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.stack import SourceError
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -89,7 +86,6 @@ WORDS = [*TEXT.split(), "<end>"]
 
 #: E2M1 code of 6, its largest number, and of -0.5; E4M3 code of 1.
 _LEARNT, _OTHER, _ONE = 0b0111, 0b1001, 7 << 3
-_SECONDS = 60
 
 
 def write_repositories(folder: Path) -> dict[str, str]:
@@ -254,58 +250,3 @@ def write_model(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps({"words": WORDS, "scale": 0.5}), "utf-8")
     (folder / "weights.nvfp4").write_bytes(rows)
     return folder
-
-
-def ask(url: str, prompt: str, count: int = 64) -> str:
-    """
-    Return at most *count* words that the server at *url* writes after *prompt*.
-
-    Raises:
-        source-unreachable: It does not answer, or not with a completion.
-    """
-    import requests
-
-    question = {"prompt": prompt, "max_tokens": count}
-    try:
-        reply = requests.post(f"{url}/v1/completions", json=question, timeout=_SECONDS)
-        return str(reply.json()["choices"][0]["text"])
-    except (requests.RequestException, LookupError) as error:
-        what = f"The demo's server gave no completion: {error}"
-        raise SourceError("source-unreachable", what) from error
-
-
-@contextlib.contextmanager
-def serving(program: Sequence[str | Path], folder: Path, log: Path) -> Iterator[str]:
-    """
-    Serve the model in *folder* with the installed *program* (``bin/mini-vllm``) while the block
-    runs, and yield the address.
-
-    Args:
-        log: Where it writes its complaints.
-
-    Raises:
-        command-failed: It did not come up.
-    """
-    command = process.wrap_with_limits([*program, "serve", folder, "--port", "0"])
-    with (
-        log.open("wb") as sink,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=sink,
-            env=process.clean_environment(),
-            text=True,
-        ) as child,
-    ):
-        try:
-            assert child.stdout is not None
-            address = child.stdout.readline().partition(" serves on ")[2].strip()
-            if not address:
-                details = log.read_text("utf-8", "replace").splitlines()[-20:]
-                raise CommandError(
-                    "command-failed", "The demo's server did not come up.", details=details
-                )
-            yield address
-        finally:
-            child.kill()
