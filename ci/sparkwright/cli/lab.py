@@ -173,13 +173,8 @@ def _once(arguments: argparse.Namespace) -> dict[str, Any]:
     # SIGTERM ends a job as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ground = _ground(arguments)
-    address = ground.settings.api
-    if not address.startswith("https://") and not re.match(
-        r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", f"{address}/"
-    ):
-        raise _usage(f"The token is not sent unencrypted to {address}.")
-    github = GitHub(address, registration.token(dict(os.environ), ground.config), seconds=30)
-    return {"run": once.once(ground, github)}
+    token = registration.token(dict(os.environ), ground.config)
+    return {"run": once.once(ground, GitHub(ground.settings.api, token, seconds=30))}
 
 
 def _clean(arguments: argparse.Namespace) -> None:
@@ -200,8 +195,6 @@ def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
     """Update the addresses that jobs may connect to."""
     policy, settings = _policy(arguments)
     resolution = egress.resolved(egress.names(policy, settings))
-    for name in resolution.unknown:
-        console.warn(f"{name} has no address")
     if not resolution.addresses:
         what = "No name of the list has an address; the earlier addresses expire."
         raise LabError("runner-unready", what, details=resolution.unknown)
@@ -211,7 +204,10 @@ def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
     if status:
         what = "nft refused the addresses."
         raise LabError("runner-setup", what, details=output.splitlines()[-10:])
-    console.note(f"{len(resolution.addresses)} addresses may be connected to")
+    unknown = ", ".join(resolution.unknown) or "none"
+    console.note(
+        f"{len(resolution.addresses)} addresses may be connected to; names without one: {unknown}"
+    )
     return {"addresses": resolution.addresses, "unknown": resolution.unknown}
 
 

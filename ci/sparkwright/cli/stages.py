@@ -126,8 +126,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
             "offline", "lock needs the index and the upstream hosts, which --offline forbids."
         )
     project = context.project
-    earlier = locks.read(project) if project.lock_file.exists() else None
-    resolved = resolve.resolve(context, earlier)
+    resolved = resolve.resolve(context, locks.read(project) if project.lock_file.exists() else None)
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
     folder = harness.folder(context)
@@ -222,8 +221,15 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
     for fork in context.forks:
         source = sources.fetch(context, fork)
         fetched.append(source)
-        state = "" if source.resolved else "unresolved"
-        rows.append([fork, source.kind, source.origin, source.tree[:12], state])
+        rows.append(
+            [
+                fork,
+                source.kind,
+                source.origin,
+                source.tree[:12],
+                "" if source.resolved else "unresolved",
+            ]
+        )
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
                 context.store, base.name, base.filename, base.sha256, offline=context.offline

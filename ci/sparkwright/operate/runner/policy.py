@@ -20,6 +20,8 @@ Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z
 Host = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?\Z")]
 Network = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}/[0-9]{1,3}\Z")]
 Address = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f.:]{2,39}\Z")]
+#: The token is sent unencrypted to this machine alone.
+API = r"^(https://[A-Za-z0-9.:/_-]+|http://(localhost|127\.0\.0\.1|\[::1\])([:/][A-Za-z0-9.:/_-]*)?)\Z"
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
@@ -127,7 +129,7 @@ class Settings(_Strict, frozen=True):
     name: Host
     labels: tuple[Label, ...] = ()
     index: Host | None = None
-    api: Annotated[str, msgspec.Meta(pattern=r"^https?://[A-Za-z0-9.:/_-]+\Z")] = "https://api.github.com"
+    api: Annotated[str, msgspec.Meta(pattern=API)] = "https://api.github.com"
 
 
 #: GitHub's names of kinds of processor.
