@@ -75,7 +75,7 @@ class DeviceImage(msgspec.Struct, frozen=True):
 
     Attributes:
         container: The number of its fatbin in the library: one per translation unit.
-        listed: The target in the fatbin's table, by which a driver chooses; empty for a bare cubin.
+        listed: The target in the fatbin's table, by which a driver chooses.
         target: The target that the code itself states; ``sm_121?`` if it should and does not, and
             *listed* if it was not unpacked.
         sha256: Of the unpacked bytes; empty if they were not unpacked whole.
@@ -92,7 +92,7 @@ class DeviceImage(msgspec.Struct, frozen=True):
     @property
     def contradicted(self) -> bool:
         """True when the table states one target and the code another."""
-        stated = self.kind == "cubin" and bool(self.listed) and not self.target.endswith("?")
+        stated = self.kind == "cubin" and not self.target.endswith("?")
         return stated and self.listed != self.target
 
 
@@ -140,7 +140,7 @@ def read(
         visit: Called with each image and its unpacked bytes, one at a time: all of them together
             may be larger than the memory.
     """
-    if not library.has_device_code:
+    if not library.fatbins:
         return DeviceCode()
     images = list[DeviceImage]()
     try:
@@ -162,10 +162,10 @@ def wheel_digest(digests: Iterable[str]) -> str:
 
 
 def _sections_digest(data: elf.Buffer, library: elf.SharedObject) -> str:
-    """Return the sha256 over all device code as it is: fatbin sections, or the whole bare cubin."""
+    """Return the sha256 over the fatbin sections as they are."""
     sha = hashlib.sha256()
     with memoryview(data) as view:
-        for offset, size in library.fatbins or ((0, len(data)),):
+        for offset, size in library.fatbins:
             sha.update(view[offset : offset + size])
     return sha.hexdigest()
 
@@ -178,28 +178,21 @@ def _images(
     and, *with_ptx*, of its PTX.
 
     Raises:
-        elf.ElfUnreadable: As `elf.fatbin_entries` and `elf.unpack`.
-        elf.ElfUnreadable: A cubin cannot be read.
+        elf.ElfUnreadable: As `elf.fatbin_entries` and `elf.unpack`, or a cubin cannot be read.
     """
-    if library.machine == elf.CUDA:
-        yield _cubin(data, elf.FatbinEntry("cubin", "", 0, len(data), len(data), "", 0))
     for entry in elf.fatbin_entries(data, library.fatbins):
-        if entry.kind == "cubin" and is_generation(entry.arch, generation):
-            yield _cubin(data, entry)
-        elif entry.kind == "cubin" or not with_ptx:
-            yield DeviceImage(entry.kind, entry.container, entry.arch, entry.arch), b""
+        kind, number, listed = entry.kind, entry.container, entry.arch
+        unpacked = is_generation(listed, generation) if kind == "cubin" else with_ptx
+        content = elf.unpack(data, entry) if unpacked else b""
+        sha256 = sha256_bytes(content) if unpacked else ""
+        if unpacked and kind == "cubin":
+            target, kernels = read_cubin(content)
+            image = DeviceImage(kind, number, listed, target or f"{listed}?", sha256, kernels)
         else:
-            text = elf.unpack(data, entry)
-            match = _PTX_TARGET.search(text[:_PTX_HEAD])
-            target, sha256 = match[1].decode() if match else entry.arch, sha256_bytes(text)
-            yield DeviceImage("ptx", entry.container, entry.arch, target, sha256), text
-
-
-def _cubin(data: elf.Buffer, entry: elf.FatbinEntry) -> tuple[DeviceImage, bytes]:
-    content = elf.unpack(data, entry)
-    target, kernels = read_cubin(content)
-    target, sha256 = target or f"{entry.arch or 'sm'}?", sha256_bytes(content)
-    return DeviceImage("cubin", entry.container, entry.arch, target, sha256, kernels), content
+            match = _PTX_TARGET.search(content[:_PTX_HEAD])
+            target = match[1].decode() if match else listed
+            image = DeviceImage(kind, number, listed, target, sha256)
+        yield image, content
 
 
 def read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:

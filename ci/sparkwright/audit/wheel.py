@@ -69,7 +69,7 @@ from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 9
+FORM = 10
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -542,7 +542,7 @@ class LibraryAudit:
     ) -> AuditedLibrary:
         """Return *library* with its device code, and report the differences from the policy."""
         target = self._target
-        if target and not shared.has_device_code:
+        if target and not shared.fatbins:
             linked = [unit for unit in self._units if unit.library]
             self._find("arch-missing", "it holds no device code at all", units=linked)
         patterns = [re.compile(text) for text in target.kernels] if target and self._ours else []

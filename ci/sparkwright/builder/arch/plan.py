@@ -230,7 +230,8 @@ def examine(
 
 
 def _target(arch: str) -> str:
-    return f"compute_{spell(arch)}:sm_{spell(arch)}"
+    number = arch.replace(".", "")
+    return f"compute_{number}:sm_{number}"
 
 
 def _plan_unit(
@@ -293,11 +294,6 @@ def _names_source(call: Call, unit: TranslationUnit) -> bool:
     folder = PurePosixPath(call.file).parent
     parts = (part for argument in call.arguments for part in argument.split(";") if part)
     return any(unit.source in (part, str(folder / part)) for part in parts)
-
-
-def spell(arch: str) -> str:
-    """Return *arch* without its dot, as compilers write it: ``121f``."""
-    return arch.replace(".", "")
 
 
 def generation(text: str) -> str:

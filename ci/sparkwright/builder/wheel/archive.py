@@ -58,11 +58,6 @@ class WheelName(msgspec.Struct, frozen=True):
         """Name of its ``.dist-info`` folder."""
         return f"{self.distribution}-{self.version}.dist-info"
 
-    @property
-    def data(self) -> str:
-        """Name of its ``.data`` folder."""
-        return f"{self.distribution}-{self.version}.data"
-
     @classmethod
     def of(cls, filename: str, version: str = "") -> WheelName:
         """
@@ -243,7 +238,8 @@ def rewrite(
     old = WheelName.of(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
     new = WheelName(old.distribution, version, tag)
-    folders = {old.info: new.info, old.data: new.data}
+    stem, new_stem = (name.info.removesuffix(".dist-info") for name in (old, new))
+    folders = {f"{stem}.{kind}": f"{new_stem}.{kind}" for kind in ("dist-info", "data")}
     path = folder / new.filename
     with zip_file(base) as source, base.open("rb") as raw:
         listed = zip_members(source, base.name)

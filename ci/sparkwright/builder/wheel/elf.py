@@ -30,9 +30,8 @@ from typing import Any, Literal
 import msgspec
 
 MAGIC = b"\x7fELF"
-#: ``e_machine`` → the name in platform tags; EM_CUDA is a cubin's, and a wheel may carry one bare.
-CUDA = "cuda"
-MACHINES = {62: "x86_64", 183: "aarch64", 190: CUDA}
+#: ``e_machine`` → the name in platform tags.
+MACHINES = {62: "x86_64", 183: "aarch64"}
 RELOCATABLE_FATBIN = "__nv_relfatbin"
 FATBIN_SECTIONS = (".nv_fatbin", RELOCATABLE_FATBIN)
 #: Section types: no bytes in the file, dynamic symbols. Segment types: loaded, dynamic.
@@ -91,8 +90,7 @@ class SharedObject(msgspec.Struct, frozen=True):
     What a shared library or program asks of its machine.
 
     Attributes:
-        machine: As in platform tags (``x86_64``, ``aarch64``), ``cuda`` for a bare cubin, else the
-            ELF number.
+        machine: As in platform tags (``x86_64``, ``aarch64``), else the ELF number.
         needed: The libraries that the loader brings with it (DT_NEEDED).
         rpath: The entries of DT_RPATH and DT_RUNPATH.
         versions: The highest versions that it needs of glibc (``GLIBC``), libstdc++ (``GLIBCXX``),
@@ -111,11 +109,6 @@ class SharedObject(msgspec.Struct, frozen=True):
     fatbins: tuple[tuple[int, int], ...]
     symbols: frozenset[str]
     imports: frozenset[str]
-
-    @property
-    def has_device_code(self) -> bool:
-        """True when the file holds device code of any kind."""
-        return bool(self.fatbins) or self.machine == CUDA
 
 
 class _Strings:
