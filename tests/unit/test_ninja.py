@@ -41,10 +41,6 @@ ROOT = Path(__file__).parents[2]
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
 
-HAS_CCACHE = pytest.mark.skipif(
-    not shutil.which("ccache"), reason="no ccache (apt-get install ccache)"
-)
-
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 
 
@@ -130,7 +126,7 @@ def test_a_second_run_compiles_what_changed(work: Work) -> None:
     assert work.compile() == []
     work.add("b.cpp", "int b() { return 2; }\n")
     assert work.compile() == ["b.cpp"]
-    assert list(work.ledger().recorded) == ["a.cu", "b.cpp"]
+    assert sorted(work.ledger().recorded) == ["a.cu", "b.cpp"]
 
 
 def test_a_unit_that_was_killed_for_memory_is_compiled_again_alone(work: Work) -> None:
@@ -234,19 +230,11 @@ def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
 OWN = {"CCACHE_DIR": "/mine", "CCACHE_DISABLE": "1", "PATH": "/bin"}
 
 
-def test_without_ccache_a_build_works_and_says_what_to_install(
-    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert ninja.cache_variables(mini.context(), OWN, None) == {"PATH": "/bin"}
-    assert "apt-get install ccache" in capsys.readouterr().err
-
-
-@HAS_CCACHE
 def test_only_the_remote_storage_of_the_user_reaches_a_build(
-    mini: Mini, monkeypatch: pytest.MonkeyPatch
+    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "ccache").touch(0o755)
     monkeypatch.setenv(ninja.REMOTE, "redis://hidden@cache.example")
     variables = ninja.cache_variables(mini.context(), OWN, None)
 
