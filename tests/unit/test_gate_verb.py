@@ -88,10 +88,10 @@ def test_verdicts_about_the_same_bytes_and_stack_are_joined(cli: Cli, words: lis
         assert str(tmp_path) not in kept.read_text()
         return made
 
-    first = after("--server", nobody, "--rung", "G4")
-    assert verdicts.states(first) == {"G4": "invalid"}
+    first = after("--server", nobody, "--rung", "G4", "--rung", "G7")
+    assert verdicts.states(first) == {"G4": "invalid", "G7": "not-run"}
     listed = after("--rung", "G4", "--rung", "G8")
-    assert verdicts.states(listed) == {"G4": "invalid", "G8": "not-run"}
+    assert verdicts.states(listed) == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
     assert listed.verdicts[0] == first.verdicts[0]
     assert after("--server", nobody, "--rung", "G4").verdicts[0].began > first.verdicts[0].began
     refused = cli("gate", str(wheel), "--rung", "G8", "--stack", "2026.05", *words)

@@ -320,7 +320,7 @@ def climb(
     """Run the gates *names* on the machine of *facts*, and store the verdicts after each."""
     # The verdicts are about the wheel together with the packages that it is served with.
     companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
-    return ladder.climb(
+    result = ladder.climb(
         [ready.rung(name) for name in names],
         stack=context.project.stack,
         wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
@@ -329,6 +329,9 @@ def climb(
         keep_going=keep_going,
         keep=lambda so_far: keep(context, so_far),
     )
+    # Also those that were not tried after a failure.
+    keep(context, result)
+    return result
 
 
 def _inputs(context: RunContext, arguments: argparse.Namespace) -> Inputs:

@@ -239,7 +239,7 @@ def change(arguments: argparse.Namespace) -> dict[str, Any]:
     """Change how releases of an index stand: promote, yank, prune or refresh."""
     done = CHANGES[arguments.command](_publisher(arguments), arguments)
     rows = [[done.action, name] for name in done.releases or ("the whole index",)]
-    rows += [["removed", path] for path in done.removed]
+    rows.append(["removed", f"{len(done.removed)} files"])
     rows += [["left where it is", address] for address in done.elsewhere]
     title = f"manifest {done.serial}, valid until {done.expires}"
     console.table(title, ["what", "of"], rows, result=True)
