@@ -271,7 +271,7 @@ class GitHub:
             details = [f"the limit ends: {limit_ends(reply)}", *details]
         elif reply.status in (401, 403, 422, *_GONE):
             reference = "github-refused"
-        return GitHubError(reference, f"GitHub refuses {what}.", details=details)
+        return GitHubError(reference, f"GitHub answers {reply.status} for {what}.", details=details)
 
     def explanation(self, reply: Reply) -> str:
         """Return GitHub's own explanation in the body of *reply*; empty without one."""

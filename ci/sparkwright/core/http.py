@@ -373,12 +373,13 @@ def _resume(
         if size and total != size:
             raise HttpFailure("size", f"{total} bytes are served, and {size} are expected")
         on_progress(have, total)
-        with translate_disk_full(partial.parent), partial.open("ab" if have else "wb") as sink:
-            for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
-                sink.write(piece)
-                have += len(piece)
-                on_progress(have, total)
-        flush(partial)
+        with translate_disk_full(partial.parent):
+            with partial.open("ab" if have else "wb") as sink:
+                for piece in reply.pieces((size or LARGEST_FILE) - have, steady=True):
+                    sink.write(piece)
+                    have += len(piece)
+                    on_progress(have, total)
+            flush(partial)
         if size and have < size:
             raise HttpFailure("broken", f"{have} of {size} bytes came")
 
