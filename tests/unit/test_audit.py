@@ -101,7 +101,6 @@ TARGET = {"role": "target", "glob": "*"}
     [
         ({}, {"libraries": {"probe": [HOST_ONLY]}}, "12.1f", f"{LIBRARY} is listed several times"),
         ({}, {"libraries": {"prob": [HOST_ONLY]}}, "12.1f", "no distribution prob"),
-        ({}, {}, "121f", "is not an architecture"),
         ({"arch": "12.1f"}, {}, "12.1f", "unknown field `arch`"),
         ({}, {"needed": []}, "12.1f", "unknown field `needed`"),
         *(

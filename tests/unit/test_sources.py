@@ -252,12 +252,18 @@ def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
     assert caught.value.details == ("stacks: test",)
 
 
-@pytest.mark.parametrize("label", ["spark.2026.06", "Spark", "a-b", "a+b", ""])
-def test_a_label_that_a_version_would_change_is_refused(make: Make, label: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        *(("label: t", f"label: '{label}'") for label in ("spark.2026.06", "Spark", "a-b", "a+b", "")),
+        ("12.1f", "121f"),
+    ],
+)
+def test_a_label_that_a_version_would_change_and_an_arch_that_is_none_are_refused(make: Make, line: str, changed: str) -> None:
     """PEP 440 drops zeros, case and separators, so the wheel would have another label than the stack."""
     root = make().project.root
     path = root / "forks" / "test" / "stack.yaml"
-    path.write_text(path.read_text().replace("label: t", f"label: '{label}'"))
+    path.write_text(path.read_text().replace(line, changed))
     with refusal("file-invalid"):
         Project(root, "test")
 

@@ -18,8 +18,6 @@ from msgspec.structs import replace
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 
-_ARCH = re.compile(r"(\d+)\.(\d)([af]?)")
-
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of every record of the file; an unknown field is an error."""
@@ -96,7 +94,7 @@ class LibraryPolicy(_Record, frozen=True):
     glob: str
     role: Literal["target", "base"]
     reason: str = ""
-    arch: str = ""
+    arch: Annotated[str, msgspec.Meta(pattern=r"^([0-9]+\.[0-9][af]?)?$")] = ""
     also: tuple[Allowed, ...] = ()
     ptx: tuple[Allowed, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
@@ -113,8 +111,8 @@ class LibraryPolicy(_Record, frozen=True):
         if not target and (device_code or not reasoned):
             wants = "which wants a reason, and of which device code is only reported"
             raise ValueError(f"{self.glob} is a base library, {wants}")
-        if self.arch and not (_ARCH.fullmatch(self.arch) and target and reasoned):
-            wants = "which wants the role of a target, a reason, and the form 12.0f"
+        if self.arch and not (target and reasoned):
+            wants = "which wants the role of a target and a reason"
             raise ValueError(f"{self.glob} has an arch of its own, {wants}")
         try:
             for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):
@@ -180,10 +178,6 @@ class AuditPolicy(_Record, frozen=True):
     arch: str
     needed: tuple[str, ...]
     distributions: dict[str, DistributionPolicy]
-
-    def __post_init__(self) -> None:
-        if not _ARCH.fullmatch(self.arch):
-            raise ValueError(f"{self.arch!r} is not an architecture such as '12.1f'")
 
     @property
     def target(self) -> str:

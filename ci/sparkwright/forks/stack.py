@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -190,7 +190,7 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     stack: str
-    arch: str
+    arch: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9][af]?$")]
     label: str
     forks: dict[str, ForkSpec]
 
