@@ -163,8 +163,11 @@ def apply_patches(
             if path not in named or modes.get(path, (REGULAR,))[0] not in (REGULAR, EXECUTABLE)
         ]
     if wrong:
-        what = f"A patch of {fork} changes a link, a submodule, or a file that it does not name."
-        raise PatchError("patch-invalid", what, details=wrong)
+        raise PatchError(
+            "patch-invalid",
+            f"A patch of {fork} changes a link, a submodule, or a file that it does not name.",
+            details=wrong,
+        )
     return PatchedTree(fork, base, tree, tuple(steps))
 
 
@@ -215,8 +218,9 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     fits, output = _apply(git, patch.data)
     moved, after = _OFFSET.findall(output), _tree(git)
     if fits and after == before:
-        says = ("the tree is the same with it as without",)
-        return Outcome("already-upstream", before, says=says)
+        return Outcome(
+            "already-upstream", before, says=("the tree is the same with it as without",)
+        )
     # The patch may fit again if no hunk shows which of both states a file has.
     clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
     if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
@@ -226,8 +230,9 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     # A patch that fits at its own lines is not there already because similar lines are elsewhere.
     elsewhere = _OFFSET.search(messages) and not (movable and (moved or not fits))
     if reverts and not elsewhere and not any(_joined_lines(git, patch, done=True)):
-        says = ("the whole change can be reverted in this tree",)
-        return Outcome("already-upstream", before, says=says)
+        return Outcome(
+            "already-upstream", before, says=("the whole change can be reverted in this tree",)
+        )
     if reasons := _obstacles(git, patch, fits, output, movable=movable):
         return Outcome("conflict", before, says=tuple(reasons))
     git(["read-tree", after])

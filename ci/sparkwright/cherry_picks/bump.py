@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 
 from sparkwright.cherry_picks import drift, ledger, series
-from sparkwright.cherry_picks.upstream import Base, Upstream
+from sparkwright.cherry_picks.upstream import Base, Upstream, base_of
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch, lock, package_index, resolve
@@ -51,10 +51,7 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         source-unreachable, source-unresolved, offline: The release cannot be fetched.
     """
     context, fork, project = upstream.context, upstream.fork, upstream.context.project
-    before = project.fork(fork)
-    after = _spec(before, version)
-    if after == before:
-        raise SourceError("not-provided", f"{fork} is at {version} already.")
+    stack_text, after = _stack_text(project, fork, version)
     patches = series.of(context, fork)
     if unknown := sorted(set(drop) - {patch.name for patch in patches}):
         raise SourceError(
@@ -62,10 +59,8 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
             f"The series of {fork} has no patch {', '.join(unknown)} to drop.",
             details=[patch.name for patch in patches],
         )
-    stack_text = _stack_text(project, fork, before, after)
     resolved = resolve.resolve_fork(context, fork, after)
-    source = fetch.fetch(context, fork, resolved)
-    base = Base(version, source.tree, source.pin if source.kind == "git" else "")
+    base = base_of(fetch.fetch(context, fork, resolved), version)
     tried = drift.trials(upstream, [patch for patch in patches if patch.name not in drop], base)
     gone = dict.fromkeys(drop, "dropped with --drop")
     gone |= {
@@ -81,39 +76,6 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
     if (book := upstream.book.without(project.stack, gone)) != upstream.book:
         files[f"cherry_picks/{fork}.yaml"] = ledger.render(book)
     return Bump(fork, base, tuple(tried), gone, files)
-
-
-def _spec(before: ForkSpec, version: str) -> ForkSpec:
-    """
-    Return the fork at *version*: the files of the same project on the index, and the tag named
-    after it.
-    """
-    sources, replace = before.sources, msgspec.structs.replace
-    if sources.sdist is None:
-        raise SourceError(
-            "not-provided",
-            "The fork has no release on the package index to bump to.",
-            todo="Edit stack.yaml and run `sparkwright lock`.",
-        )
-    old, project, git = sources.sdist.version, sources.sdist.name, sources.git
-    if git and git.ref.endswith(old):
-        git = replace(git, ref=git.ref.replace(old, version), commit="")
-    wheel = sources.wheel
-    if wheel and wheel.name == project:
-        wheel = replace(wheel, version=version)
-    bases = {
-        machine: replace(base, version=version, tag=_tag(base, version))
-        if base.name == project
-        else base
-        for machine, base in before.bases.items()
-    }
-    return replace(
-        before,
-        sources=replace(
-            sources, git=git, sdist=replace(sources.sdist, version=version), wheel=wheel
-        ),
-        bases=bases,
-    )
 
 
 def _tag(base: WheelSpec, version: str) -> str:
@@ -139,32 +101,38 @@ def _tag(base: WheelSpec, version: str) -> str:
     return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 
-def _stack_text(project: Project, fork: str, before: ForkSpec, after: ForkSpec) -> str:
+def _stack_text(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
-    Return stack.yaml with the fork's block rewritten in place, so that comments stay, and verified
-    by reading it back.
+    Return stack.yaml with the versions in the block of the fork rewritten in place, so that
+    comments stay; and the fork as it is then.
     """
-    assert before.sources.sdist
-    assert after.sources.sdist
-    old, new = before.sources.sdist.version, after.sources.sdist.version
-    text = project.stack_file.read_text("utf-8")
-    if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
-        block = re.sub(
-            rf'(["\'])(v?){re.escape(old)}\1',
-            lambda version: f"{version[1]}{version[2]}{new}{version[1]}",
-            match[1],
+    before, text = project.fork(fork), project.stack_file.read_text("utf-8")
+    old = before.sources.sdist.version if before.sources.sdist else ""
+    if old in ("", version):
+        raise SourceError(
+            "not-provided",
+            f"{fork} is at {old} already."
+            if old
+            else f"{fork} has no release on the package index to bump to.",
+            todo="Edit stack.yaml and run `sparkwright lock`.",
         )
-        for machine, base in before.bases.items():
-            block = block.replace(f'"{base.tag}"', f'"{after.bases[machine].tag}"')
+    if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
+        quoted = rf'(["\'])(v?){re.escape(old)}\1'
+        block = re.sub(quoted, lambda old: f"{old[1]}{old[2]}{version}{old[1]}", match[1])
+        for base in before.bases.values():
+            block = block.replace(f'"{base.tag}"', f'"{_tag(base, version)}"')
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
         text = text[: match.start(1)] + block + text[match.end(1) :]
-    expected = msgspec.structs.replace(project.spec, forks={**project.spec.forks, fork: after})
-    if strict_yaml.parse(text, StackSpec, str(project.stack_file)) != expected:
+    after = strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
+    sources = after.sources
+    others = msgspec.structs.replace(after, sources=before.sources, bases=before.bases)
+    current = sources.sdist and sources.sdist.version == version
+    if not current or others != before or (sources.git and sources.git.commit):
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {new} instead of {old}"],
+            details=[f"expected: {fork} at {version} instead of {old}"],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
             "rebase`.",
         )
-    return text
+    return text, after

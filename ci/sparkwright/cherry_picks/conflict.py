@@ -18,7 +18,16 @@ import msgspec
 
 from sparkwright.cherry_picks import apply
 from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
-from sparkwright.cherry_picks.upstream import Base, Commit, Upstream, evidence, log, states, touches
+from sparkwright.cherry_picks.upstream import (
+    Base,
+    Commit,
+    Upstream,
+    base_of,
+    evidence,
+    log,
+    states,
+    touches,
+)
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceError
 
@@ -122,13 +131,12 @@ def error_with_report(
     if outcome.status != "conflict":
         return apply.error_of(upstream.fork, patches, outcome)
     *earlier, patch = patches
-    base = Base(source.origin, source.tree, source.pin if source.kind == "git" else "")
     verb = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
     commands = [f"sparkwright patch {name} {verb}" for name in ("rebase", "export")]
     if patch.pick:
         exclude = f"sparkwright patch pick {patch.pick} {verb} --exclude PATH=REASON"
         commands = [exclude, commands[0]]
-    return explain(upstream, base, outcome, patch, earlier, commands=commands)
+    return explain(upstream, base_of(source), outcome, patch, earlier, commands=commands)
 
 
 def explain(

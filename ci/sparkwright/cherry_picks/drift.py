@@ -291,8 +291,11 @@ def bisect(
     book, objects = ledger.require(fork.context.project.root, fork.fork), fork.context.objects
     start = start or (book.by_number[patches[-1].pick].base if patches[-1].pick else "")
     if not start:
-        what, todo = "The search needs a commit to start from.", "Name one with --from."
-        raise SourceError("not-provided", what, todo=todo)
+        raise SourceError(
+            "not-provided",
+            "The search needs a commit to start from.",
+            todo="Name one with --from.",
+        )
     tip = fork.commit(book.branch)
     old, new = fork.commit(start), fork.commit(end) if end else tip
 

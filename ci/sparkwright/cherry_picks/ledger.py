@@ -196,19 +196,24 @@ def require(root: Path, fork: str) -> Ledger:
     """
     book = load_ledger(root, fork)
     if not book.url:
-        details = [f"expected: {path_of(root, fork)}"]
-        todo = "Begin one: a file with the field `url`."
-        raise FileError("file-invalid", f"{fork} has no ledger.", details=details, todo=todo)
+        raise FileError(
+            "file-invalid",
+            f"{fork} has no ledger.",
+            details=[f"expected: {path_of(root, fork)}"],
+            todo="Begin one: a file with the field `url`.",
+        )
     return book
 
 
 def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
     data = msgspec.to_builtins(ledger)
-    head = "# Pins of upstream pull requests; `sparkwright patch pick` writes them, "
     top = strict_yaml.dump({key: data[key] for key in ("url", "branch")})
     records = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ")
-    return f"{head}people write reasons.\n{top}{records}"
+    return (
+        "# Pins of upstream pull requests; `sparkwright patch pick` writes them, people write "
+        f"reasons.\n{top}{records}"
+    )
 
 
 def write(root: Path, fork: str, ledger: Ledger) -> None:

@@ -195,9 +195,11 @@ def commit_series(
         words = ["commit-tree", tree, *parent]
         status, out, errors = work.run(words, env=env, stdin=message.encode(), check=False)
         if status:
-            subject = message.partition("\n")[0]
-            what = f"git makes no commit of {subject!r}."
-            raise PatchError("patch-invalid", what, details=errors.splitlines()[-5:])
+            raise PatchError(
+                "patch-invalid",
+                f"git makes no commit of {message.splitlines()[0]!r}.",
+                details=errors.splitlines()[-5:],
+            )
         return out.decode().strip()
 
     root = tip = commit(base, [], "sparkwright", "", title)

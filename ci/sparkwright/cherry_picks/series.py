@@ -87,8 +87,11 @@ def check_backports(book: Ledger, stack: str, patches: Sequence[Patch]) -> None:
             faults.append(f"{entry.name}: #{number} does not change {', '.join(foreign)}")
     faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
     if faults:
-        what = f"Backports of {stack} do not correspond to its picks."
-        raise PatchError("backport-stale", what, details=faults)
+        raise PatchError(
+            "backport-stale",
+            f"Backports of {stack} do not correspond to its picks.",
+            details=faults,
+        )
 
 
 def _compare(

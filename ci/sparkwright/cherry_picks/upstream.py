@@ -27,6 +27,7 @@ from sparkwright.core.files import content_key
 from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.stack import SourceError
@@ -121,6 +122,12 @@ class Base(msgspec.Struct, frozen=True):
     commit: str = ""
 
 
+def base_of(source: FetchedSource, name: str = "") -> Base:
+    """Return the base of a fetched source, called *name* or after its origin."""
+    commit = source.pin if source.kind == "git" else ""
+    return Base(name or source.origin, source.tree, commit)
+
+
 @dataclasses.dataclass(frozen=True)
 class Upstream:
     """
@@ -146,9 +153,7 @@ class Upstream:
 
     def locked(self) -> Base:
         """Return the locked source of the fork."""
-        source, locked = fetch.fetch(self.context, self.fork), self.context.lock.forks[self.fork]
-        version = locked.sdist.version if locked.sdist else locked.git.ref if locked.git else ""
-        return Base(version or self.fork, source.tree, source.pin if source.kind == "git" else "")
+        return base_of(fetch.fetch(self.context, self.fork))
 
     def at_commit(self, name: str, commit: str, patches: Collection[Patch]) -> Base:
         """
