@@ -145,10 +145,6 @@ class BuildFolder:
             memory-exceeded: A unit was killed for memory twice, the second time alone.
             build-downloads: A build step asked for a host.
         """
-
-        def cost(path: str) -> Cost:
-            return costs.expected(path.removeprefix(self._source))
-
         with translate_disk_full(self._path):
             # The calls and temporary files of a run that was killed.
             self._launch.mkdir(exist_ok=True)
@@ -156,7 +152,11 @@ class BuildFolder:
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
             order = schedule.write_schedule(
-                self._path, self._inside, cost, self._cores, self._megabytes
+                self._path,
+                self._inside,
+                lambda path: costs.expected(path.removeprefix(self._source)),
+                self._cores,
+                self._megabytes,
             )
             title = f"compile {self._name}: {order.jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:

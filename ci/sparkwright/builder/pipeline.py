@@ -267,8 +267,9 @@ def put(
 def _published(context: RunContext, built: BuiltWheel) -> bool:
     """Return whether the output folder has the very file of *built*."""
     source, path = _stored_path(context, built), wheel_path(context, built)
-    same = path.exists() and source.exists() and path.samefile(source)
-    return same or (path.exists() and sha256_file(path) == built.sha256)
+    if source.exists() and path.exists() and path.samefile(source):
+        return True
+    return path.exists() and sha256_file(path) == built.sha256
 
 
 def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:

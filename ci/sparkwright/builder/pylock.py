@@ -71,11 +71,12 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     """Return the wheel tags that CPython *python* takes on *machine* with glibc 2.*newest*."""
-    platforms = []
-    for minor in range(newest, 4 if machine == "x86_64" else 16, -1):
-        platforms.append(f"manylinux_2_{minor}_{machine}")
-        if minor in _LEGACY:
-            platforms.append(f"{_LEGACY[minor]}_{machine}")
+    platforms = [
+        f"{name}_{machine}"
+        for minor in range(newest, 4 if machine == "x86_64" else 16, -1)
+        for name in (f"manylinux_2_{minor}", _LEGACY.get(minor))
+        if name
+    ]
     version = tuple(python[:2])
     return [
         *cpython_tags(version, platforms=platforms),
