@@ -8,6 +8,7 @@ said. It runs with its time, its memory and its files limited, without the netwo
 from __future__ import annotations
 
 import contextlib
+import platform
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.builder import pylock
+from sparkwright.builder import pylock, toolchain
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import content_key
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import locked
 
 #: Bytes of memory that the harness may map, and that one of its files may have.
 MEMORY, FILE = 4 << 30, 256 << 20
@@ -98,7 +99,13 @@ def obtain(context: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full: See `sparkwright.builder.pylock.download`.
         command-failed: The installer failed.
     """
-    return locked.obtain(context, "harness", "lm-evaluation-harness", folder(context) / "pylock.toml")
+    wheels = pylock.select(folder(context) / "pylock.toml")
+    key = content_key("harness", {"wheels": wheels, "python": platform.python_version(), "machine": platform.machine()})
+    root = context.store.root / "environments" / f"harness-{key[:16]}"
+    with toolchain.completing(context.store, root) as lacking:
+        if lacking:
+            toolchain.install(context, root, wheels, "lm-evaluation-harness")
+    return root / "bin" / "python"
 
 
 def has_data(python: Path, dataset: str, part: str, work: Path) -> bool:
