@@ -74,14 +74,11 @@ def test_what_landed_again_under_another_commit_is_known_by_its_patch_id_alone(b
     begun.work.git("merge", "--quiet", "--squash", "pr7")
     begun.work.git("commit", "--quiet", "-m", "By a maintainer")
     landed = begun.work.git("rev-parse", "HEAD")
-    missed = begun.work.git("cherry", "main", "pr7").splitlines()
     begun.work.commit({"a.txt": edited((3, "line 3.0\n"), (30, "line thirty\n"))}, "Later")
     found = verdict(begun, one, record)
 
     assert holds(found) == (None, True, False)
     assert found["patch-id"].says == f"{landed[:12]} 2026-11-01 By a maintainer has patch-id {record.patch_id[:12]}"
-    # git's own comparison goes by commits, and finds no squash.
-    assert [line[0] for line in missed] == ["+", "+"]
 
 
 def test_what_is_in_a_release_archive_is_known_by_taking_it_away_alone(begun: Host) -> None:
@@ -94,5 +91,3 @@ def test_what_is_in_a_release_archive_is_known_by_taking_it_away_alone(begun: Ho
 
     assert holds(found) == (None, None, True)
     assert found["reverse"].says == "1.1 holds the whole change"
-    assert found["ancestor"].says == "there is no merge commit"
-    assert found["patch-id"].says == "the history of 1.1 is not known here"

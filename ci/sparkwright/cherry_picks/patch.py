@@ -55,7 +55,7 @@ CONTEXT = 1
 
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
-    rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
+    rb"^((?:rename|copy) (?:from|to) |(?:new|deleted) file mode |index )(.*)$",
     re.MULTILINE,
 )
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")

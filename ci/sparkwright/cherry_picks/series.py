@@ -157,8 +157,8 @@ def diff_of(context: RunContext, ledger: Ledger, record: Record) -> bytes:
 
 
 def stored_diff(context: RunContext, ledger: Ledger, record: Record) -> bytes:
-    """Return the diff of *record* as `diff_of` does, or nothing if the store lacks a part of it."""
-    with contextlib.suppress(SourceError):
+    """Return what `diff_of` does; nothing if the store lacks it or it does not match its pins."""
+    with contextlib.suppress(SourceError, PatchError):
         return diff_of(dataclasses.replace(context, offline=True), ledger, record)
     return b""
 
