@@ -37,8 +37,7 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
-        source-mismatch, base-mismatch, requirement-mismatch: The *base* of a graft fails, and there
-            is no other finding.
+        source-mismatch, base-mismatch, requirement-mismatch: The *base* of a graft fails.
     """
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
