@@ -27,7 +27,7 @@ from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.forks.archive import zip_file, zip_members
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import MACHINES, Project, SourceError, stack_names
+from sparkwright.forks.stack import MACHINES, Project, SourceError
 
 #: Folders that two stores share: bytes that the lock names by hash, locks, since both stores work
 #: on them, and cost records, which plan memory and are no result of a build.
@@ -88,14 +88,8 @@ def rebuild_context(context: RunContext, path: Path, record: pipeline.BuildRecor
         not-provided: This checkout has no such stack, architecture or fork.
         inputs-differ: Its reviewed files are other ones.
     """
-    root = context.project.root
-    # The name in the wheel is compared with those that exist; no path is made of it.
-    stacks = stack_names(root)
-    if record.stack not in stacks:
-        what = f"{path.name} is of stack {record.stack!r}, which is not here."
-        raise SourceError("not-provided", what, details=[f"stacks: {', '.join(stacks)}"])
     fork, tag = record.source.fork, WheelName.of(path.name).tag
-    project = Project(root, record.stack, record.arch)
+    project = Project(context.project.root, record.stack, record.arch)
     project.fork(fork)
     changed = dataclasses.replace(
         context,

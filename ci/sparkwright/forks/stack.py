@@ -224,18 +224,19 @@ class Project:
 
     def __init__(self, root: Path, stack: str, arch: str = "") -> None:
         self.root, self.stack = root, stack
-        if not self.stack_file.is_file():
+        # A name that is read from a wheel may be any text; no path is made of it before.
+        if stack not in (stacks := stack_names(root)):
             raise SourceError(
                 "not-provided",
                 f"There is no stack {stack!r} under {root / 'forks'}.",
-                details=[f"stacks: {', '.join(stack_names(root)) or 'none'}"],
+                details=[f"stacks: {', '.join(stacks) or 'none'}"],
             )
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
         #: Follows the names of files and folders that belong to another architecture.
         self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
         if self.suffix:
             others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
-            # An arch that is read from a wheel may be any text; no path is made of it before.
+            # Likewise.
             if f"archs{self.suffix}" not in others:
                 known = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
                 raise SourceError(

@@ -233,8 +233,9 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
     """
     # One letter a byte, so that offsets count bytes, and bytes of any encoding survive.
     text = data.decode("latin-1")
-    commands, scopes = list[CMakeCommand](), list[str]()
-    unclosed, arguments = list[int](), list[Argument]()
+    commands, arguments = list[CMakeCommand](), list[Argument]()
+    # Each as its text and the offset of the command that opens it.
+    scopes = list[tuple[str, int]]()
     name, start, opening, depth = "", 0, 0, 0
     for token in _tokens(text, origin):
         kind = str(token.lastgroup)
@@ -253,16 +254,15 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
                 _refuse_cmake(text, origin, start)
             if name in _CLOSERS:
                 scopes.pop()
-                unclosed.pop()
             if name in _OPENERS or name not in _CLOSERS:
-                line = text.count("\n", 0, start) + 1
-                commands.append(CMakeCommand(name, line, tuple(arguments), tuple(scopes)))
+                line, around = text.count("\n", 0, start) + 1, tuple(scope for scope, _ in scopes)
+                commands.append(CMakeCommand(name, line, tuple(arguments), around))
             if name in _OPENERS:
-                scopes.append(f"{name}({' '.join(text[opening : token.start()].split())})")
-                unclosed.append(start)
+                inside = " ".join(text[opening : token.start()].split())
+                scopes.append((f"{name}({inside})", start))
             name, depth, arguments = "", 0, []
-    if name or unclosed:
-        _refuse_cmake(text, origin, start if name else unclosed[-1])
+    if name or scopes:
+        _refuse_cmake(text, origin, start if name else scopes[-1][1])
     return tuple(commands)
 
 
