@@ -318,8 +318,7 @@ _LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
 
 def markdown_text(text: str) -> str:
     """Return *text*, one printable line of it, as plain text in Markdown."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return markdown_escape(" ".join(printable.split()))
+    return markdown_escape(one_line(text, len(text)))
 
 
 def markdown_escape(line: str) -> str:
