@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks.patch import Patch, PatchError
+from sparkwright.cherry_picks.patch import Patch, PatchError, sections
 from sparkwright.core.console import console
 from sparkwright.core.git import EXECUTABLE, REGULAR, Objects
 
@@ -156,7 +156,7 @@ def apply_patches(
     changes = objects.successive_changes([base, *(step.tree for step in steps)])
     # git finds a diff behind any text, also where `sections` sees none.
     for patch, changed in zip(patches, changes, strict=True):
-        named = {path for part in patch.sections() for path in (part.old, part.new)}
+        named = {path for part in sections(patch.data) for path in (part.old, part.new)}
         wrong += [
             f"{patch.name}: {path}: {modes[path][0] if path in modes else 'removed'}"
             for path in changed
@@ -211,7 +211,7 @@ def evaluate(
 
 def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
     """Try *patch* on the index, which holds the tree *before* and then that of the outcome."""
-    hunks = [(hunk.before, hunk.after) for part in patch.sections() for hunk in part.hunks]
+    hunks = [(hunk.before, hunk.after) for part in sections(patch.data) for hunk in part.hunks]
     same_lines = hunks and all(old == new for old, new in hunks)
     if not patch.data.strip() or (same_lines and b"\nnew mode " not in patch.data):
         return Outcome("empty", before, says=("it changes nothing",))
@@ -278,7 +278,7 @@ def _text(git: Git, path: str) -> bytes:
 
 def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
-    for part in patch.sections():
+    for part in sections(patch.data):
         hunks = part.hunks if part.old else ()
         places = [(hunk, hunk.places(_text(git, part.old))) for hunk in hunks]
         if not all(hunk.start in lines for hunk, lines in places):
@@ -295,7 +295,7 @@ def _joined_lines(git: Git, patch: Patch, *, done: bool = False) -> Iterator[str
     Args:
         done: Look for the replacement instead of the replaced lines.
     """
-    for part in patch.sections() if _OPEN_END in patch.data else ():
+    for part in sections(patch.data) if _OPEN_END in patch.data else ():
         for hunk in part.hunks[-1:]:
             lines, path = (hunk.after, part.new) if done else (hunk.before, part.old)
             ends_open = path and lines and not lines[-1].endswith(b"\n")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply
-from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of
+from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lines_of, sections
 from sparkwright.cherry_picks.upstream import (
     Base,
     Commit,
@@ -168,7 +168,7 @@ def explain(
             _file(upstream, outcome.tree, present, original, part),
             ours=tuple(patch.name for patch in earlier if (part.old or part.new) in patch.files),
         )
-        for part in patch.sections()
+        for part in sections(patch.data)
     )
     reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
     tests = evidence(upstream, base, patch, reverts=reverts)

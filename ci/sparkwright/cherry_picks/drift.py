@@ -27,8 +27,6 @@ LIKELY = 0.8
 
 TrialState = Literal["applies", "moves", "already-upstream", "likely-upstream", "empty", "conflict"]
 
-_UPSTREAM = ("already-upstream", "likely-upstream")
-
 #: Each state in words.
 MEANING = {
     "applies": "applies",
@@ -116,7 +114,9 @@ class Drift(msgspec.Struct, frozen=True):
         """Return the end of the patch of that name."""
         trials = self.of(patch)
         fitting = list(itertools.takewhile(lambda trial: trial.applies, trials))
-        having = [trial for trial in trials if trial.state in _UPSTREAM][:1]
+        having = [
+            trial for trial in trials if trial.state in ("already-upstream", "likely-upstream")
+        ][:1]
         first, proof = (having[0].base, having[0].proof) if having else ("", "")
         last = fitting[-1].base if fitting else ""
         return Absorbed(patch, last, first, trials[-1].state, proof)
@@ -211,11 +211,13 @@ class Line(msgspec.Struct, frozen=True):
 def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
     book, stack = ledger.load_ledger(context.project.root, fork), context.project.stack
-    drift, carried = last(context, fork), list[Patch]()
-    for record in book.carried(stack):
-        data = without(series.stored_diff(context, book, record), record.stacks[stack])
-        picked = series.as_patch(record, data)
-        carried.append(msgspec.structs.replace(picked, date=record.date))
+    drift = last(context, fork)
+    carried = [
+        series.as_patch(
+            record, without(series.stored_diff(context, book, record), record.stacks[stack])
+        )
+        for record in book.carried(stack)
+    ]
     carried += series.load(context.project.series_folder(fork))
     return [
         Line(
@@ -237,7 +239,7 @@ def _days_since(date: str, today: datetime.date) -> int:
     try:
         return (today - email.utils.parsedate_to_datetime(date).date()).days
     except ValueError:
-        return (today - datetime.date.fromisoformat(date)).days if date[:1].isdigit() else -1
+        return (today - datetime.date.fromisoformat(date[:10])).days if date[:1].isdigit() else -1
 
 
 def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:

@@ -227,10 +227,6 @@ class Patch(msgspec.Struct, frozen=True):
     date: str = ""
     text: str = ""
 
-    def sections(self) -> tuple[Section, ...]:
-        """Return the diff, file by file."""
-        return sections(self.data)
-
 
 def parse(name: str, data: bytes) -> Patch:
     """

@@ -200,6 +200,7 @@ def as_patch(record: Record, data: bytes) -> Patch:
         data=data,
         pick=record.number,
         author=record.author,
+        date=f"{record.date}T00:00:00Z" if record.date[:1].isdigit() else "",
     )
 
 

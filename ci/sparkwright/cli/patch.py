@@ -341,8 +341,12 @@ def run_drift(arguments: argparse.Namespace) -> int:
     if arguments.ideas:
         return _show_ideas(context)
     reports = [report for path in arguments.given for report in driftreport.read(path)]
-    if not arguments.given:
-        reports = [_measure(context, fork, arguments) for fork in context.forks]
+    for fork in () if arguments.given else context.forks:
+        upstream, patches = Upstream(context, fork), series.of(context, fork)
+        with console.step(f"drift of {fork}: {len(patches)} patches"):
+            named = (upstream.named(name, patches) for name in arguments.to)
+            bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
+            reports.append(drift.measure(upstream, patches, bases if patches else ()))
     for report in reports:
         _show_drift(report)
     issue = None
@@ -361,14 +365,6 @@ def run_drift(arguments: argparse.Namespace) -> int:
         }
     )
     return 0
-
-
-def _measure(context: RunContext, fork: str, arguments: argparse.Namespace) -> drift.Drift:
-    upstream, patches = Upstream(context, fork), series.of(context, fork)
-    with console.step(f"drift of {fork}: {len(patches)} patches"):
-        named = (upstream.named(name, patches) for name in arguments.to)
-        bases = named if arguments.to else upstream.later(patches, every=arguments.releases)
-        return drift.measure(upstream, patches, bases if patches else ())
 
 
 def _show_drift(report: drift.Drift) -> None:
