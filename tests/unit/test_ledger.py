@@ -85,9 +85,8 @@ def test_a_ledger_that_cannot_be_meant_is_refused(records: list[dict[str, Any]],
 def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
     """It has no picks then; a verb that needs one says where it should be."""
     assert ledger.load_ledger(tmp_path, "widget").records == ()
-    with refusal("file-invalid", match="widget has no ledger") as caught:
+    with refusal("file-invalid", match="widget has no ledger"):
         ledger.require(tmp_path, "widget")
-    assert caught.value.details == (f"expected: {tmp_path / 'cherry_picks' / 'widget.yaml'}",)
 
 
 # The real files.
