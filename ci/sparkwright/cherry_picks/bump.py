@@ -114,7 +114,7 @@ def _stack_text(project: Project, fork: str, version: str) -> tuple[str, ForkSpe
             f"{fork} is at {old} already."
             if old
             else f"{fork} has no release on the package index to bump to.",
-            todo="Edit stack.yaml and run `sparkwright lock`.",
+            todo="" if old else "Edit stack.yaml and run `sparkwright lock`.",
         )
     if match := re.search(rf"(?ms)^  {re.escape(fork)}:\n(.*?)(?=^ {{0,2}}[^\s#]|\Z)", text):
         quoted = rf'(["\'])(v?){re.escape(old)}\1'

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -224,10 +223,11 @@ class Upstream:
         """
         listed = self.later_releases(optional=True)
         dated: list[tuple[str, FileLock | Base]] = [*(listed if every else listed[-1:])]
-        # The tip of a mirror can be older than the newest releases.
         newest = self._newest(patches) if self.mirror else []
-        dated += [(tip.name.rpartition(" ")[2], tip) for tip in newest]
-        for _, entry in sorted(dated, key=operator.itemgetter(0)):
+        day = newest[0].name.rpartition(" ")[2] if newest else "9999"
+        dated += [(day, tip) for tip in newest]
+        # The tip of a mirror can be older than the newest releases.
+        for _, entry in sorted(dated, key=lambda entry: entry[0] > day):
             yield entry if isinstance(entry, Base) else of_release(self.context, entry)
 
     def _newest(self, patches: Collection[Patch]) -> list[Base]:
