@@ -28,8 +28,8 @@ from sparkwright.cherry_picks.upstream import (
     states,
     touches,
 )
+from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import SourceError
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
@@ -251,7 +251,7 @@ def _between(
         return {"note": f"the {absent[0]}'s {path} is no state of upstream's branch"}
     between = versions[min(positions.values()) : max(positions.values()) + 1]
     # Offline, all commits between are listed.
-    with contextlib.suppress(SourceError):
+    with contextlib.suppress(SparkwrightError):
         mirror.files({state for _, state in between if state.strip("0")})
     touching = [
         commit
