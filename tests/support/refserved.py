@@ -31,7 +31,7 @@ found.add_argument("--served-model-name"), found.add_argument("--host"), found.a
 known, _ = found.parse_known_args()
 root = pathlib.Path(sys.prefix)
 launches = root / "launches"
-number = int(launches.read_text()) if launches.exists() else 0
+number = int(launches.read_text() or 0) if launches.exists() else 0
 launches.write_text(str(number + 1))
 behaviour = msgspec.json.decode((root / "behaviour.json").read_bytes(), type=Behaviour)
 print("Initializing a V1 LLM engine (v0.33.0)", flush=True)
