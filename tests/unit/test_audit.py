@@ -430,6 +430,19 @@ def test_device_code_that_unpacks_without_end_is_refused(tmp_path: Path) -> None
         audit(write_wheel(tmp_path, {LIBRARY: bomb, "probe/two.so": bomb}), policy({}), NOWHERE)
 
 
+def test_the_table_has_the_verdict_of_each_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column of the gains is named after the stack's target."""
+    good, bad = (fatbins.library(tmp_path, [cubin(tmp_path, arch)]) for arch in ("sm_90a", "sm_90"))
+    files = {LIBRARY: good, "probe/other.so": bad}
+    show(audit(write_wheel(tmp_path, files), policy({}, arch="9.0a"), NOWHERE), result=True)
+    _, head, _, *rows = filter(str.strip, capsys.readouterr().out.splitlines())
+
+    assert head.split()[-3:] == ["on", "sm_90a", "verdict"]
+    assert [" ".join(row.split()[-3:]) for row in rows[:2]] == ["1 native pass", "plain 1 finding"]
+
+
 def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
     """Neither Python, host code nor the order of units changes it."""
     one, two = [cubin(tmp_path, "sm_121f")], [cubin(tmp_path, "sm_121f", kernels=("two",))]
@@ -508,6 +521,7 @@ def test_findings_name_the_units_that_they_concern(tmp_path: Path) -> None:
     assert findings([one], unit("a", one)) == []
     assert findings([one, two], unit("a", one), unit("b", two)) == [
         ("arch-folded", "csrc/b.cu (target _C): cubins for sm_120f: 1, allowed: 0"),
+        ("arch-missing", "csrc/b.cu (target _C): its object holds no cubin for sm_121f"),
     ]
     assert findings([one], unit("a", one), unit("b", three)) == [
         (
@@ -517,6 +531,30 @@ def test_findings_name_the_units_that_they_concern(tmp_path: Path) -> None:
     ]
     other = cubin(tmp_path, "sm_121f", kernels=("other",))
     assert findings([one, other], unit("a", one)) == [("code-foreign", "1 of 2, for sm_121f")]
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")],
+)
+def test_a_unit_without_code_for_its_planned_target_is_found(
+    tmp_path: Path, target: str, allowed: str
+) -> None:
+    """Even if the policy allows the code that it has instead."""
+    arch = target.removeprefix("ptx ")
+    other = ptx(arch) if arch != target else cubin(tmp_path, arch, kernels=("other",))
+    good = cubin(tmp_path, "sm_121f")
+    files = {
+        LIBRARY: fatbins.library(tmp_path, [good], [other]),
+        "probe-1.dist-info/sparkwright.json": msgspec.json.encode(
+            {"units": [unit("a", good), unit("b", other)]}
+        ),
+    }
+    rule = policy({allowed: [{"arch": arch, "most": 1, "reason": "A test."}]})
+    (finding,) = audit(write_wheel(tmp_path, files), rule, NOWHERE).findings
+
+    assert finding.rule == "arch-missing"
+    assert finding.text == "csrc/b.cu (target _C): its object holds no cubin for sm_121f"
 
 
 def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:

@@ -154,6 +154,13 @@ def test_a_unit_that_lacks_memory_even_alone_is_refused(work: Work, text: str) -
     assert any("largest process" in line for line in raised.value.details)
 
 
+def test_a_unit_that_fails_otherwise_alone_is_no_question_of_memory(work: Work) -> None:
+    flag = work.folder / "flag"
+    work.add("a.cu", f"test -e {flag} || {{ touch {flag}; kill -KILL $$; }}; exit 1")
+    with refusal("compile-failed", match=r"a\.cu does not compile"):
+        work.compile()
+
+
 @pytest.mark.parametrize(
     ("text", "reference", "words"),
     [

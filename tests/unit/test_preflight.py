@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,10 +45,12 @@ def source_of(context: RunContext, changed: Mapping[str, str | bytes | None], be
     return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
 
 
-def findings(context: RunContext, changed: Mapping[str, str | bytes | None], base: Path | None = None) -> tuple[str, ...]:
+def findings(
+    context: RunContext, changed: Mapping[str, str | bytes | None], base: Path | None = None, *, building: bool = True
+) -> tuple[str, ...]:
     """Return the findings about a series that *changed* some files, empty if there are none."""
     try:
-        preflight.check(context, source_of(context, changed), base)
+        preflight.check(context, source_of(context, changed), base, building=building)
     except BuildError as error:
         if error.reference != "early-check-failed":
             raise
@@ -65,6 +68,14 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
     words = ("mini_vllm/a.py:1: ", "mini_vllm/deep.py:", "wants Python >=3.99; this is", "requires setuptools<60, and pylock.toml has ")
 
     assert [[word in line for line in listed].count(True) for word in words] == [1, 1, 1, 1]
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    context = dataclasses.replace(mini.context(), output=tmp_path / "file" / "dist")
+
+    assert [line.partition(": ")[0] for line in findings(context, {})] == ["output"]
+    assert findings(context, {}, building=False) == ()
 
 
 def base_of(mini: Mini, requires: str = "") -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from sparkwright.builder import pipeline, workspace
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.workspace import source_tree
+from sparkwright.core.store import Store
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -99,3 +101,38 @@ def test_a_build_takes_the_place_of_the_last_one_in_the_output_folder(mini: Mini
     built = pipeline.build(mini.context(), "cutlass")
 
     assert sorted(path.name for path in context.output.glob("*.whl")) == sorted(["mine.whl", built.filename])
+
+
+def test_a_build_that_is_interrupted_at_its_end_leaves_no_second_wheel(
+    mini: Mini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the next one, of a third label."""
+    put = Store.put
+
+    def interrupted(store: Store, kind: str, key: str, record: Any) -> None:
+        if kind == "last":
+            raise KeyboardInterrupt
+        put(store, kind, key, record)
+
+    output = mini.context().output
+    pipeline.build(mini.context(), "cutlass")
+    mini.edit("forks/demo/stack.yaml", '"spark.demo"', '"spark.demo.1"')
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.build(mini.context(), "cutlass")
+    mini.edit("forks/demo/stack.yaml", '"spark.demo.1"', '"spark.demo.2"')
+    built = pipeline.build(mini.context(), "cutlass")
+
+    assert [path.name for path in output.glob("*.whl")] == [built.filename]
+
+
+def test_every_output_folder_has_one_wheel_of_a_release(mini: Mini, tmp_path: Path) -> None:
+    outputs = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]
+    for number, output in enumerate(outputs):
+        context = dataclasses.replace(mini.context(), output=output)
+        built = pipeline.build(context, "cutlass")
+        label = f'"spark.demo{f".{number}" if number else ""}"'
+        mini.edit("forks/demo/stack.yaml", label, f'"spark.demo.{number + 1}"')
+
+    assert [path.name for path in (tmp_path / "a").glob("*.whl")] == [built.filename]

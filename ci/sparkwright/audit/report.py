@@ -227,10 +227,11 @@ def show(*reports: AuditReport, result: bool = False) -> None:
         hashes = f"sha256 {about.sha256[:16]}…, device code {report.device_code[:16] or '–'}"
         say(f"{about.file}: {verdict}, {as_size(about.size)}, {hashes}")
         libraries = [
-            [*_cells(library), f"{broken[library.name]} finding(s)"] for library in report.libraries
+            [*_cells(library), _count(broken[library.name])] for library in report.libraries
         ]
         if libraries:
-            columns = ["library", "role", ">size", "cubins", "PTX", "opcodes", "a Spark gets", ""]
+            columns = ["library", "role", ">size", "cubins", "PTX", "opcodes"]
+            columns += [f"on {report.target}", "verdict"]
             console.table("", columns, libraries, result=result)
         for sentence in report.deviations:
             say(sentence)
@@ -242,6 +243,10 @@ def show(*reports: AuditReport, result: bool = False) -> None:
             findings.append(["", "", f"and {more} more"])
         if findings:
             console.table("", ["rule", "library", "finding"], findings, result=result)
+
+
+def _count(findings: int) -> str:
+    return f"{findings} finding{'s' if findings > 1 else ''}" if findings else "pass"
 
 
 def _cells(library: AuditedLibrary) -> list[str]:

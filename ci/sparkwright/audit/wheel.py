@@ -69,7 +69,7 @@ from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
-FORM = 10
+FORM = 11
 _ENTRY = b"PK\x01\x02"
 #: The files that RECORD cannot hold a hash of (PEP 376, PEP 427).
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -613,8 +613,12 @@ class LibraryAudit:
                 self._find(rule, f"{what} for {arch}: {len(group)}, allowed: {most}", group)
 
     def _check_units(self, images: Sequence[device_code.DeviceImage]) -> None:
-        """Report units whose code is not in the library, and code of no unit."""
+        """Report units without code in the library or for the target, and code of no unit."""
+        target = self._policy.target
         by_hash = {image.sha256: image for image in images if image.sha256}
+        native = {
+            image.sha256 for image in images if (image.kind, image.target) == ("cubin", target)
+        }
         linked = [unit for unit in self._units if unit.library]
         for unit in linked:
             # Cubins of other generations are not unpacked.
@@ -623,8 +627,12 @@ class LibraryAudit:
                 for arch, sha256 in unit.code
                 if arch.startswith("compute_") or is_generation(arch, self._policy.generation)
             ]
+            planned = any(entry.endswith(f":{target}") for entry in unit.gencode)
             if lost := len(set(code) - by_hash.keys()):
                 message = f"{lost} of the {len(code)} pieces of code in its object are not in it"
+                self._find("arch-missing", message, units=[unit])
+            elif planned and unit.code and native.isdisjoint(sha256 for _, sha256 in unit.code):
+                message = f"its object holds no cubin for {target}"
                 self._find("arch-missing", message, units=[unit])
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]

@@ -174,15 +174,21 @@ class BuildFolder:
     def _make(self, targets: Sequence[str], jobs: int) -> None:
         """Build *targets* with ninja; retry units that were killed for memory once, each alone."""
         while failed := self._ninja(["-j", str(jobs), *targets]):
-            for edge in failed:
-                if not _KILLED.search(edge.text):
-                    raise self._error("compile-failed", f"{edge.name} does not compile.", edge)
+            self._refuse_uncompiled(failed)
             names = ", ".join(edge.name for edge in failed)
             console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
-            for edge in self._ninja(["-j", "1", *(edge.output for edge in failed)]):
+            failed = self._ninja(["-j", "1", *(edge.output for edge in failed)])
+            self._refuse_uncompiled(failed)
+            for edge in failed:
                 what = f"The compiler of {edge.name} was killed for memory twice."
                 budget = f"budget: {self._megabytes / 1000:.1f} GB (--memory)"
                 raise self._error("memory-exceeded", what, edge, budget)
+
+    def _refuse_uncompiled(self, failed: Sequence[FailedEdge]) -> None:
+        """Raise `compile-failed` for the first of *failed* that was not killed for memory."""
+        for edge in failed:
+            if not _KILLED.search(edge.text):
+                raise self._error("compile-failed", f"{edge.name} does not compile.", edge)
 
     def _ninja(self, options: Sequence[str]) -> list[FailedEdge]:
         """Run ninja, and return the failed edges; raise `compile-failed` if it failed itself."""

@@ -61,7 +61,10 @@ class BuiltWheel(msgspec.Struct, frozen=True):
 
 
 class LastBuild(msgspec.Struct, frozen=True):
-    """The last build of a fork: the digests of its inputs by name, and its wheel."""
+    """
+    The last build of a fork into an output folder: the digests of its inputs by name, and its
+    wheel.
+    """
 
     inputs: dict[str, str]
     wheel: BuiltWheel
@@ -224,7 +227,8 @@ def reuse(
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
     """
-    key, name = content_key("wheel", parts), context.named(f"{context.project.stack}-{fork}")
+    key, output = content_key("wheel", parts), content_key("output", str(context.output))
+    name = context.named(f"{context.project.stack}-{fork}") + f"-{output[:8]}"
     built, last = stored(context, key), context.store.get("last", name, LastBuild)
     if built:
         console.note(f"{fork}: {built.filename}, reused: nothing changed")
@@ -236,12 +240,12 @@ def reuse(
         built = make(key)
         context.store.put("wheel", key, built)
         console.note(f"{fork}: {built.filename}, {size(built.size)}")
-    _publish_to_output(context, built)
     if last is None or last.wheel != built:
-        # `pip install dist/*.whl` must not meet two builds of one release.
+        # `pip install dist/*.whl` must not meet two builds of one release, whenever this run ends.
         if last and last.wheel.filename != built.filename and _published(context, last.wheel):
             wheel_path(context, last.wheel).unlink()
         context.store.put("last", name, LastBuild(parts, built))
+    _publish_to_output(context, built)
     return built
 
 

@@ -3,12 +3,13 @@ Preflight: run all checks that need no compiler and report every failure togethe
 
 A build takes the better part of an hour, and each of these failures would end it late: a syntax
 error in a patched Python file, versions that do not fit together, a missing compiler, a damaged
-base.
+base, an output folder that cannot be written.
 """
 
 from __future__ import annotations
 
 import platform
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -30,10 +31,15 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
 
-def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
+def check(
+    context: RunContext, source: SourceTree, base: Path | None = None, *, building: bool = True
+) -> None:
     """
     Check that *source* can be built on this machine; without an official wheel for a graft, only
     what does not depend on it.
+
+    Args:
+        building: Check the output folder, too.
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
@@ -42,6 +48,7 @@ def check(context: RunContext, source: SourceTree, base: Path | None = None) -> 
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
         findings += base_requirements(context, source, base) if base else []
+        findings += output_folder(context.output) if building else []
         if findings:
             raise BuildError(
                 "early-check-failed",
@@ -89,6 +96,16 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
                 yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
     except ValueError as error:
         yield f"pyproject.toml: {error}"
+
+
+def output_folder(folder: Path) -> Iterator[str]:
+    """Yield the reason why no wheel could be written to *folder*."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield f"output: {folder} cannot be written: {error.strerror}"
 
 
 def base_requirements(context: RunContext, source: SourceTree, base: Path) -> Iterator[str]:
