@@ -126,7 +126,8 @@ def test_the_rendering_is_nobodys_choice(tmp_path: Path) -> None:
 
 # What is refused.
 
-EDIT = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+HEADER = b"index 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+EDIT = b"diff --git a/x b/x\n" + HEADER
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,12 @@ EDIT = b"diff --git a/x b/x\nindex 1111111..2222222 100644\n--- a/x\n+++ b/x\n@@
         (b"-a\n", b"-a\n?\n", "cut off"),
         (b"+b\n c\n", b"+b\n\\ No newline at end of file\n c\n", "cut off"),
         (b"a/x b/x", b"", "without a path"),
+        (b"@@ -1,2 +1,2 @@\n-a\n+b\n c\n", b"", "cut off"),
+        (HEADER, b"", "cut off"),
+        (HEADER, b"new file mode 100644\n", "cut off"),
+        (HEADER, b"new file mode 100644\nindex 0000000..2222222\n--- /dev/null\n+++ b/x\n", "cut off"),
+        (HEADER, b"old mode 100644\nnew mode 100755\nindex 1111111..2222222\n", "cut off"),
+        (HEADER, b"rename from x\nrename to x\nindex 1111111..2222222 100644\n", "cut off"),
     ],
 )
 def test_a_damaged_diff_is_refused(old: bytes, new: bytes, words: str) -> None:

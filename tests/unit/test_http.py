@@ -86,6 +86,25 @@ def test_long_retry_after_is_not_waited_for(listen: Callable[[Say], Listener], s
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "fault", "status"),
+    [
+        ("GET", b"HTTP/1.1 429 Busy\r\ncontent-length: 0\r\n\r\n", 200),
+        ("GET", b"HTTP/1.1 429 Busy\r\nx-ratelimit-reset: 1\r\ncontent-length: 0\r\n\r\n", 429),
+        ("GET", b"HTTP/1.1 520 Odd\r\ncontent-length: 0\r\n\r\n", 200),
+        ("GET", OK + b"content-length: 20\r\n\r\nx", 200),
+        ("PATCH", b"", 200),
+        ("POST", b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n", 500),
+    ],
+)
+def test_passing_fault_is_repeated(listen: Callable[[Say], Listener], method: str, fault: bytes, status: int) -> None:
+    """A limit without an end, any fault of the server, and a broken body get another attempt; a POST, and a limit of hours, do not."""
+    server = listen(lambda connection, _: connection.sendall(fault if len(server.asked) == 1 else whole({})))
+
+    assert http.request(method, server.url, data=b"{}").status == status
+    assert len(server.asked) == (2 if status == 200 else 1)
+
+
 @pytest.mark.parametrize("length", ["\u00b2", "-1", "1_0", "+5", "9" * 5000, "5, 6"])
 def test_content_length_is_read_strictly(listen: Callable[[Say], Listener], length: str) -> None:
     """What is no plain number breaks the reply, and never the program."""
@@ -140,7 +159,7 @@ def test_credentials_stay_with_their_host(
 ) -> None:
     """Neither the token nor a password goes along to another host; ~/.netrc is read where there is no token."""
     netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login me password hush\n", "utf-8")
+    netrc.write_text("default login me password hush\n", "utf-8")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     target = listen(says(whole({})))

@@ -35,7 +35,7 @@ def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
 # Round trip.
 
 #: Whatever UTF-8 can hold; YAML reads some of it as something else unless it is quoted.
-WORDS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(["null", "- a", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"])
+WORDS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(["null", "- a", "a\x85b", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"])
 PROSE = WORDS.filter(lambda text: re.search(r"\S", text) is not None)
 RECORDS = st.builds(
     lambda record, words, prose: {**record, **words, **prose},

@@ -55,12 +55,14 @@ CONTEXT = 1
 
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
-    rb"^((?:rename|copy) (?:from|to) |(?:new|deleted) file mode |index )(.*)$",
+    rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
     re.MULTILINE,
 )
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 #: The last word, a mode, is missing where the mode changes.
 _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
+#: The abbreviated id of an empty file, and of no file.
+_EMPTY = re.compile(rb"e69de29|0+$")
 #: A path as git quotes it.
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
 #: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
@@ -376,6 +378,14 @@ def _section(data: bytes) -> Section:
                 "patch-invalid",
                 f"A patch names a path outside the tree, or none in plain UTF-8: {name!r}",
             )
+    # Without a body it changes a mode, a name, or an empty file; git takes what is left of others.
+    whole = (
+        all(_EMPTY.match(index[side]) for side in (1, 2))
+        if index
+        else any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
+    )
+    if body is None and (b"--- " in fields or not whole):
+        raise PatchError("patch-invalid", f"The header of {path} is cut off.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
     binary = body is not None and not body[0].startswith(b"@@ ")
     hunks = [] if body is None or binary else re.split(rb"(?m)^(?=@@ )", data[body.start() :])[1:]

@@ -192,6 +192,8 @@ def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests
             response, pause = options.get("response"), after.get_backoff_time()
             if response and (stated := response.headers.get("Retry-After")):
                 pause = float(stated if re.fullmatch(r"[0-9]{1,9}", stated) else "inf")
+            elif response and response.status == 429 and "X-RateLimit-Reset" in response.headers:
+                pause = float("inf")  # GitHub's limit, used up, ends hours later
             if time.monotonic() + pause > deadline.until:
                 raise MaxRetryError(options["_pool"], "", options.get("error"))
             if response:
@@ -225,11 +227,17 @@ def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests
                     raise HttpFailure("redirect", f"redirected out of https: {shown}")
             return target
 
+        def rebuild_auth(self: Any, prepared_request: Any, response: requests.Response) -> None:
+            # That of requests would put credentials of ~/.netrc in the place of a token.
+            if self.should_strip_auth(response.request.url, prepared_request.url):
+                prepared_request.headers.pop("Authorization", None)
+
     session = Session()
     session.max_redirects = REDIRECTS
     retry = BoundedRetry(
         attempts - 1,
-        status_forcelist=(500, 502, 503, 504),
+        allowed_methods=Retry.DEFAULT_ALLOWED_METHODS | {"PATCH"},
+        status_forcelist=(429, *range(500, 600)),
         backoff_factor=PAUSE,
         raise_on_status=False,
     )
@@ -294,19 +302,35 @@ def exchange(
 
 
 def request(
-    method: str, url: str, *, limit: int = LARGEST, attempts: int = ATTEMPTS, **options: Any
+    method: str,
+    url: str,
+    *,
+    limit: int = LARGEST,
+    seconds: float = 60.0,
+    attempts: int = ATTEMPTS,
+    **options: Any,
 ) -> Reply:
     """
     Return the whole reply to a request, whose body has at most *limit* bytes.
 
     Args:
-        options: As for `exchange`.
+        attempts: As for `exchange`; also after bodies that break off.
+        seconds, options: As for `exchange`.
 
     Raises:
         HttpFailure: As `exchange` and `Reply.pieces`.
     """
-    with exchange(method, url, attempts=attempts, **options) as reply:
-        reply.read(limit)
+    until = time.monotonic() + seconds
+    for left in reversed(range(attempts)):
+        remaining = until - time.monotonic()
+        with exchange(method, url, seconds=remaining, attempts=left + 1, **options) as reply:
+            try:
+                reply.read(limit)
+                break
+            except HttpFailure as failure:
+                # A POST without a whole reply may have taken effect.
+                if failure.kind != "broken" or method == "POST" or not left:
+                    raise
     return reply
 
 
