@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import subprocess
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -299,6 +300,21 @@ def test_host_code_outside_its_policy_is_found(
 
     assert rules(report) == list(expected)
     assert all(expected[finding.rule] in finding.message for finding in report.findings)
+
+
+def test_read_only_data_that_is_listed_many_times_is_not_read(tmp_path: Path) -> None:
+    """A small library whose sections are all the same bytes would take hours and all memory."""
+    names = b"\0.rodata\0"
+    table = struct.pack("<IIQQQQIIQQ", 1, 1, 0, 0, 64, 1000, 0, 0, 0, 0) * 40
+    table += struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 1064, len(names), 0, 0, 0, 0)
+    machine = next(number for number, name in elf.MACHINES.items() if HOST.endswith(name))
+    begin, numbers = 1064 + len(names), (0, 64, 56, 0, 64, 41, 40)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9)
+    head += struct.pack("<HHIQQQI6H", 3, machine, 1, 0, 0, begin, *numbers)
+    files = {LIBRARY: head + bytes(1064 - len(head)) + names + table}
+    report = audit(write_wheel(tmp_path, files), policy({**HOST_ONLY, "operators": ["f"]}), NOWHERE)
+
+    assert rules(report) == ["elf-unreadable"]
 
 
 PROMISING = """

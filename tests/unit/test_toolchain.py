@@ -11,6 +11,7 @@ import pytest
 from tests.refusals import refusal
 
 from sparkwright.builder import toolchain
+from sparkwright.builder.toolchain import Toolchain
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -62,6 +63,17 @@ def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CXX", str(other))
 
     assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
+
+
+def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CMake would prefer the variable to its toolchain file, and compile host code for this machine."""
+    monkeypatch.setenv("CXX", "g++-99")
+    monkeypatch.setenv("CUDAHOSTCXX", "g++-98")
+    cuda = tmp_path / "lib/python3.12/site-packages/nvidia/cu13"
+    cuda.mkdir(parents=True)
+
+    assert Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
+    assert "CUDAHOSTCXX" not in Toolchain("key", tmp_path, tmp_path).environment()
 
 
 def test_an_environment_for_other_forks_than_the_stack_is_refused(mini: Mini) -> None:

@@ -689,11 +689,14 @@ def _missing_operator(data: elf.Buffer, operator: str) -> str:
     # A string begins after the NUL of the one before it, or with the section. A linker may share
     # the name with the end of a longer string.
     schema = re.compile(rb"(?:\A|\0)%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))
-    texts = [
-        data[section.offset : section.offset + section.size]
+    parts = [
+        section
         for section in elf.sections(data)
         if section.name.startswith(".rodata") and section.kind != elf.NO_BITS
     ]
+    if sum(part.size for part in parts) > len(data):
+        raise elf.ElfUnreadable("its sections of read-only data overlap")
+    texts = [data[part.offset : part.offset + part.size] for part in parts]
     if not any(map(schema.search, texts)):
         return "not declared"
     return "" if any(name + b"\0" in text for text in texts) else "declared, not implemented"

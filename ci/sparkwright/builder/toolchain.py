@@ -285,8 +285,9 @@ class Toolchain(msgspec.Struct, frozen=True):
             "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),
-            # nvcc would take another compiler than CMake.
-            "CUDAHOSTCXX": os.environ.get("CXX", ""),
+            # nvcc would take another compiler than CMake; the toolchain file names that of another
+            # machine.
+            "CUDAHOSTCXX": "" if self.libraries else os.environ.get("CXX", ""),
         }
         return process.clean_environment(**{**own, **extra})
 
