@@ -181,10 +181,13 @@ forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/w
     [
         STACK.format(version="1.0.0").replace('version: "1.0.0"}', "version: 1.0.0}"),
         STACK.format(version="1.0.0").replace("  widget:", '  "widget":'),
+        STACK.format(version="1.0.0").replace('ref: "v1.0.0"', "ref: v1.0.0"),
+        STACK.format(version="1.0.0") + '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n',
+        STACK.format(version="1.0.0") + '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n',
         STACK.format(version="1.0.0").replace("build: backend", 'build: backend\n    vendored: {x: {ignored: "1.0.0"}}'),
         ONE_LINE,
     ],
-    ids=["no quotes", "a quoted key", "the version in another field", "one line"],
+    ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field", "one line"],
 )
 def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -41,3 +42,17 @@ def test_document_has_a_schema_and_no_raw_controls(capsys: pytest.CaptureFixture
 
     assert not set("\x1b\x9b\u202e\r") & set(out)
     assert json.loads(out) == {"schema": 1, "title": HOSTILE}
+
+
+def test_resumed_download_is_estimated_by_what_came_now(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gigabytes of an earlier run say nothing about the pace of this one."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Console().progress("a wheel", 0, "bytes") as progress:
+        progress.update(3e9, total=4e9)
+        now += 20
+        progress.update(3.1e9, total=4e9)
+
+    assert capsys.readouterr().err == "  a wheel: 3.1 GB of 4.0 GB, about 3 min 00 s left\n"

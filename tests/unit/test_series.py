@@ -95,6 +95,18 @@ def test_a_binary_patch_that_is_cut_off_is_a_conflict(objects: Objects, reposito
     assert "error: corrupt binary patch" in caught.value.details[0]
 
 
+def test_a_killed_git_applies_nothing(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A git apply that the kernel ends for want of memory says nothing; the patch counts as one that does not apply."""
+    base, program = objects.store_files([("a.txt", git.REGULAR, TEXT)]), tmp_path / "git"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *" apply "*) kill -9 $$;; esac\nexec {shutil.which("git")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    diff = b"diff --git a/n b/n\nnew file mode 100644\nindex 0000000..1111111\n--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"
+
+    with refusal("patch-conflict"):
+        apply.apply_patches(objects, "widget", base, [mine(diff)])
+
+
 # Picks, and what is unusual.
 
 

@@ -101,6 +101,24 @@ def _tag(base: WheelSpec, version: str) -> str:
     return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 
+def _pins(fork: ForkSpec, version: str = "") -> list[tuple[str, ...]]:
+    """
+    Return the names and versions of the files of *fork* on the index, and its git ref and commit;
+    with *version* as they are after a bump to it.
+    """
+    sdist, git = fork.sources.sdist, fork.sources.git
+    assert sdist
+    files = [file for file in (sdist, fork.sources.wheel, *fork.bases.values()) if file]
+    pins: list[tuple[str, ...]] = [
+        (file.name, version if version and file.name == sdist.name else file.version)
+        for file in files
+    ]
+    if git:
+        ref = git.ref.replace(sdist.version, version or sdist.version)
+        pins.append((ref, "" if version else git.commit))
+    return pins
+
+
 def _stack_text(project: Project, fork: str, version: str) -> tuple[str, ForkSpec]:
     """
     Return stack.yaml with the versions in the block of the fork rewritten in place, so that
@@ -124,10 +142,8 @@ def _stack_text(project: Project, fork: str, version: str) -> tuple[str, ForkSpe
         block = re.sub(r',\s*commit:\s*(["\'])[0-9a-f]+\1', "", block)
         text = text[: match.start(1)] + block + text[match.end(1) :]
     after = strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
-    sources = after.sources
     others = msgspec.structs.replace(after, sources=before.sources, bases=before.bases)
-    current = sources.sdist and sources.sdist.version == version
-    if not current or others != before or (sources.git and sources.git.commit):
+    if others != before or _pins(after) != _pins(before, version):
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",

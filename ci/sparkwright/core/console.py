@@ -98,7 +98,7 @@ class Progress:
 
     def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
         self._console, self._title, self.total, self._unit = console, title, total, unit
-        self.done = 0.0
+        self.done = self._first = 0.0
         self._began = self._updated = time.monotonic()
 
     def update(
@@ -110,16 +110,16 @@ class Progress:
     ) -> None:
         """
         Show the amount *done*; *remaining* overrides the estimate, in seconds; another *total*
-        begins a part with a pace of its own.
+        begins a part with a pace of its own, of which *done* was there before.
         """
         self.done, now = done, time.monotonic()
         if total not in (None, self.total):
-            self.total, self._began = total or 0, now
+            self.total, self._began, self._first = total or 0, now, done
         if now - self._updated < self._console.interval:
             return
         self._updated = now
-        if remaining is None and self.total and done:
-            remaining = (now - self._began) / done * (self.total - done)
+        if remaining is None and self.total and done > self._first:
+            remaining = (now - self._began) / (done - self._first) * (self.total - done)
         amount = size if self._unit == "bytes" else "{:g}".format
         text = f"{self._title}: {amount(done)}"
         if self.total:
