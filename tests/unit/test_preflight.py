@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from tests.refusals import refusal
 
-from sparkwright.builder import BuildError, preflight
+from sparkwright.builder import BuildError, pipeline, preflight
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.workspace import SourceTree
@@ -45,12 +45,10 @@ def source_of(context: RunContext, changed: Mapping[str, str | bytes | None], be
     return SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
 
 
-def findings(
-    context: RunContext, changed: Mapping[str, str | bytes | None], base: Path | None = None, *, building: bool = True
-) -> tuple[str, ...]:
+def findings(context: RunContext, changed: Mapping[str, str | bytes | None], base: Path | None = None) -> tuple[str, ...]:
     """Return the findings about a series that *changed* some files, empty if there are none."""
     try:
-        preflight.check(context, source_of(context, changed), base, building=building)
+        preflight.check(context, source_of(context, changed), base)
     except BuildError as error:
         if error.reference != "early-check-failed":
             raise
@@ -71,11 +69,14 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
 
 
 def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
+    """Also before the wheel is taken from the store."""
     (tmp_path / "file").touch()
     context = dataclasses.replace(mini.context(), output=tmp_path / "file" / "dist")
-
-    assert [line.partition(": ")[0] for line in findings(context, {})] == ["output"]
-    assert findings(context, {}, building=False) == ()
+    for _ in range(2):
+        with refusal("early-check-failed", match="no folder for the wheels") as caught:
+            pipeline.build(context, "cutlass")
+        assert caught.value.details[0].startswith(f"output: {context.output} cannot be written")
+        pipeline.build(mini.context(), "cutlass")
 
 
 def base_of(mini: Mini, requires: str = "") -> Path:

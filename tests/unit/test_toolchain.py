@@ -74,6 +74,8 @@ def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pyte
 
     assert Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
     assert "CUDAHOSTCXX" not in Toolchain("key", tmp_path, tmp_path).environment()
+    monkeypatch.setenv("CXX", "ccache g++-99")
+    assert "CUDAHOSTCXX" not in Toolchain("key", tmp_path).environment(), "CMake would take ccache for the compiler"
 
 
 def test_an_environment_for_other_forks_than_the_stack_is_refused(mini: Mini) -> None:

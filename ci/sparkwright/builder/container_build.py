@@ -19,7 +19,7 @@ from typing import Any
 import docker
 import msgspec
 
-from sparkwright.builder import configure, ninja, pylock, toolchain
+from sparkwright.builder import configure, ninja, preflight, pylock, toolchain
 from sparkwright.builder.container import (
     BindMount,
     ContainerError,
@@ -113,7 +113,9 @@ def build(
         engine-missing, engine-forbidden, engine-unreachable, engine-refused: As `connected`.
         base-unresolved: As `pinned_base`.
         container-killed: A signal ended the program.
+        early-check-failed: As `preflight.check_output`.
     """
+    preflight.check_output(context)
     with connected() as engine:
         base = pinned_base(context, base)
         needs = {need for fork in context.forks for need in context.project.fork(fork).needs}
@@ -161,7 +163,6 @@ def run_program(
     variables = {"TMPDIR": str(store.folder("tmp"))}
     if console.github:
         variables["GITHUB_ACTIONS"] = "true"
-    context.output.mkdir(parents=True, exist_ok=True)
     folders = [
         BindMount(context.project.root, context.project.root),
         BindMount(context.output, context.output, writable=True),

@@ -226,7 +226,11 @@ def reuse(
     """
     Return the wheel that the store has for *parts*, else the one that *make* builds for their key;
     callers hold the fork's lock.
+
+    Raises:
+        early-check-failed: As `preflight.check_output`.
     """
+    preflight.check_output(context)
     key, output = content_key("wheel", parts), content_key("output", str(context.output))
     name = context.named(f"{context.project.stack}-{fork}") + f"-{output[:8]}"
     built, last = stored(context, key), context.store.get("last", name, LastBuild)
@@ -279,7 +283,6 @@ def _published(context: RunContext, built: BuiltWheel) -> bool:
 def _publish_to_output(context: RunContext, built: BuiltWheel) -> None:
     """Link the store's wheel into the output folder, or copy it to another file system."""
     source, path = _stored_path(context, built), wheel_path(context, built)
-    context.output.mkdir(parents=True, exist_ok=True)
     if _published(context, built):
         return
     with translate_disk_full(context.output), context.store.replacing(path) as temporary:

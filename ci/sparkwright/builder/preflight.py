@@ -31,15 +31,29 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
 
-def check(
-    context: RunContext, source: SourceTree, base: Path | None = None, *, building: bool = True
-) -> None:
+def check_output(context: RunContext) -> None:
+    """
+    Check that wheels can be written to the output folder.
+
+    Raises:
+        early-check-failed: They cannot.
+    """
+    try:
+        context.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=context.output):
+            pass
+    except OSError as error:
+        finding = f"output: {context.output} cannot be written: {error.strerror}"
+        what = "There is no folder for the wheels."
+        raise BuildError(
+            "early-check-failed", what, details=[finding], data={"findings": [finding]}
+        ) from error
+
+
+def check(context: RunContext, source: SourceTree, base: Path | None = None) -> None:
     """
     Check that *source* can be built on this machine; without an official wheel for a graft, only
     what does not depend on it.
-
-    Args:
-        building: Check the output folder, too.
 
     Raises:
         early-check-failed: It cannot; every finding is listed.
@@ -48,7 +62,6 @@ def check(
     with console.step(f"check {source.fork} before it is built"):
         findings = [*python_syntax(context, source), *build_requirements(context, source)]
         findings += base_requirements(context, source, base) if base else []
-        findings += output_folder(context.output) if building else []
         if findings:
             raise BuildError(
                 "early-check-failed",
@@ -96,16 +109,6 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
                 yield f"pyproject.toml: {needs}, and pylock.toml has {version}"
     except ValueError as error:
         yield f"pyproject.toml: {error}"
-
-
-def output_folder(folder: Path) -> Iterator[str]:
-    """Yield the reason why no wheel could be written to *folder*."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        yield f"output: {folder} cannot be written: {error.strerror}"
 
 
 def base_requirements(context: RunContext, source: SourceTree, base: Path) -> Iterator[str]:

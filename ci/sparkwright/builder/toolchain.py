@@ -275,6 +275,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     def environment(self, **extra: str) -> dict[str, str]:
         """Return the variables under which build programs run; *extra* ones come first."""
         folders = [self.root / "bin", self.cuda / "bin", os.environ.get("PATH", os.defpath)]
+        # The toolchain file names the compiler for another machine, and CMake takes one word.
+        command = [] if self.libraries else shlex.split(os.environ.get("CXX", ""))
         own = {
             # Neither the day nor the machine shows in the output. This is 1980-01-01, the earliest
             # day that a zip archive can state; with a source's own date, a commit without effect
@@ -285,9 +287,8 @@ class Toolchain(msgspec.Struct, frozen=True):
             "PATH": os.pathsep.join(map(str, folders)),
             "CUDA_HOME": str(self.cuda),
             "CUDACXX": str(self.cuda / "bin" / "nvcc"),
-            # nvcc would take another compiler than CMake; the toolchain file names that of another
-            # machine.
-            "CUDAHOSTCXX": "" if self.libraries else os.environ.get("CXX", ""),
+            # nvcc would take another compiler than CMake.
+            "CUDAHOSTCXX": command[0] if len(command) == 1 else "",
         }
         return process.clean_environment(**{**own, **extra})
 

@@ -266,7 +266,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         tools = toolchain.obtain(context)
         with context.store.lock(Workspace.name(context, fork)):
             source = source_tree(context, fork)
-            preflight.check(context, source, building=False)
+            preflight.check(context, source)
             plans.append(arch_plan.obtain(context, tools, source))
         arch_plan.show(plans[-1], result=True)
     for planned in plans:
