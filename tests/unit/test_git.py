@@ -127,6 +127,19 @@ def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, 
         objects.has("HEAD")
 
 
+def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
+    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    objects = Objects(tmp_path / "objects.git")
+    tree, before = stored(objects), sorted((tmp_path / ".git").rglob("*"))
+    (objects.path / "HEAD").write_bytes(b"garbage")
+    for use in (lambda: objects.paths(tree), lambda: stored(objects), lambda: objects.checkout(tree, tmp_path / "src", tmp_path / "index")):
+        with refusal("git-failed"):
+            use()
+
+    assert sorted((tmp_path / ".git").rglob("*")) == before
+
+
 # Several processes.
 
 

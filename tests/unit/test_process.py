@@ -99,6 +99,13 @@ def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
         os.kill(seen[0], 0)
 
 
+def test_a_limit_of_memory_holds() -> None:
+    """A program that asks for more memory than it may have does not get it, and one of that size that asks for less ends well."""
+    for wanted, status in ((400, 1), (10, 0)):
+        command = process.wrap_with_limits(python(f"bytearray({wanted} << 20)"), memory=300 << 20)
+        assert subprocess.run(command, check=False, capture_output=True).returncode == status
+
+
 @pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded"])
 def test_full_disk_of_a_program_is_disk_full(tmp_path: Path, words: str) -> None:
     """A program that fails for want of room is `disk-full`, whatever failure its caller expects."""

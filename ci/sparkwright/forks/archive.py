@@ -52,6 +52,7 @@ _DAMAGE = (
     struct.error,
     csv.Error,
     EOFError,
+    TypeError,
     ValueError,
     LookupError,
     OverflowError,
@@ -125,13 +126,13 @@ def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) 
     Raises:
         wheel-invalid: Or as *failure*: it is no regular file, or its directory is damaged.
     """
-    # A pipe would be waited for.
-    if not path.is_file():
-        raise failure(f"{path.name} is no file.", details=[str(path)])
     try:
-        return zipfile.ZipFile(path)
+        # A pipe would be waited for.
+        if path.is_file():
+            return zipfile.ZipFile(path)
     except (*_DAMAGE, OSError) as error:
-        raise failure(f"{path.name} is damaged.", details=[str(error)]) from error
+        raise failure(f"{path.name} cannot be read.", details=[str(error)]) from error
+    raise failure(f"{path.name} is no file.", details=[str(path)])
 
 
 @contextlib.contextmanager
