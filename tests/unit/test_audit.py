@@ -330,6 +330,8 @@ UNSTABLE = "_ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE(0, 0, 0)"
 STABLE = "torch_get_const_data_ptr(0, 0); _ZN5torch6stable5probeEv()"
 STABLE_ABI = {"torch": "stable"}
 PYTHON_3_10 = "PyUnicode_AsUTF8AndSize(0, 0)"
+#: Python has no number of so many digits.
+ENDLESS = f">={'9' * 5000}.{'9' * 5000}"
 OLD_TAG, NEW_TAG = (f"manylinux_2_{minor}_{platform.machine()}" for minor in (5, 41))
 
 
@@ -344,6 +346,9 @@ OLD_TAG, NEW_TAG = (f"manylinux_2_{minor}_{platform.machine()}" for minor in (5,
         (PYTHON_3_10, "Requires-Python: <3.15,>=3.11\n", HOST, {}, []),
         (STABLE, "Requires-Dist: torch==2.14.0\n", HOST, STABLE_ABI, []),
         (STABLE, "Requires-Dist: torch (==2.8.1)\n", HOST, STABLE_ABI, ["torch-newer"]),
+        (STABLE, f"Requires-Dist: tórch{ENDLESS}\n", HOST, STABLE_ABI, []),
+        (STABLE, f"Requires-Dist: torch{ENDLESS}\n", HOST, STABLE_ABI, []),
+        (PYTHON_3_10, f"Requires-Python: {ENDLESS}\n", HOST, {}, ["abi3-newer"]),
         (UNSTABLE, "", HOST, STABLE_ABI, ["torch-unstable"]),
         (UNSTABLE, "", HOST, {}, []),
     ],

@@ -68,6 +68,11 @@ def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
     assert [[word in line for line in listed].count(True) for word in words] == [1, 1, 1, 1]
 
 
+def test_a_build_requirement_for_another_python_does_not_count(mini: Mini) -> None:
+    project = PROJECT.replace('"ninja"', "\"setuptools<60; python_version < '3.9'\"")
+    assert findings(mini.context(), {"pyproject.toml": project}) == ()
+
+
 def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
     """Also before the wheel is taken from the store."""
     (tmp_path / "file").touch()

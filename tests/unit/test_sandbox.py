@@ -60,6 +60,15 @@ def test_a_program_sees_its_folder_under_a_fixed_name(lab: Lab) -> None:
 
 
 @namespaces
+def test_a_store_below_the_hidden_folder_keeps_its_names(lab: Lab) -> None:
+    """Its files would vanish; they are in a folder in which people keep sources."""
+    lab.sandbox = Sandbox.create({INSIDE / "store": "mini"})
+
+    assert lab.run("ls", "-d", str(lab.sandbox.sandbox_path(INSIDE))) == f"{INSIDE}\n"
+    assert lab.sandbox.sandbox_path(INSIDE / "store") == INSIDE / "store"
+
+
+@namespaces
 def test_a_program_reaches_no_server_of_this_machine(lab: Lab, listener: int) -> None:
     connect = f"import socket; socket.create_connection(('127.0.0.1', {listener}), 2)"
     subprocess.run([sys.executable, "-c", connect], check=True)

@@ -93,10 +93,10 @@ _OTHERS = re.compile(
 #: The longest schema of vLLM has some 1,500 letters.
 _LONGEST_SCHEMA = 8192
 
-_AT_LEAST_PYTHON, _ABI3_TAG = re.compile(r">=\s*(\d+\.\d+)"), re.compile(r"-cp3(\d+)-abi3-")
+_AT_LEAST_PYTHON, _ABI3_TAG = re.compile(r">=\s*(\d{1,9}\.\d{1,9})"), re.compile(r"-cp3(\d+)-abi3-")
 #: A requirement of torch without a marker, and its lower bounds.
 _TORCH_REQUIRED = re.compile(r"torch\s*[(=<>~!][^;]*$")
-_AT_LEAST = re.compile(r"[=~>]=\s*(\d+(?:\.\d+)*)")
+_AT_LEAST = re.compile(r"[=~>]=\s*(\d{1,9}(?:\.\d{1,9})*)")
 #: In a mangled name: a namespace of torch, but not ``torch::stable`` or ``torch::headeronly``.
 _TORCH_INTERNAL = re.compile(r"(?<!\d)(?:2at|3c10|5torch(?!6stable|10headeronly))(?=\d)")
 #: Functions of torch's stable ABI.
@@ -523,7 +523,9 @@ class LibraryAudit:
             self._find("torch-unstable", message)
         stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
         oldest, _, _ = minimum_version(stable)
-        required = filter(_TORCH_REQUIRED.match, self._metadata.get_all("Requires-Dist", []))
+        # A line that is not ASCII is no string.
+        stated = map(str, self._metadata.get_all("Requires-Dist", []))
+        required = filter(_TORCH_REQUIRED.match, stated)
         versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
             wants = f"the wheel requires {elf.version_text(max(versions))}"

@@ -104,6 +104,8 @@ def build_requirements(context: RunContext, source: SourceTree) -> Iterator[str]
         for requirement in map(Requirement, tables.get("build-system", {}).get("requires", [])):
             # A graft uses few of the tools that upstream lists; one that is not locked is not used.
             version = locked.get(canonicalize_name(requirement.name))
+            if requirement.marker and not requirement.marker.evaluate():
+                continue
             if version and not requirement.specifier.contains(version, prereleases=True):
                 needs = f"building {source.fork} requires {requirement}"
                 yield f"pyproject.toml: {needs}, and pylock.toml has {version}"

@@ -86,9 +86,10 @@ class Sandbox(msgspec.Struct, frozen=True):
             return cls("container")
         refusal = _refusal()
         if refusal is None:
-            return cls(
-                "namespace", {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
-            )
+            paths = {folder.absolute(): INSIDE / name for folder, name in mounts.items()}
+            # A folder below the one that gets hidden would vanish.
+            hidden = any(path.is_relative_to(INSIDE) for path in paths)
+            return cls("namespace", {} if hidden else paths)
         if needed:
             raise BuildError(
                 "isolation-missing",
