@@ -236,12 +236,18 @@ def prepared(run: RunContext, repository: Repository, commits: list[str]) -> Mir
 
 def test_damage_is_not_the_hosts_fault(run: RunContext, repository: Repository, commits: list[str]) -> None:
     """A fetch that fails for a broken mirror names the folder to remove, and removing it mends everything."""
-    path = prepared(run, repository, commits).path
+    path, later = prepared(run, repository, commits).path, repository.commit({"later.txt": b"later\n"})
+    blob = repository.git("rev-parse", "HEAD:later.txt")
+    loose = path / "objects" / blob[:2] / blob[2:]
+    loose.parent.mkdir(exist_ok=True)
+    loose.write_bytes(b"garbage")
+    with refusal("mirror-damaged"):
+        run.mirror(URL).files([blob])
+    loose.unlink()
     for pack in (path / "objects" / "pack").glob("*.pack"):
         pack.chmod(0o644)
         data = pack.read_bytes()
         pack.write_bytes(data[:20] + b"\xff" * 40 + data[60:])
-    later = repository.commit({"later.txt": b"later\n"})
     with refusal("mirror-damaged", match=r"The mirror of https://upstream\.example/mini\.git is damaged") as caught:
         run.mirror(URL).commit(later)
     assert str(path) in caught.value.todo

@@ -106,7 +106,7 @@ def test_a_limit_of_memory_holds() -> None:
         assert subprocess.run(command, check=False, capture_output=True).returncode == status
 
 
-@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded"])
+@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "write error. Out of diskspace"])
 def test_full_disk_of_a_program_is_disk_full(tmp_path: Path, words: str) -> None:
     """A program that fails for want of room is `disk-full`, whatever failure its caller expects."""
     failure = partial(CommandError, "tool-missing")

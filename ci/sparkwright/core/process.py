@@ -16,8 +16,8 @@ from pathlib import Path
 from sparkwright.core.errors import CommandError, Failure, StoreError
 
 #: The words of the C library for a disk that has no room, in whatever language a program was
-#: written.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+#: written; and git's, when a part of a write still found room.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "write error. Out of diskspace")
 
 
 def wrap_with_limits(

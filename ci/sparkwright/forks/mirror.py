@@ -170,7 +170,7 @@ class Mirror:
                 # git names the first that is not there, and asks for none of the others.
                 absent += [name for name in missing if name in "".join(error.details)]
                 left = [name for name in missing if name not in absent]
-                if len(left) == len(missing):
+                if len(left) == len(missing) or error.reference != "source-unreachable":
                     raise
                 missing = left if len(absent) < MOST_ABSENT else []
         if absent:
