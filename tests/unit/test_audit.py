@@ -6,6 +6,7 @@ import os
 import platform
 import struct
 import subprocess
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
 
+from sparkwright.audit import device_code
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
@@ -513,6 +515,21 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
 
     assert rules(report) == expected
     assert report.libraries[0].spark == {gain: 1}
+
+
+def test_disassemblies_do_not_fill_the_disk(tmp_path: Path) -> None:
+    """They are some twenty times as long as the cubins, and one is kept at a time."""
+    program = tmp_path / "nvdisasm"
+    program.write_text("#!/bin/sh\necho '.text.k:'\necho '  /*0000*/ MOV R0 ;'\n")
+    program.chmod(0o755)
+    folder = tmp_path / "cubins"
+    folder.mkdir()
+    for name in ("0.cubin", "1.cubin"):
+        (folder / name).touch()
+        deadline = time.monotonic() + 60
+        assert device_code.opcodes(folder / name, tmp_path, deadline) == {"k": {"MOV": 1}}
+
+    assert len(list(folder.iterdir())) == 3
 
 
 # The unit manifest.

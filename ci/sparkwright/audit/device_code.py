@@ -306,7 +306,7 @@ def opcodes(cubin: Path, folder: Path, deadline: float) -> dict[str, Counter[str
     seconds = max(deadline - time.monotonic(), 0.001)
     process.run(
         ["timeout", "--signal=KILL", f"{seconds:.3f}", program, "--print-code", cubin],
-        log=cubin.with_suffix(".sass"),
+        log=cubin.with_name("sass"),
         on_line=on_line,
         what=f"{program.name} cannot read a cubin, or takes longer than for any wheel.",
     )
