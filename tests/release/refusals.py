@@ -295,11 +295,6 @@ def _reason(scene: Scene) -> None:
     scene.words = ["release", "yank", FIRST]
 
 
-@case("back, and nothing is before it", "release-unknown")
-def _back(scene: Scene) -> None:
-    scene.words = ["release", "rollback", "--reason", "it is slow"]
-
-
 @case("no index at the place", "index-missing")
 def _nowhere(scene: Scene) -> None:
     scene.place.root = scene.folder / "nowhere"
