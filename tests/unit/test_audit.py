@@ -517,6 +517,17 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
     assert report.libraries[0].spark == {gain: 1}
 
 
+def test_a_slow_machine_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are stored, so an audit that ran out of time has none."""
+    program = tmp_path / "nvdisasm"
+    program.write_text("#!/bin/sh\nexec sleep 20\n")
+    program.chmod(0o755)
+    library = fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f", kernels=("quantise",))])
+    monkeypatch.setattr("sparkwright.audit.wheel.MOST_SECONDS", 0.3)
+    with refusal("command-failed"):
+        audit(write_wheel(tmp_path, {LIBRARY: library}), policy({"trap_free": [NO_TRAP]}), tmp_path)
+
+
 def test_disassemblies_do_not_fill_the_disk(tmp_path: Path) -> None:
     """They are some twenty times as long as the cubins, and one is kept at a time."""
     program = tmp_path / "nvdisasm"

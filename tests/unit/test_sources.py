@@ -427,13 +427,15 @@ def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Rep
     assert "left unresolved" in capsys.readouterr().err
 
 
-def test_lock_does_not_take_a_commit_that_stack_yaml_excludes(make: Make, repository: Repository, commit: str) -> None:
-    """A tag that names another commit than stack.yaml states stays unresolved."""
+def test_lock_refuses_a_tag_that_names_another_commit(make: Make, repository: Repository, commit: str) -> None:
     run = make()
     spec = msgspec.structs.replace(run.project.spec.forks["mini"], sources=SourceSpecs(git=GitSpec(URL, "v1", "0" * 9)))
     run.project.spec = msgspec.structs.replace(run.project.spec, forks={"mini": spec})
 
-    assert resolve.resolve(run).forks["mini"].git == GitLock(URL, "v1", "0" * 9, UNRESOLVED)
+    with refusal("source-mismatch") as caught:
+        resolve.resolve(run)
+
+    assert caught.value.details == (f"stack.yaml: {'0' * 9}", f"host: {commit}")
 
 
 # The mirror map.

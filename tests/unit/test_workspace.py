@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,10 @@ import pytest
 from sparkwright.builder import pipeline, workspace
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.workspace import source_tree
+from sparkwright.cherry_picks import ledger
 from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Mini
@@ -136,3 +140,16 @@ def test_every_output_folder_has_one_wheel_of_a_release(mini: Mini, tmp_path: Pa
         mini.edit("forks/demo/stack.yaml", label, f'"spark.demo.{number + 1}"')
 
     assert [path.name for path in (tmp_path / "a").glob("*.whl")] == [built.filename]
+
+
+def test_another_set_of_picks_is_another_build(tmp_path: Path) -> None:
+    """The inputs of the real stack change with what its ledger carries, and name the ledger."""
+    for name in ("forks", "build", "cherry_picks"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    context = RunContext(Project(tmp_path, "2026.06"), Store(tmp_path / "store"), ("vllm",), tmp_path / "dist")
+    before, book = pipeline.inputs(context, "vllm"), ledger.load_ledger(tmp_path, "vllm")
+    ledger.write(tmp_path, "vllm", book.without("2026.06", [book.carried("2026.06")[0].name]))
+
+    after = pipeline.inputs(context, "vllm")
+
+    assert [name for name in before if before[name] != after[name]] == ["cherry_picks/vllm.yaml"]

@@ -102,8 +102,7 @@ class BuildError(SparkwrightError):
         ),
         "rule-mismatch": Advice(
             "Upstream moved or reworded the lines that the rule was written for.",
-            "Read the file at the places listed, then adapt the rule and its expected number"
-            " of sites.",
+            "Read the file at the places listed, then adapt the rule to match exactly one of them.",
         ),
         "target-mismatch": Advice(
             "A library that was compiled here is not for the machine of the wheel, or needs more "

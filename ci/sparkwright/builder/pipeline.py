@@ -28,6 +28,7 @@ from sparkwright.builder.workspace import (
     source_tree,
     version_label,
 )
+from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import translate_disk_full
@@ -123,8 +124,9 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     }
     for name in concerned:
         files = sorted(filter(Path.is_file, project.series_folder(name).glob("*")))
-        series = {path.name: sha256_file(path) for path in files}
-        parts[f"forks/{stack}/{name}/series"] = series
+        patches = {path.name: sha256_file(path) for path in files}
+        parts[f"forks/{stack}/{name}/series"] = patches
+        parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
     label = (project.spec.arch, project.spec.label, spec)
     parts |= {
         f"forks/{stack}/stack.yaml": label,

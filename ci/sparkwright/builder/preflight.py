@@ -2,8 +2,8 @@
 Preflight: run all checks that need no compiler and report every failure together.
 
 A build takes the better part of an hour, and each of these failures would end it late: a syntax
-error in a patched Python file, versions that do not fit together, a missing compiler, a damaged
-base, an output folder that cannot be written.
+error in a patched Python file, versions that do not fit together, a damaged base, an
+output folder that cannot be written.
 """
 
 from __future__ import annotations

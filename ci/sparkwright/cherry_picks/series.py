@@ -265,18 +265,20 @@ def backports(context: RunContext, fork: str) -> list[Backport]:
     ]
 
 
-def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
-    """
-    Return what determines each element of the series of *fork*, without reading a diff: its name,
-    its pins, and what is left out of it.
-    """
-    book, stack = load_ledger(context.project.root, fork), context.project.stack
-    folder = context.project.series_folder(fork)
-    picks = [
+def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
+    """Return the name of each pick of *fork*, its pins, and what is left out of it."""
+    stack = context.project.stack
+    return [
         (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
-        for record in book.carried(stack)
+        for record in load_ledger(context.project.root, fork).carried(stack)
     ]
-    return [*picks, *((name, sha256_file(folder / name)) for name in names(folder))]
+
+
+def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
+    """Return what determines each element of the series of *fork*, without reading a diff."""
+    folder = context.project.series_folder(fork)
+    patches = ((name, sha256_file(folder / name)) for name in names(folder))
+    return [*pick_pins(context, fork), *patches]
 
 
 def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTree:

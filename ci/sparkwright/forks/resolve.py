@@ -309,10 +309,16 @@ def _git(context: RunContext, spec: GitSpec) -> GitLock:
         # The mirror of a few commits need not have the tags; a full commit needs none.
         if spec.ref != commit:
             commit = mirror.ref(spec.ref) or (commit if len(commit) == 40 else "")
-        if not commit or not commit.startswith(spec.commit):
+        if not commit:
             raise SourceError(
                 "source-unreachable",
-                f"{spec.ref} of {redact_credentials(mirror.address)} is {commit or 'not there'}",
+                f"{spec.ref} of {redact_credentials(mirror.address)} is not there",
+            )
+        if not commit.startswith(spec.commit):
+            raise SourceError(
+                "source-mismatch",
+                f"{spec.ref} of {redact_credentials(mirror.address)} names another commit.",
+                details=[f"stack.yaml: {spec.commit}", f"host: {commit}"],
             )
         mirror.commit(commit)
     except SourceError as error:
