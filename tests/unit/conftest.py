@@ -185,7 +185,7 @@ def locked_mini(tmp_path_factory: pytest.TempPathFactory) -> Mini:
 def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
     """Return a copy of the locked project with an empty store."""
     made = Mini(tmp_path / "mini")
-    shutil.copytree(locked_mini.root.parent, made.root.parent)
+    shutil.copytree(locked_mini.root.parent, made.root.parent, ignore=shutil.ignore_patterns(locked_mini.cache.name))
     return made
 
 
