@@ -44,7 +44,7 @@ def verdict(host: Host, patch: Patch, record: Record, on: Base | None = None) ->
     context = host.context()
     on = on or base(host, context)
     host.write(record)
-    reverts = patch.name in apply.taken_away(context.objects, on.tree, [patch])
+    reverts = patch.name in apply.revertible_patches(context.objects, on.tree, [patch])
     return {test.test: test for test in history.evidence(Upstream(context, "widget"), on, patch, reverts=reverts)}
 
 

@@ -9,7 +9,7 @@ from sparkwright.core.errors import Advice, SparkwrightError
 
 
 class BuildError(SparkwrightError):
-    """A build failed, or would not give what was asked for."""
+    """A build failed, or its inputs or its result break a rule of the stack."""
 
     references: ClassVar[Mapping[str, Advice]] = {
         "arch-mismatch": Advice(

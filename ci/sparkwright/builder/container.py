@@ -60,7 +60,7 @@ class ContainerError(SparkwrightError):
         "container-killed": Advice(
             "The container ended without a word of the program in it: it took more memory than "
             "its limit, or somebody removed it.",
-            "Run again with a larger --memory or fewer --jobs; what is finished is kept.",
+            "Run again with a larger --memory or fewer --jobs; finished objects are kept.",
         ),
         "emulation-missing": Advice(
             "The image holds programs of another architecture, and this machine has nothing that "
@@ -80,7 +80,7 @@ class ContainerError(SparkwrightError):
             "docker); or build without --container.",
         ),
         "engine-refused": Advice(
-            "The container engine could not do what it was asked for; its own words are above.",
+            "The container engine reported an error; its message is above.",
             "Read them; the engine's log says more (journalctl -u docker).",
         ),
         "engine-unreachable": Advice(

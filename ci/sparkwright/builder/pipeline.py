@@ -268,9 +268,9 @@ def put(
     sha256, length = sha256_file(path), path.stat().st_size
     built = BuiltWheel(fork, key, path.name, sha256, length, tree, counts or {}, transplant)
     with context.store.building(_stored_path(context, built).parent) as folder:
-        kept = path.rename(folder / path.name)
+        wheel = path.rename(folder / path.name)
         # The output folder holds a hard link to this file: prevent a change by accident.
-        kept.chmod(kept.stat().st_mode & ~0o222)
+        wheel.chmod(wheel.stat().st_mode & ~0o222)
     return built
 
 

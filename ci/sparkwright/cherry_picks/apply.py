@@ -256,7 +256,7 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     return []
 
 
-def taken_away(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozenset[str]:
+def revertible_patches(objects: Objects, tree: str, patches: Sequence[Patch]) -> frozenset[str]:
     """
     Return the names of the *patches* that can be reverted in *tree*, the newest first, so that
     *tree* has them.

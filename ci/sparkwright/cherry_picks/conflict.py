@@ -108,8 +108,8 @@ def hunk_state(text: bytes, hunk: Hunk) -> HunkState:
     line = max(block.b - block.a if block.size else min(hunk.start, len(have)) - 1, 0)
     there = have[line : line + len(wanted)]
     expected = _shown([line for line in wanted if line not in there])
-    found = _shown([line for line in there if line not in wanted])
-    return HunkState(hunk.label, "gone", line + 1, expected, found)
+    present = _shown([line for line in there if line not in wanted])
+    return HunkState(hunk.label, "gone", line + 1, expected, present)
 
 
 def _shown(lines: Sequence[bytes]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def explain(
         )
         for part in sections(patch.data)
     )
-    reverts = patch.name in apply.taken_away(objects, base.tree, [patch])
+    reverts = patch.name in apply.revertible_patches(objects, base.tree, [patch])
     tests = evidence(upstream, base, patch, reverts=reverts)
     report = {
         "fork": fork,

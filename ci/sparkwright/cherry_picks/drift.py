@@ -141,7 +141,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     apply.
     """
     objects, tried = upstream.context.objects, list[Trial]()
-    reverting = apply.taken_away(objects, base.tree, patches)
+    reverting = apply.revertible_patches(objects, base.tree, patches)
     outcomes = apply.evaluate(objects, base.tree, patches)
     for patch, outcome in zip(patches, outcomes, strict=True):
         present, total = lines = standing(objects, base.tree, patch.data)

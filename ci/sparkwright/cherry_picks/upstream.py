@@ -317,7 +317,7 @@ def evidence(
     needs no history (as ``stg rebase --merged`` does).
 
     Args:
-        reverts: Whether the patch can be reverted in *base*; see `apply.taken_away`.
+        reverts: Whether the patch can be reverted in *base*; see `apply.revertible_patches`.
     """
     record = upstream.book.by_number.get(patch.pick)
     holds = "holds the whole change" if reverts else "does not hold all of it"

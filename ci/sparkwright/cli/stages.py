@@ -312,7 +312,7 @@ def build(arguments: argparse.Namespace) -> int:
         wheels.append({"wheel": built, "path": str(path), "audit": audit_report})
     columns = ["wheel", ">size", "CUDA units", "audit", "sha256", "device code"]
     console.table("wheels", columns, rows, result=True)
-    for sentence in dict.fromkeys(text for made in audits for text in made.deviations):
+    for sentence in dict.fromkeys(text for audited in audits for text in audited.deviations):
         console.note(sentence)
     console.note(f"install: python -m pip install {' '.join(str(w['path']) for w in wheels)}")
     console.document({"wheels": wheels})

@@ -130,8 +130,8 @@ def limited(reply: Reply) -> bool:
 def limit_ends(reply: Reply) -> str:
     """Return the time at which the rate limit of *reply* ends, as text."""
     reset, wait = reply.headers.get("x-ratelimit-reset", ""), reply.retry_after
-    known = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
-    ends = known if wait is None else time.time() + wait
+    announced = float(reset) if re.fullmatch("[0-9]{1,11}", reset) else 0.0
+    ends = announced if wait is None else time.time() + wait
     text = f"{datetime.datetime.fromtimestamp(ends, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
     return text if ends else "GitHub does not say"
 
@@ -342,5 +342,5 @@ class Repository:
         raise GitHubError(
             "github-refused",
             f"There are more than {PAGE_SIZE * PAGES} of {what}.",
-            todo="Remove what is not needed any more.",
+            todo="Delete those that nobody needs.",
         )

@@ -200,8 +200,7 @@ def output(
     """
     program, variables = Path(command[0]).name, clean_environment() if env is None else dict(env)
     try:
-        # An interruption that comes while the program is being started leaves nobody who could end
-        # it but the kernel.
+        # Ask the kernel to end it: an interruption during the start leaves no handle for that.
         done = subprocess.run(
             wrap_with_limits(command, by=signal.SIGKILL, path=variables.get("PATH")),
             env=variables,

@@ -238,11 +238,11 @@ class Project:
             others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
             # Likewise.
             if f"archs{self.suffix}" not in others:
-                known = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
+                archs = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
                 raise SourceError(
                     "not-provided",
                     f"Stack {stack} has no arch rules for {arch}.",
-                    details=[f"architectures: {', '.join(known)}"],
+                    details=[f"architectures: {', '.join(archs)}"],
                     todo=f"Write build/{stack}/archs{self.suffix}.yaml.",
                 )
             label = f"{self.spec.label}.sm{arch.replace('.', '')}"
