@@ -24,14 +24,14 @@ from msgspec.structs import replace
 from uv import find_uv_bin
 
 import measure
+from sparkwright.bench.load import detailed, metrology, vllmrs
+from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
+from sparkwright.bench.load.reference.running import started
 from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import limited
-from sparkwright.gates.load import detailed, metrology, vllmrs
-from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
-from sparkwright.gates.load.reference.running import started
+from sparkwright.gates.core import limited
 
 #: Peers that are installed here: name → what is asked of the package index, in turns.
 PEERS = {"aiperf": ("aiperf==0.13.0",), "guidellm": ("torch", "guidellm==0.8.1")}

@@ -12,10 +12,10 @@ import msgspec
 
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
+from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.device import gpu
 from sparkwright.gates.device.gpu import Absent, Gpu
 from sparkwright.gates.device.probe import SOURCES
-from sparkwright.gates.errors import GateError
 
 #: What the project has promised: the share of the copy's bandwidth, and the milliseconds of a sweep over 2^32 inputs.
 SHARE, SWEEP = 0.95, 50.0

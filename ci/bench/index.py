@@ -1,7 +1,7 @@
 """
 The index of 1,000 releases × 10 wheels: made from nothing, and with one publication more, against dumb-pypi on the same wheels.
 
-Records, proofs and files are made up, in the sizes of real ones: 150 locked packages, eight rungs a wheel, speeds of vLLM. Ours writes the
+Records, proofs and files are made up, in the sizes of real ones: 150 locked packages, eight gates a wheel, speeds of vLLM. Ours writes the
 roots of two channels, as HTML and JSON, and the front page, having read every record by its hash and asked for every file; dumb-pypi writes
 one root and its pages, without a file for each version. The page, notes and root of a release are made when it is published (one of them is
 in "one more") and lie beside its records; what all of them take together is told by itself. Exits with 1 when a budget is broken.
@@ -35,6 +35,7 @@ from sparkwright.release.manifest.records import (
     Entry,
     Evidence,
     Fork,
+    Gate,
     Library,
     Lock,
     Machine,
@@ -43,7 +44,6 @@ from sparkwright.release.manifest.records import (
     Proof,
     Proved,
     Release,
-    Rung,
     Speed,
     Wheel,
 )
@@ -55,7 +55,7 @@ FULL, ONE_MORE, MEMORY, HASHING = 3.0, 0.3, 300.0, 0.8
 MACHINES: tuple[Machine, ...] = ("aarch64", "x86_64")
 PROJECTS = ("flashinfer-jit-cache", "flashinfer-python", "sparkwright", "sparkwright-cutlass", "vllm")
 KINDS = ("provenance", "test-result", "summary", "sbom", "verdicts", "throughput")
-RUNGS = ("G0", "G1", "G2", "G3", "G4", "G5", "G6", "G8")
+GATES = ("G0", "G1", "G2", "G3", "G4", "G5", "G6", "G8")
 TIME = "2026-11-22T07:30:00Z"
 
 
@@ -120,8 +120,8 @@ class Books:
             size = self._file(places.evidence(sha256), "evidence")
             evidence.append(msgspec.convert({"kind": kind, "sha256": sha256, "size": size}, Evidence))
         cells = tuple(Speed(f"1024/1024/{count}", "output_throughput", "pass", 1.01, 0.99, 1.03, 40.0, 0.1) for count in range(8))
-        rungs = tuple(Rung(name, f"what {name} looks at", "pass") for name in RUNGS)
-        return Proved(wheel.sha256, "7" * 64, (), rungs, cells if wheel.project == "vllm" else (), "stock", 0.02, evidence=tuple(evidence))
+        gates = tuple(Gate(name, f"what {name} looks at", "pass") for name in GATES)
+        return Proved(wheel.sha256, "7" * 64, (), gates, cells if wheel.project == "vllm" else (), "stock", 0.02, evidence=tuple(evidence))
 
     def _record(self, record: Release | Proof, release: str) -> str:
         data = canonical(record)

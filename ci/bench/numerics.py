@@ -24,8 +24,8 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.numerics import e2m1, trees, values
-from sparkwright.gates.numerics import rung as numerics
-from sparkwright.gates.numerics.rung import NumericsPolicy
+from sparkwright.gates.numerics import gate as numerics
+from sparkwright.gates.numerics.gate import NumericsPolicy
 
 BUDGET = 20.0
 

@@ -1,7 +1,7 @@
 """
 The site of 500 releases and a year of nights: made from nothing, again with nothing new, and with one release more.
 
-Records, proofs, measurements and nights are made up, in the shape of real ones: five wheels a release, eight rungs for the one that serves,
+Records, proofs, measurements and nights are made up, in the shape of real ones: five wheels a release, eight gates for the one that serves,
 a measurement of four cells over six launches for each release and each third night. Real measurements are larger (to some 20 MB); each is
 read once, and its figures are kept in the store by its hash. Exits with 1 when a budget is broken. No peer has such pages to compare with.
 """
@@ -27,15 +27,15 @@ from msgspec.structs import replace
 
 import measure
 from index import child
+from sparkwright.bench.load.order import Request, Run
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.load.order import Request, Run
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series, Side, Subject
-from sparkwright.gates.verdict import State
 from sparkwright.operate.site import making, measured, night
 from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import Night, Stage
@@ -46,12 +46,12 @@ from sparkwright.release.manifest.records import (
     Entry,
     Evidence,
     Fork,
+    Gate,
     Machine,
     Missing,
     Proof,
     Proved,
     Release,
-    Rung,
     Speed,
     Wheel,
 )
@@ -68,7 +68,7 @@ PROJECTS: tuple[tuple[str, str, Machine], ...] = (
     ("flashinfer", "flashinfer-python", "any"), ("sparkwright", "sparkwright", "any"), ("vllm", "vllm", "aarch64"),
 )  # fmt: skip
 KINDS = ("provenance", "test-result", "summary", "sbom", "verdicts")
-RUNGS = ("G0", "G1", "G2", "G3", "G4", "G5", "G6", "G8")
+GATES = ("G0", "G1", "G2", "G3", "G4", "G5", "G6", "G8")
 CELLS = ((1024, 1024, 1), (4096, 1024, 1), (1024, 1024, 8), (1024, 1024, 32))
 
 
@@ -107,18 +107,18 @@ class Books:
     def _proved(self, wheel: Wheel, number: int, made: str) -> Proved:
         verified, serves = not number % 3, wheel.project == "vllm"
         state: State = "pass" if verified else "not-run"
-        rungs = tuple(
-            Rung(name, f"what {name} looks at", "pass" if name < "G2" else state, "" if verified or name < "G2" else "no GPU is here")
-            for name in (RUNGS if serves else RUNGS[:1])
+        gates = tuple(
+            Gate(name, f"what {name} looks at", "pass" if name < "G2" else state, "" if verified or name < "G2" else "no GPU is here")
+            for name in (GATES if serves else GATES[:1])
         )
-        missing = () if verified or not serves else tuple(Missing(name, "not-run", "no-gpu", "no GPU is here") for name in RUNGS[2:])
+        missing = () if verified or not serves else tuple(Missing(name, "not-run", "no-gpu", "no GPU is here") for name in GATES[2:])
         evidence = [self._evidence(kind, f"{kind}{wheel.sha256}".encode()) for kind in KINDS]
         speeds: tuple[Speed, ...] = ()
         if serves:
             evidence.append(self._evidence("throughput", msgspec.json.encode(self.result(wheel.sha256, 0.04 * (number > 250), made))))
             speeds = tuple(Speed(name, "tpot", "pass", 1.01, 0.99, 1.03, 40.0, 0.1) for name, *_ in _cells())
         host = {"gpu": "NVIDIA GB10 (SM 12.1)", "driver": "580.95.05", "memory": "128.0 GB"}
-        return Proved(wheel.sha256, "7" * 64, missing, rungs, speeds, "stock vllm 0.33.0", 0.02, host, tuple(evidence))
+        return Proved(wheel.sha256, "7" * 64, missing, gates, speeds, "stock vllm 0.33.0", 0.02, host, tuple(evidence))
 
     def _evidence(self, kind: str, data: bytes) -> Evidence:
         sha256 = sha256_bytes(data)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.state import Machine
 from sparkwright.cli.options import default_cache
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.machine.state import Machine
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,15 +22,15 @@ from msgspec.structs import replace
 from scipy.stats import chi2, nct, t
 
 import measure
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics import bounds, calibration, decision, many, simulated
+from sparkwright.bench.statistics.calibration import ENOUGH
+from sparkwright.bench.statistics.decision import Rule, Track
+from sparkwright.bench.statistics.noise import PRESETS, Machine, Noise
+from sparkwright.bench.statistics.simulated import Design
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics import bounds, calibration, decision, many, simulated
-from sparkwright.gates.statistics.calibration import ENOUGH
-from sparkwright.gates.statistics.decision import Rule, Track
-from sparkwright.gates.statistics.noise import PRESETS, Machine, Noise
-from sparkwright.gates.statistics.simulated import Design
 from sparkwright.gates.throughput import course
 from sparkwright.gates.throughput.calibration import Calibration, known
 from sparkwright.gates.throughput.course import Course, Outcome

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, installed from the index, against servers that answer nonsense: the tasks rung says so, within its limits."""
+"""lm-evaluation-harness, installed from the index, against servers that answer nonsense: the tasks gate says so, within its limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import harness
-from sparkwright.gates.tasks import rung as tasks
-from sparkwright.gates.tasks.outcome import Outcome
-from sparkwright.gates.tasks.rung import TasksPolicy
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.accuracy import harness
+from sparkwright.gates.accuracy.gate import TasksPolicy
+from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check
 
 # It installs lm-evaluation-harness (66 wheels) and asks it thousands of questions.
 pytestmark = [pytest.mark.network, pytest.mark.server]
@@ -55,7 +55,7 @@ def serving(bad: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def judged(context: RunContext, url: str, before: Outcome | str, task: str = "largest", policy: TasksPolicy = POLICY) -> dict[str, Check]:
     checks = tasks.run(policy, task, context, url, before, served=Served())
-    assert all(check.reference in tasks.REASONS for check in checks if check.state != "pass")
+    assert all(check.reason in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
 
@@ -103,8 +103,8 @@ def test_an_answer_that_is_none_ends_the_task(
     with serving(bad) as url:
         checks = judged(context, url, before)
 
-    assert (checks["answers"].state, checks["answers"].reference) == ("invalid", reason)
-    assert sum(len(sample.found) for sample in checks["answers"].samples) < 10_000
+    assert (checks["answers"].state, checks["answers"].reason) == ("invalid", reason)
+    assert sum(len(sample.actual) for sample in checks["answers"].samples) < 10_000
 
 
 def test_a_server_that_never_answers_is_ended_in_time(context: RunContext, before: Outcome) -> None:
@@ -120,7 +120,7 @@ def test_a_server_that_never_answers_is_ended_in_time(context: RunContext, befor
         checks = judged(context, url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
         ended.set()
 
-    assert (checks["answers"].state, checks["answers"].reference) == ("invalid", "harness-slow")
+    assert (checks["answers"].state, checks["answers"].reason) == ("invalid", "harness-slow")
 
 
 def test_gsm8k_without_its_data_did_not_run(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,4 +129,4 @@ def test_gsm8k_without_its_data_did_not_run(context: RunContext, monkeypatch: py
     checks = judged(context, "http://127.0.0.1:9", "http://127.0.0.1:9", "gsm8k")
 
     assert {check.state for check in checks.values()} == {"not-run"}
-    assert checks["baseline"].reference == "task-data-missing"
+    assert checks["baseline"].reason == "task-data-missing"

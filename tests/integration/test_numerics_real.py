@@ -12,9 +12,9 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics import trees
-from sparkwright.gates.numerics.rung import NumericsPolicy
+from sparkwright.gates.numerics.gate import NumericsPolicy
 
 pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.toolchain]
 

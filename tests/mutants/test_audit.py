@@ -20,8 +20,8 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
-from sparkwright.gates import audited
-from sparkwright.gates.verdict import Check
+from sparkwright.gates import wheel_audit as audited
+from sparkwright.gates.core.verdict import Check
 
 pytestmark = [pytest.mark.mutants, pytest.mark.toolchain]
 
@@ -88,11 +88,11 @@ POLICY: dict[str, Any] = {
 class Kills(Protocol):
     """The fixture of conftest.py."""
 
-    def __call__(self, *, mutant: str, rung: str, sound: Sequence[Check], mutant_checks: Sequence[Check]) -> None: ...
+    def __call__(self, *, mutant: str, gate: str, sound: Sequence[Check], mutant_checks: Sequence[Check]) -> None: ...
 
 
 class Workshop:
-    """Compiles `SOURCE` in its forms, packs wheels of them, and asks the rung."""
+    """Compiles `SOURCE` in its forms, packs wheels of them, and asks the gate."""
 
     def __init__(self, cuda_bin: Path, folder: Path) -> None:
         self.cuda_bin, self.folder, self.made = cuda_bin, folder, 0
@@ -140,7 +140,7 @@ def sound(workshop: Workshop, library: bytes) -> tuple[Check, ...]:
 
 
 def killers(checks: Sequence[Check]) -> set[str]:
-    return {check.reference for check in checks if check.state != "pass"}
+    return {check.reason for check in checks if check.state != "pass"}
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_a_library_compiled_otherwise(
 ) -> None:
     """Each is one option of the compiler away from the sound library."""
     checks = workshop.ask(workshop.wheel({LIBRARY: workshop.library(compute, code, defines=defines), OPTIONAL: library}))
-    kill(mutant=mutant, rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G0", sound=sound, mutant_checks=checks)
     assert reference in killers(checks)
 
 
 def test_a_missing_optional_extension(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     """setup.py calls an extension optional, it does not compile, and the wheel is made without it."""
     checks = workshop.ask(workshop.wheel({LIBRARY: library}))
-    kill(mutant="missing optional extension", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="missing optional extension", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"library-missing"}
 
 
@@ -186,7 +186,7 @@ def test_an_extension_without_its_entry(workshop: Workshop, library: bytes, soun
     (tmp_path / "map").write_text("{ local: *; };")
     bad = workshop.library(link=[f"-Wl,--version-script={tmp_path / 'map'}"])
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
-    kill(mutant="extension without PyInit", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="extension without PyInit", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"symbol-missing"}
 
 
@@ -196,7 +196,7 @@ def test_a_driver_in_the_wheel(workshop: Workshop, library: bytes, sound: Sequen
     process.output(["cc", "-shared", "-fPIC", tmp_path / "a.c", "-o", tmp_path / "a.so"])
     files = {LIBRARY: library, OPTIONAL: library, "probe.libs/libcuda-1a2b3c4d.so.1": (tmp_path / "a.so").read_bytes()}
     checks = workshop.ask(workshop.wheel(files))
-    kill(mutant="driver vendored", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="driver vendored", gate="G0", sound=sound, mutant_checks=checks)
     assert "vendored-driver" in killers(checks)
 
 
@@ -206,7 +206,7 @@ def test_a_foreign_need(workshop: Workshop, library: bytes, sound: Sequence[Chec
     process.output(["cc", "-shared", "-fPIC", "-Wl,-soname,libopenblas.so.0", tmp_path / "a.c", "-o", tmp_path / "libother.so"])
     bad = workshop.library(link=["-Wl,--no-as-needed", str(tmp_path / "libother.so")])
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
-    kill(mutant="NEEDED foreign", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="NEEDED foreign", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"needed-foreign"}
 
 
@@ -216,14 +216,14 @@ def test_a_driver_that_is_not_named(workshop: Workshop, library: bytes, sound: S
     process.output(["cc", "-c", "-fPIC", tmp_path / "a.c", "-o", tmp_path / "a.o"])
     bad = workshop.library(link=[str(tmp_path / "a.o")])
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
-    kill(mutant="driver not NEEDED", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="driver not NEEDED", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"driver-unnamed"}
 
 
 def test_a_search_path_of_the_build_machine(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     bad = workshop.library(link=["-Wl,-rpath,/build/lib"])
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
-    kill(mutant="RPATH of the build machine", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="RPATH of the build machine", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"rpath-present"}
 
 
@@ -235,7 +235,7 @@ def test_a_tag_that_promises_an_older_system(workshop: Workshop, sound: Sequence
     honest = workshop.ask(workshop.wheel({LIBRARY: new, OPTIONAL: new}))
     assert killers(honest) == set()
     checks = workshop.ask(workshop.wheel({LIBRARY: new, OPTIONAL: new}, "manylinux_2_17"))
-    kill(mutant="glibc newer than the tag", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="glibc newer than the tag", gate="G0", sound=sound, mutant_checks=checks)
     (bad,) = [check for check in checks if check.state != "pass"]
     assert {sample.expected for sample in bad.samples} == {RULES["tag-newer"]}
 
@@ -249,7 +249,7 @@ def test_a_library_that_was_changed_after_it_was_recorded(workshop: Workshop, li
         for info, data in members.items():
             archive.writestr(info, data.replace(b"input)", b"inpvt)") if info.filename == OPTIONAL else data)
     checks = workshop.ask(wheel)
-    kill(mutant="library changed after RECORD was written", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="library changed after RECORD was written", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"record-mismatch"}
 
 
@@ -261,14 +261,14 @@ def test_a_table_that_hides_the_code_from_the_driver(workshop: Workshop, library
     (flags,) = struct.unpack_from("<Q", library, head + 40)
     struct.pack_into("<Q", bad, head + 40, flags & ~(1 << 21) | 1 << 20)
     checks = workshop.ask(workshop.wheel({LIBRARY: bytes(bad), OPTIONAL: library}))
-    kill(mutant="table and code name different targets", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="table and code name different targets", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"arch-contradicted"}
 
 
 def test_code_of_a_later_format(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     bad = library.replace(struct.pack("<IH", elf.FATBIN_MAGIC, 1), struct.pack("<IH", elf.FATBIN_MAGIC, 2))
     checks = workshop.ask(workshop.wheel({LIBRARY: bad, OPTIONAL: library}))
-    kill(mutant="fatbin of an unknown version", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="fatbin of an unknown version", gate="G0", sound=sound, mutant_checks=checks)
     assert "device-unreadable" in killers(checks)
 
 
@@ -279,12 +279,12 @@ def test_a_library_for_another_machine(workshop: Workshop, library: bytes, sound
     struct.pack_into("<H", bad, 18, other)
     assert elf.shared_object(bytes(bad)).machine == elf.MACHINES[other]
     checks = workshop.ask(workshop.wheel({LIBRARY: bytes(bad), OPTIONAL: library}))
-    kill(mutant="library for another machine", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="library for another machine", gate="G0", sound=sound, mutant_checks=checks)
     assert "machine-foreign" in killers(checks)
 
 
 def test_a_wheel_over_its_ceiling(workshop: Workshop, library: bytes, sound: Sequence[Check], kill: Kills) -> None:
     noise = random.Random(1).randbytes(2_000_000)
     checks = workshop.ask(workshop.wheel({LIBRARY: library, OPTIONAL: library, "probe/data.bin": noise}))
-    kill(mutant="wheel over its size ceiling", rung="G0", sound=sound, mutant_checks=checks)
+    kill(mutant="wheel over its size ceiling", gate="G0", sound=sound, mutant_checks=checks)
     assert killers(checks) == {"size-over"}

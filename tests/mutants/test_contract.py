@@ -12,11 +12,12 @@ from tests.server.test_contract import POLICY, SPOILED, running
 from tests.support import serving
 from tests.support.serving import _server, _toy, _vllm_python
 
-from sparkwright.gates.server import contract, profiled
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.contract import Running
-from sparkwright.gates.server.serve import Server
-from sparkwright.gates.verdict import Check
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.serve import Server
+from sparkwright.gates.contract import gate as contract
+from sparkwright.gates.contract import kernel_trace as profiled
+from sparkwright.gates.contract.gate import Running
+from sparkwright.gates.core.verdict import Check
 
 __all__ = ["_server", "_toy", "_vllm_python"]
 
@@ -50,7 +51,7 @@ def test_another_backend_than_the_recipe_says(server: Server, sound: tuple[Check
     with started(server, tmp_path, "--attention-backend", "FLASHINFER") as mutant:
         checks = contract.run(POLICY, CPU, running(mutant, profile_of(mutant)), mutant.client())
     assert named(checks, "fail") == {"no-refusal"}
-    kill(mutant="wrong backend chosen (attention, real server)", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant="wrong backend chosen (attention, real server)", gate="G3", sound=sound, mutant_checks=checks)
 
 
 def test_a_variable_of_an_older_release(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
@@ -58,7 +59,7 @@ def test_a_variable_of_an_older_release(server: Server, sound: tuple[Check, ...]
     with started(server, tmp_path, VLLM_NVFP4_GEMM_BACKEND="marlin") as mutant:
         checks = contract.run(POLICY, CPU, running(mutant, profile_of(mutant)), mutant.client())
     assert named(checks, "fail") == {"variables", "no-unknown-variable"}
-    kill(mutant="unknown variable (VLLM_NVFP4_GEMM_BACKEND)", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant="unknown variable (VLLM_NVFP4_GEMM_BACKEND)", gate="G3", sound=sound, mutant_checks=checks)
 
 
 def test_a_negative_estimate_of_graph_memory(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
@@ -70,7 +71,7 @@ def test_a_negative_estimate_of_graph_memory(server: Server, sound: tuple[Check,
         checks = contract.run(POLICY, CPU, running(mutant))
     assert "POST" not in mutant.log.read_text("utf-8", "replace")
     assert named(checks, "fail") >= {"server", "graph-memory"}
-    kill(mutant="negative graph-memory estimate", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant="negative graph-memory estimate", gate="G3", sound=sound, mutant_checks=checks)
 
 
 def test_an_unquantised_server_for_a_quantised_recipe(server: Server, sound: tuple[Check, ...], kill: Kill) -> None:
@@ -78,7 +79,7 @@ def test_an_unquantised_server_for_a_quantised_recipe(server: Server, sound: tup
     wants = replace(CPU, lines={**CPU.lines, "quantization": "fp8"})
     checks = contract.run(POLICY, wants, running(server, profile_of(server)), server.client())
     assert named(checks, "fail") == {"line-quantization"}
-    kill(mutant="unquantised where the recipe says fp8", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant="unquantised where the recipe says fp8", gate="G3", sound=sound, mutant_checks=checks)
 
 
 def test_a_profile_without_the_kernel(server: Server, sound: tuple[Check, ...], kill: Kill) -> None:
@@ -90,7 +91,7 @@ def test_a_profile_without_the_kernel(server: Server, sound: tuple[Check, ...], 
     (idle,) = [path for path in set(folder.iterdir()) - there if "async_llm" not in path.name]
     checks = contract.run(POLICY, CPU, running(server, idle), client)
     assert named(checks, "fail") == {"kernels"}
-    kill(mutant="kernel of the recipe did not run", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant="kernel of the recipe did not run", gate="G3", sound=sound, mutant_checks=checks)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_line_that_no_sound_server_prints(
     changed = Running(log, known.flags, known.variables, known.package, known.profile)
     checks = contract.run(POLICY, CPU, changed, server.client())
     assert set() < named(checks, "fail") <= {"no-emulation", "no-refusal", "no-fallback"}
-    kill(mutant=mutant, rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G3", sound=sound, mutant_checks=checks)
 
 
 @pytest.mark.parametrize("fault", SPOILED)
@@ -121,4 +122,4 @@ def test_a_spoiled_stream(fault: str, server: Server, sound: tuple[Check, ...], 
     with Proxy(server.url, fault) as proxy:
         checks = contract.run(POLICY, CPU, running(server, profile_of(server)), Client(proxy.url))
     assert named(checks, "invalid") == {"stream"}
-    kill(mutant=f"stream: {fault}", rung="G3", sound=sound, mutant_checks=checks)
+    kill(mutant=f"stream: {fault}", gate="G3", sound=sound, mutant_checks=checks)

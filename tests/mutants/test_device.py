@@ -13,12 +13,12 @@ from tests.mutants.conftest import Kill
 from tests.support import devicehost
 from tests.support.devicehost import POLICY
 
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import gpu, probe
-from sparkwright.gates.device import rung as device
+from sparkwright.gates.device.gate import Backend
 from sparkwright.gates.device.gpu import Absent, Gpu
 from sparkwright.gates.device.probe import Toolkit
-from sparkwright.gates.device.rung import Backend
-from sparkwright.gates.verdict import Check
 
 pytestmark = pytest.mark.mutants
 
@@ -112,8 +112,8 @@ def test_g2_kills_every_wrong_product(mutant: str, sound: tuple[Check, ...], kil
 
     checks = tuple(devicehost.checks(program, tmp_path / "scratch"))
 
-    kill(mutant=mutant, rung="G2", sound=sound, mutant_checks=checks)
-    assert reference in {check.reference for check in checks}
+    kill(mutant=mutant, gate="G2", sound=sound, mutant_checks=checks)
+    assert reference in {check.reason for check in checks}
 
 
 @pytest.fixture(scope="module", name="at_hand")
@@ -158,5 +158,5 @@ def test_g2_kills_every_wrong_kernel_on_a_gpu(
 
     checks = _on_gpu(at_hand, devicehost.sources(tmp_path / "sources", {file: (right, wrong)}), tmp_path / "scratch")
 
-    kill(mutant=f"{mutant} (on the GPU)", rung="G2", sound=sound_on_gpu, mutant_checks=checks)
-    assert reference in {check.reference for check in checks}
+    kill(mutant=f"{mutant} (on the GPU)", gate="G2", sound=sound_on_gpu, mutant_checks=checks)
+    assert reference in {check.reason for check in checks}

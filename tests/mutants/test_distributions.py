@@ -13,16 +13,16 @@ from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.distributions import corpus
-from sparkwright.gates.distributions import rung as distributions
-from sparkwright.gates.distributions.reference import Reference
-from sparkwright.gates.distributions.rung import DistributionsPolicy
-from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import harness
-from sparkwright.gates.tasks import rung as tasks
-from sparkwright.gates.tasks.outcome import Outcome
-from sparkwright.gates.tasks.rung import TasksPolicy
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.accuracy import harness
+from sparkwright.gates.accuracy.gate import TasksPolicy
+from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.logprobs import corpus
+from sparkwright.gates.logprobs import gate as distributions
+from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs.reference import Reference
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
@@ -63,7 +63,7 @@ def _known(taught: Broken) -> Reference:
 
 @pytest.fixture(scope="module", name="sound")
 def _sound(taught: Broken, known: Reference) -> tuple[Check, ...]:
-    """Return what the rung says of the server before it is broken."""
+    """Return what the gate says of the server before it is broken."""
     return distances(taught, known)
 
 
@@ -74,7 +74,7 @@ def test_a_server_that_still_reads_well_dies(kill: Kill, taught: Broken, known: 
     with taught.fault(fault, **options):
         checks = distances(taught, known)
 
-    kill(mutant=mutant, rung="G5", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G5", sound=sound, mutant_checks=checks)
     assert {check.name: check.state for check in checks}[name] == "fail"
 
 
@@ -85,7 +85,7 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Refere
     with taught.fault("garbage", trigger=trigger):
         checks = distances(taught, known)
 
-    kill(mutant="prompts with a certain token get garbage", rung="G5", sound=sound, mutant_checks=checks)
+    kill(mutant="prompts with a certain token get garbage", gate="G5", sound=sound, mutant_checks=checks)
     assert {check.name: check.state for check in checks}["worst-text"] == "fail"
 
 
@@ -97,7 +97,7 @@ def _before(taught: Broken, context: RunContext) -> Outcome:
 
 @pytest.fixture(scope="module", name="equal")
 def _equal(taught: Broken, context: RunContext, before: Outcome) -> tuple[Check, ...]:
-    """Return what the tasks rung says of the server before it is broken, asked a second time."""
+    """Return what the tasks gate says of the server before it is broken, asked a second time."""
     return tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
 
 
@@ -110,5 +110,5 @@ def test_a_server_that_loses_questions_dies(
     with taught.fault(fault, **options):
         checks = tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
 
-    kill(mutant=mutant, rung="G6", sound=equal, mutant_checks=checks)
+    kill(mutant=mutant, gate="G6", sound=equal, mutant_checks=checks)
     assert {check.name: check.state for check in checks}["largest-paired"] == "fail"

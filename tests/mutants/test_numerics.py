@@ -9,8 +9,8 @@ from tests.mutants.conftest import Kill
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
 
-from sparkwright.gates.numerics import rung as numerics
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.numerics import gate as numerics
 
 pytestmark = pytest.mark.mutants
 
@@ -80,5 +80,5 @@ def test_g1_kills_every_wrong_converter(mutant: str, sound: tuple[Check, ...], k
 
     checks = numerics.run({"mini": tree}, POLICY, (), tmp_path / "scratch")
 
-    kill(mutant=mutant, rung="G1", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G1", sound=sound, mutant_checks=checks)
     assert named in [check.name for check in checks if check.state == "fail"]

@@ -13,11 +13,11 @@ from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
 from tests.support.serving import _vllm_python
 
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.soak import rung as soak
-from sparkwright.gates.verdict import Check
-from sparkwright.gates.words import rung as words
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation import gate as words
+from sparkwright.gates.soak import gate as soak
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 
@@ -49,7 +49,7 @@ SHORT = replace(
 
 @pytest.fixture(scope="module", name="sound")
 def _sound(broken: Broken) -> tuple[Check, ...]:
-    """Return what the rung says of the server before it is broken."""
+    """Return what the gate says of the server before it is broken."""
     return words.run(POLICY, broken.client(), "learnt")
 
 
@@ -70,7 +70,7 @@ def test_a_server_that_is_wrong_in_one_way_dies(kill: Kill, broken: Broken, soun
     with broken.fault(fault, **options):
         checks = words.run(POLICY, broken.client(), "learnt")
 
-    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
 
 
@@ -83,7 +83,7 @@ def test_garbage_for_some_prompts_dies(kill: Kill, broken: Broken, sound: tuple[
     with broken.fault("garbage", trigger=trigger(broken.client()), varying=varying):
         checks = words.run(POLICY, broken.client(), "learnt")
 
-    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
 
 
@@ -92,8 +92,8 @@ def test_a_truncated_stream_dies(kill: Kill, broken: Broken, sound: tuple[Check,
     with Proxy(broken.url, "truncate", after=30) as proxy:
         checks = words.run(POLICY, Client(proxy.url), "learnt")
 
-    kill(mutant="truncated stream", rung="G4", sound=sound, mutant_checks=checks)
-    assert named(checks)["streams"].reference == "stream-truncated"
+    kill(mutant="truncated stream", gate="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)["streams"].reason == "stream-truncated"
 
 
 @pytest.mark.parametrize("mutant", NANS)
@@ -103,18 +103,18 @@ def test_logits_that_are_no_numbers_die(kill: Kill, broken: Broken, sound: tuple
     with broken.fault(fault, **options):
         checks = words.run(POLICY, broken.client(), "learnt")
 
-    kill(mutant=mutant, rung="G4", sound=sound, mutant_checks=checks)
+    kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
 
 
 def again(broken: Broken) -> dict[str, Callable[[], tuple[Check, ...]]]:
-    """Return the words rung, less the counter that the mutants with NaN have raised for good."""
+    """Return the words gate, less the counter that the mutants with NaN have raised for good."""
     return {"words": lambda: tuple(one for one in words.run(POLICY, broken.client(), "learnt") if one.name != "corrupted-requests")}
 
 
 @pytest.fixture(scope="module", name="soaked")
 def _soaked(broken: Broken, sound: tuple[Check, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, ...]:
-    """Return what the soak rung says of the sound server; the kernel's log is an empty file, as this machine's may not be read."""
+    """Return what the soak gate says of the sound server; the kernel's log is an empty file, as this machine's may not be read."""
     folder = tmp_path_factory.mktemp("soak")
     (folder / "kmsg").touch()
     return soak.run(SHORT, broken.url, folder / "soak.jsonl", pid=broken.pid, again=again(broken), kernel=folder / "kmsg")
@@ -138,7 +138,7 @@ def test_what_goes_wrong_under_load_dies(kill: Kill, broken: Broken, soaked: tup
             SHORT, broken.url, tmp_path / "j", pid=broken.pid, again=again(broken) if rerun else None, kernel=tmp_path / "kmsg"
         )
 
-    kill(mutant=mutant, rung="G7", sound=soaked, mutant_checks=checks)
+    kill(mutant=mutant, gate="G7", sound=soaked, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
 
 
@@ -155,8 +155,8 @@ def test_an_error_of_the_gpu_dies(kill: Kill, broken: Broken, soaked: tuple[Chec
     checks = soak.run(replace(SHORT, seconds=12), broken.url, tmp_path / "j", pid=broken.pid, kernel=log)
     timer.join()
 
-    kill(mutant="an Xid in the kernel's log", rung="G7", sound=soaked, mutant_checks=checks)
-    assert named(checks)["kernel-log"].reference == "kernel-xid"
+    kill(mutant="an Xid in the kernel's log", gate="G7", sound=soaked, mutant_checks=checks)
+    assert named(checks)["kernel-log"].reason == "kernel-xid"
 
 
 def test_a_server_that_crashes_dies(kill: Kill, broken: Broken, soaked: tuple[Check, ...], tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_a_server_that_crashes_dies(kill: Kill, broken: Broken, soaked: tuple[Ch
     with broken.fault("crash", after=400):
         checks = soak.run(SHORT, broken.url, tmp_path / "j", pid=broken.pid, again=again(broken), kernel=tmp_path / "kmsg")
 
-    kill(mutant="the engine crashes under load", rung="G7", sound=soaked, mutant_checks=checks)
+    kill(mutant="the engine crashes under load", gate="G7", sound=soaked, mutant_checks=checks)
     assert {named(checks)[name].state for name in ("requests", "restarts")} == {"fail"}
     assert named(checks)["words-after"].state == "not-run"

@@ -43,7 +43,7 @@ from sparkwright.builder.wheel.archive import WheelName  # noqa: E402
 from sparkwright.cli import main  # noqa: E402
 from sparkwright.core import http  # noqa: E402
 from sparkwright.core.files import sha256_file  # noqa: E402
-from sparkwright.gates import ladder as ladders  # noqa: E402
+from sparkwright.gates.core import ladder as ladders  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
 from sparkwright.release.evidence import make, predicates  # noqa: E402
 from sparkwright.release.manifest import places, times  # noqa: E402
@@ -297,11 +297,11 @@ def _machine(scene: Scene) -> None:
 # What is proved.
 
 
-@case("verified, and the proof says that a rung was not climbed", "release-unproved")
+@case("verified, and the proof says that a gate was not climbed", "release-unproved")
 def _lacking(scene: Scene) -> None:
     judged = verdicts.ladder(served(scene), without=["G5"])
     lacks = (Missing("G5", "not-run", "not-climbed", "nobody ran G5"),)
-    told(scene, judged, missing=lacks, rungs=tuple(one for one in proved(scene).rungs if one.name != "G5"))
+    told(scene, judged, missing=lacks, gates=tuple(one for one in proved(scene).gates if one.name != "G5"))
 
 
 @case("the verdicts are about another wheel", "verdict-foreign")
@@ -313,7 +313,7 @@ def _foreign(scene: Scene) -> None:
 def _hollow(scene: Scene) -> None:
     judged = verdicts.ladder(served(scene))
     bare = [
-        replace(one, checks=tuple(replace(check, figures=(), samples=()) for check in one.checks)) if one.rung == "G4" else one
+        replace(one, checks=tuple(replace(check, figures=(), samples=()) for check in one.checks)) if one.gate == "G4" else one
         for one in judged.verdicts
     ]
     told(scene, replace(judged, verdicts=tuple(bare)))
@@ -326,7 +326,7 @@ def _unmeasured(scene: Scene) -> None:
     told(scene, verdicts.ladder(path), throughput=msgspec.json.encode(empty))
 
 
-@case("a failed rung is claimed as a pass", "evidence-invalid")
+@case("a failed gate is claimed as a pass", "evidence-invalid")
 def _claimed(scene: Scene) -> None:
     told(scene, verdicts.ladder(served(scene), worse={"G4": "fail"}))
 
@@ -357,7 +357,7 @@ def told(scene: Scene, judged: ladders.Ladder, *, throughput: bytes = b"", **cla
         "verdicts": msgspec.json.encode(ladders.document(judged)),
         **({"throughput": throughput} if throughput else {}),
     }
-    if not any(verdict.rung == "G8" for verdict in judged.verdicts):
+    if not any(verdict.gate == "G8" for verdict in judged.verdicts):
         del raw["throughput"]
     subject = (Subject(wheel.filename, wheel.sha256),)
     parts: dict[Any, msgspec.Struct] = {
@@ -365,7 +365,7 @@ def told(scene: Scene, judged: ladders.Ladder, *, throughput: bytes = b"", **cla
         "test-result": make.test_result(judged, about, raw),
     }
     payloads = {kind: Statement(subject, predicates.TYPES[kind], msgspec.to_builtins(part)) for kind, part in parts.items()}
-    last = make.summary(wheel, about, payloads, raw, tuple(rung.name for rung in about.rungs))
+    last = make.summary(wheel, about, payloads, raw, tuple(gate.name for gate in about.gates))
     payloads["summary"] = Statement(subject, predicates.TYPES["summary"], msgspec.to_builtins(last))
     files = make.signed(payloads, raw, wheel, scene.index.signer)
     for named, data in files.items():

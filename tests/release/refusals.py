@@ -127,12 +127,12 @@ def verdicts_of(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.whl')}.verdicts.json")
 
 
-@case("nobody climbed a rung", "verified-refused")
+@case("nobody climbed a gate", "verified-refused")
 def _unclimbed(scene: Scene) -> None:
     wheels.judge(scene.one("vllm"), without=["G7"])
 
 
-@case("a rung failed", "verified-refused")
+@case("a gate failed", "verified-refused")
 def _failed(scene: Scene) -> None:
     wheels.judge(scene.one("vllm"), worse={"G4": "fail"})
 

@@ -147,7 +147,7 @@ def test_a_candidate_says_what_is_missing(scene: Scene) -> None:
     with refusal("release-unproved"):
         installs(scene, release="2026.11.3")
     done = installs(scene, channel="candidate")
-    assert (done.name, {one.rung for one in done.missing}) == ("2026.11.3", {"G5", "G8"})
+    assert (done.name, {one.gate for one in done.missing}) == ("2026.11.3", {"G5", "G8"})
 
 
 def test_one_follows_the_stack_that_is_installed(scene: Scene) -> None:
@@ -385,5 +385,5 @@ def test_trust_and_address_may_come_from_the_users_files(scene: Scene) -> None:
 
 
 def test_verdicts_of_the_template_are_whole(scene: Scene) -> None:
-    """The good index is good for the reason that people would think: every rung of its vLLM passes."""
+    """The good index is good for the reason that people would think: every gate of its vLLM passes."""
     assert set(verdicts.states(verdicts.ladder(scene.host.made["2"][-1])).values()) == {"pass"}

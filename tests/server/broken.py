@@ -14,10 +14,10 @@ import pytest
 from filelock import FileLock
 from tests.support.serving import launch
 
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.serve import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.serve import Server
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -69,7 +69,7 @@ def serving(python: Path, model: Path, folder: Path) -> Iterator[Broken]:
 
 
 def make(python: Path, cache: Path) -> Path:
-    """Return the folder of the model that has learnt the answers of the words rung, made in a minute on the first use."""
+    """Return the folder of the model that has learnt the answers of the words gate, made in a minute on the first use."""
     key = sha256_bytes(b"".join(path.read_bytes() for path in SOURCES))[:12]
     folder = cache / f"learnt-{key}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def make(python: Path, cache: Path) -> Path:
 
 @pytest.fixture(scope="module", name="learnt")
 def _learnt(vllm_python: Path) -> Path:
-    """Return the model that has learnt the answers of the words rung."""
+    """Return the model that has learnt the answers of the words gate."""
     return make(vllm_python, default_cache() / "tests")
 
 

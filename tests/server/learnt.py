@@ -1,8 +1,8 @@
 """
-A language model that has learnt to answer the prompts of the words rung, in a minute on one core: ``python learnt.py FOLDER WORDS.YAML``.
+A language model that has learnt to answer the prompts of the words gate, in a minute on one core: ``python learnt.py FOLDER WORDS.YAML``.
 
 With random weights nothing can be asked about meaning. This model knows twelve texts by heart, the continuations of the twelve prompts, so
-every check of the rung has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
+every check of the gate has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
 environment of the server that will load it (torch, transformers), with this repository's ``ci`` on PYTHONPATH.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 VOCABULARY, LONGEST, SEED, STEPS = 640, 1024, 1, 120
-#: Tokens that are learnt of each answer: some more than the rung asks for, so that the end is not in sight.
+#: Tokens that are learnt of each answer: some more than the gate asks for, so that the end is not in sight.
 LEARNT = 216
 
 #: The continuation of each prompt, by its name.
@@ -44,7 +44,7 @@ def rows(made: Any, policy: Path) -> list[tuple[list[int], int]]:
     """Return each prompt with its answer as tokens, and how many of them are the prompt's."""
     import msgspec
 
-    from sparkwright.gates.words import prompts
+    from sparkwright.gates.generation import prompts
 
     data, answers = (yaml.safe_load(path.read_text("utf-8")) for path in (policy, TEXTS))
     found = []
@@ -96,7 +96,7 @@ def make(folder: Path, policy: Path, steps: int = STEPS) -> None:
     parts, net = batches(rows(made, policy)), model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the rung looks for.
+    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the gate looks for.
     wrong = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
     began = time.monotonic()
     for step in range(steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import venv
 from pathlib import Path
 
-from sparkwright.gates.server import installed
+from sparkwright.bench.server import installed
 
 FAULTY = Path(__file__).parent / "faulty"
 

@@ -1,4 +1,4 @@
-"""A real server with a model that every rung can judge (`trained`), which a test can break and mend; and the harness, installed."""
+"""A real server with a model that every gate can judge (`trained`), which a test can break and mend; and the harness, installed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from filelock import FileLock
 from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
 
+from sparkwright.bench.server.client import Client
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.tasks import harness
+from sparkwright.gates.accuracy import harness
 
 GATES = ROOT / "ci" / "gates"
 

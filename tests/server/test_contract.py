@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from tests.server.proxy import FAULTS, Proxy
 
+from sparkwright.bench.server import installed
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.server import contract, installed, profiled
-from sparkwright.gates.server.client import Client, ServerInvalid
-from sparkwright.gates.server.contract import ContractPolicy, Running
-from sparkwright.gates.server.serve import Server
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.contract import gate as contract
+from sparkwright.gates.contract import kernel_trace as profiled
+from sparkwright.gates.contract.gate import ContractPolicy, Running
+from sparkwright.gates.core.verdict import Check
 
 pytestmark = pytest.mark.server
 
@@ -28,7 +30,7 @@ def running(server: Server, profile: Path | None = None) -> Running:
 
 
 def shown(checks: Sequence[Check]) -> list[str]:
-    return [f"{check.name} {check.state} {check.reference}: {check.says}" for check in checks]
+    return [f"{check.name} {check.state} {check.reason}: {check.message}" for check in checks]
 
 
 def test_a_real_server_fulfils_its_contract(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The distributions rung on a real server: its reference, its floor, and what it says of the same server."""
+"""The distributions gate on a real server: its reference, its floor, and what it says of the same server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.server.broken import Broken
 from tests.server.taught import GATES, _taught, _trained, patient
 from tests.support.serving import _server, _toy, _vllm_python
 
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.distributions import corpus, reference
-from sparkwright.gates.distributions import rung as distributions
-from sparkwright.gates.distributions.reference import Reference
-from sparkwright.gates.distributions.rung import DistributionsPolicy
-from sparkwright.gates.served import Served
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.serve import Server
-from sparkwright.gates.verdict import Check, worst
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.logprobs import corpus, reference
+from sparkwright.gates.logprobs import gate as distributions
+from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs.reference import Reference
 
 __all__ = ["_server", "_taught", "_toy", "_trained", "_vllm_python"]
 
@@ -39,7 +39,7 @@ def _known(taught: Broken) -> Reference:
 
 def judged(client: Client, against: Reference | Path) -> dict[str, Check]:
     checks = distributions.run(POLICY, client, against, paragraphs=PARAGRAPHS, served=Served())
-    assert all(check.reference in distributions.REASONS for check in checks if check.state != "pass")
+    assert all(check.reason in distributions.REASONS for check in checks if check.state != "pass")
     return {check.name: check for check in checks}
 
 
@@ -63,12 +63,12 @@ def test_another_model_is_not_compared(server: Server, known: Reference) -> None
     """A server of another model has another tokenizer: invalid, not a failure of the wheel."""
     checks = judged(patient(server.url), known)
 
-    assert (checks["candidate"].state, checks["candidate"].reference) == ("invalid", "reference-other-model")
+    assert (checks["candidate"].state, checks["candidate"].reason) == ("invalid", "reference-other-model")
 
 
 def test_numbers_that_are_none_are_the_candidates_failure(taught: Broken, known: Reference) -> None:
-    """vLLM refuses to write a logarithm that is not a number; the rung knows its words, and calls it no fault of the connection."""
+    """vLLM refuses to write a logarithm that is not a number; the gate knows its words, and calls it no fault of the connection."""
     with taught.fault("nan-logits", rate=0.01):
         checks = judged(patient(taught.url), known)
 
-    assert (checks["candidate"].state, checks["candidate"].reference) == ("fail", "not-a-number")
+    assert (checks["candidate"].state, checks["candidate"].reason) == ("fail", "not-a-number")

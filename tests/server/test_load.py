@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.support.load.client import Own
 
+from sparkwright.bench.load import vllmrs
+from sparkwright.bench.load.order import Generator, Order
+from sparkwright.bench.server.serve import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.load import vllmrs
-from sparkwright.gates.load.order import Generator, Order
-from sparkwright.gates.server.serve import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 

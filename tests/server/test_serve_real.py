@@ -17,7 +17,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support.standin import Machine, alive
 
-from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.operate.serving import known, variables
 
 pytestmark = pytest.mark.server

@@ -1,4 +1,4 @@
-"""The soak rung on a real server: a short load that passes, one that is interrupted, and what a journal says afterwards."""
+"""The soak gate on a real server: a short load that passes, one that is interrupted, and what a journal says afterwards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
 from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation import gate as words
+from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.soak import journal as soakjournal
-from sparkwright.gates.soak import rung as soak
-from sparkwright.gates.verdict import Check
-from sparkwright.gates.words import rung as words
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 
@@ -46,7 +46,7 @@ PROGRAM = (
 
 def named(checks: tuple[Check, ...]) -> dict[str, Check]:
     """Return *checks* by name; every reference among them is explained."""
-    assert {check.reference for check in checks} - {""} <= set(soak.REASONS)
+    assert {check.reason for check in checks} - {""} <= set(soak.REASONS)
     return {check.name: check for check in checks}
 
 
@@ -65,7 +65,7 @@ def test_a_sound_server_passes_a_soak(broken: Broken, tmp_path: Path) -> None:
     record = soakjournal.read(tmp_path / "j")
     assert record.ended
     assert len(record.observed) >= 5
-    # What the journal says is what was judged, but for the rung that only a server can be asked.
+    # What the journal says is what was judged, but for the gate that only a server can be asked.
     read = named(soak.interrupted(SHORT, tmp_path / "j"))
     assert [read[name] for name in read if name != "again"] == [checks[name] for name in checks if name != "words-after"]
 
@@ -91,7 +91,7 @@ def test_a_soak_that_is_ended_loses_one_stretch(broken: Broken, tmp_path: Path, 
 
     assert len(soakjournal.read(journal).observed) >= 4
     assert {check.state for check in checks} <= {"inconclusive", "not-run"}
-    assert named(checks)["duration"].reference == "soak-interrupted"
+    assert named(checks)["duration"].reason == "soak-interrupted"
     assert broken.client().complete("The sea", tokens=4, ignore_eos=True).tokens
 
 
@@ -100,7 +100,7 @@ def test_a_process_that_is_not_known_is_not_watched(broken: Broken, tmp_path: Pa
     policy = replace(SHORT, seconds=9, least=1, load=replace(SHORT.load, phase=3))
     checks = named(soak.run(policy, broken.url, tmp_path / "j", kernel=tmp_path / "none"))
 
-    assert (checks["memory-growth"].state, checks["memory-growth"].reference) == ("not-run", "processes-unknown")
-    assert (checks["kernel-log"].state, checks["kernel-log"].reference) == ("not-run", "kernel-log-unreadable")
+    assert (checks["memory-growth"].state, checks["memory-growth"].reason) == ("not-run", "processes-unknown")
+    assert (checks["kernel-log"].state, checks["kernel-log"].reason) == ("not-run", "kernel-log-unreadable")
     assert checks["restarts"].state == checks["requests"].state == "pass"
     assert checks["again"].state == "not-run"

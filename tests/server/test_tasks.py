@@ -1,4 +1,4 @@
-"""The tasks rung from end to end: lm-evaluation-harness asks a real server, and what it writes is paired."""
+"""The tasks gate from end to end: lm-evaluation-harness asks a real server, and what it writes is paired."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import harness, outcome
-from sparkwright.gates.tasks import rung as tasks
-from sparkwright.gates.tasks.outcome import Outcome
-from sparkwright.gates.tasks.rung import TasksPolicy
-from sparkwright.gates.verdict import Check, worst
+from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.accuracy import harness, outcome
+from sparkwright.gates.accuracy.gate import TasksPolicy
+from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check, worst
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
@@ -59,7 +59,7 @@ def judged(
 ) -> dict[str, Check]:
     checks = tasks.run(policy, task, context, url, before, served=Served())
     assert [check.name for check in checks] == [f"{task}-{name}" for name in NAMES]
-    assert all(check.reference in tasks.REASONS for check in checks if check.state != "pass")
+    assert all(check.reason in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
 
@@ -79,7 +79,7 @@ def test_a_server_that_hangs_is_ended_in_time(taught: Broken, context: RunContex
     with taught.fault("stall", seconds=5):
         checks = judged(context, taught.url, before, policy=msgspec.structs.replace(POLICY, tasks={"largest": one}))
 
-    assert (checks["answers"].state, checks["answers"].reference) == ("invalid", "harness-slow")
+    assert (checks["answers"].state, checks["answers"].reason) == ("invalid", "harness-slow")
 
 
 def test_gsm8k_runs_where_its_data_is(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ def test_gsm8k_runs_where_its_data_is(taught: Broken, context: RunContext, monke
     few = msgspec.structs.replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
     checks = judged(context, taught.url, taught.url, "gsm8k", msgspec.structs.replace(POLICY, tasks={"gsm8k": few}))
 
-    assert (checks["baseline"].state, checks["baseline"].reference) == ("invalid", "task-uninformative")
-    assert checks["baseline"].figures[0].times == 400
+    assert (checks["baseline"].state, checks["baseline"].reason) == ("invalid", "task-uninformative")
+    assert checks["baseline"].figures[0].count == 400

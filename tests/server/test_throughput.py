@@ -9,9 +9,9 @@ from tests.server import slowed
 from tests.support import refserved
 from tests.support.load.client import Own
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import main, options
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.throughput import rung
+from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Result
@@ -43,6 +43,6 @@ def test_a_server_that_is_slower_fails(tmp_path: Path, vllm_python: Path, toy: P
     slow = slowed.environment(tmp_path / "slow", vllm_python)
     result = answered(tmp_path, slow, vllm_python, toy)
     assert result.state == "fail", result.says
-    row = next(check for check in rung.checks(result) if check.name == "tpot-16-32-c1")
+    row = next(check for check in gate.checks(result) if check.name == "tpot-16-32-c1")
     change = next(figure.value for figure in row.figures if figure.name == "change")
     assert change > 30

@@ -1,4 +1,4 @@
-"""The words rung on real servers: one whose model knows the answers, one of random weights, and streams that break on the way."""
+"""The words gate on real servers: one whose model knows the answers, one of random weights, and streams that break on the way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tests.server.broken import WORDS, Broken, _broken, _learnt
 from tests.server.proxy import Proxy
 from tests.support.serving import _vllm_python
 
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.verdict import Check, worst
-from sparkwright.gates.words import prompts
-from sparkwright.gates.words import rung as words
-from sparkwright.gates.words.judged import Said
+from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.generation import gate as words
+from sparkwright.gates.generation import prompts
+from sparkwright.gates.generation.judged import Said
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 
@@ -30,7 +30,7 @@ SHORT = replace(
 
 def named(checks: tuple[Check, ...]) -> dict[str, Check]:
     """Return *checks* by name; every reference among them is explained."""
-    assert {check.reference for check in checks} - {""} <= set(words.REASONS)
+    assert {check.reason for check in checks} - {""} <= set(words.REASONS)
     return {check.name: check for check in checks}
 
 
@@ -49,10 +49,10 @@ def test_a_model_that_knows_the_answers_passes_every_check(broken: Broken) -> No
 
 
 def test_what_a_profile_leaves_out_is_no_pass(broken: Broken) -> None:
-    """For a model that knows no facts the answers are not run, with the policy's reason, and the rung is not a pass."""
+    """For a model that knows no facts the answers are not run, with the policy's reason, and the gate is not a pass."""
     checks = named(words.run(SHORT, broken.client(), "random"))
 
-    assert {name for name, check in checks.items() if check.reference == "policy-skips"} == set(POLICY.profiles["random"].not_run)
+    assert {name for name, check in checks.items() if check.reason == "policy-skips"} == set(POLICY.profiles["random"].not_run)
     assert worst(check.state for check in checks.values() if check.required) == "not-run"
 
 
@@ -62,7 +62,7 @@ def test_prompts_that_do_not_fit_are_invalid(broken: Broken) -> None:
     policy = replace(SHORT, prompts=(POLICY.prompts[0], POLICY.prompts[-1]), profiles={"long": profile})
     checks = named(words.run(policy, broken.client(), "long"))
 
-    assert (checks["prompts"].state, checks["prompts"].reference) == ("invalid", "prompt-too-long")
+    assert (checks["prompts"].state, checks["prompts"].reason) == ("invalid", "prompt-too-long")
     assert [sample.case for sample in checks["prompts"].samples] == ["long-needle"]
     assert checks["token-count"].state == "pass"
 
@@ -90,15 +90,15 @@ def test_streams_that_break_are_invalid(broken: Broken, fault: str, reference: s
     with Proxy(broken.url, fault) as proxy:
         checks = named(words.run(SHORT, Client(proxy.url), "learnt"))
 
-    assert (checks["streams"].state, checks["streams"].reference) == ("invalid", reference)
+    assert (checks["streams"].state, checks["streams"].reason) == ("invalid", reference)
     assert {checks[name].state for name in ("token-count", "identical-reruns", "nan-tokens", "answers")} == {"not-run"}
 
 
 def test_a_server_that_is_not_there_is_invalid() -> None:
-    """The first question that finds nobody ends the rung."""
+    """The first question that finds nobody ends the gate."""
     checks = words.run(POLICY, Client("http://127.0.0.1:9"), "learnt")
 
-    assert [(check.state, check.reference) for check in checks] == [("invalid", "server-unreachable")]
+    assert [(check.state, check.reason) for check in checks] == [("invalid", "server-unreachable")]
 
 
 def test_a_server_that_breaks_every_answer_is_given_up(broken: Broken) -> None:

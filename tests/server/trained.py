@@ -1,9 +1,9 @@
 """
 A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS]``.
 
-A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of the words rung by
-heart (`learnt`), has read the corpus of the distributions rung, and has learned which of three digits is the largest, the task of ours:
-one server with it can be judged by every rung. It is made in the environment of the server that will load it (torch, transformers), with
+A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of the words gate by
+heart (`learnt`), has read the corpus of the distributions gate, and has learned which of three digits is the largest, the task of ours:
+one server with it can be judged by every gate. It is made in the environment of the server that will load it (torch, transformers), with
 this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model.
 """
 
@@ -81,7 +81,7 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
     known, net = learnt.batches(learnt.rows(made, gates / "words.yaml")), learnt.model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the words rung looks for.
+    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the words gate looks for.
     smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
     began = time.monotonic()
     for step, ids in enumerate(batches(made, lines, steps)):

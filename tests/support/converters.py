@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates.limited import Limits
+from sparkwright.gates.core.limited import Limits
+from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.numerics.pythonsource import Table, Template
-from sparkwright.gates.numerics.rung import NumericsPolicy
 from sparkwright.gates.numerics.units import Converter, Unit
 
 HEADER = "csrc/converters.cuh"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.device.gate import Backend, DevicePolicy, FuzzPolicy, fuzzed
 from sparkwright.gates.device.probe import SOURCES
-from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy, fuzzed
-from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)

@@ -20,13 +20,14 @@ from packaging.utils import canonicalize_name
 
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
-from sparkwright.gates.verdict import State
+from sparkwright.gates.core.verdict import State
 from sparkwright.release import index
 from sparkwright.release.manifest import change, places, signed
 from sparkwright.release.manifest.records import (
     Entry,
     Evidence,
     Fork,
+    Gate,
     Library,
     Lock,
     Machine,
@@ -36,7 +37,6 @@ from sparkwright.release.manifest.records import (
     Proof,
     Proved,
     Release,
-    Rung,
     Speed,
     Wheel,
 )
@@ -46,7 +46,7 @@ URL = "https://wheels.example/spark/"
 STARTED = "2026-11-22T07:30:00Z"
 #: One key for all: Ed25519 signs the same bytes in the same way.
 SIGNER = KeySigner(Ed25519PrivateKey.from_private_bytes(b"made up, for tests of the index "))
-RUNGS = (("G0", "machine code"), ("G1", "numerics"), ("G4", "a served model"), ("G8", "throughput"))
+GATES = (("G0", "machine code"), ("G1", "numerics"), ("G4", "a served model"), ("G8", "throughput"))
 KINDS = ("provenance", "test-result", "summary", "sbom", "verdicts")
 
 
@@ -142,13 +142,13 @@ class Made:
 
     def _prove(self, address: str, files: Sequence[Wheel], missing: Sequence[Missing], kinds: Sequence[str]) -> str:
         state: State = "not-run" if missing else "pass"
-        rungs = tuple(Rung(name, title, state if name == "G8" else "pass", missing[0].says if missing else "") for name, title in RUNGS)
+        gates = tuple(Gate(name, title, state if name == "G8" else "pass", missing[0].says if missing else "") for name, title in GATES)
         speeds = (Speed("1024/1024/1", "output_throughput", "pass", 1.01, 0.99, 1.03, 40.0, 0.1),)
         proved = []
         for wheel in files:
             held = tuple(self._evidence(kind, wheel, missing) for kind in kinds)
             measured = speeds if wheel.project == "vllm" and not missing else ()
-            proved.append(Proved(wheel.sha256, "a" * 64, tuple(missing), rungs, measured, "stock", 0.02, {"gpu": "made up"}, held))
+            proved.append(Proved(wheel.sha256, "a" * 64, tuple(missing), gates, measured, "stock", 0.02, {"gpu": "made up"}, held))
         data = canonical(Proof(address, STARTED, tuple(proved)))
         proof = sha256_bytes(data)
         self._write(places.proof(address, proof), data)
@@ -165,7 +165,7 @@ FORK = Fork(
     "vllm", "0.33.0", "git", "https://upstream.example/vllm.git", "4ba787ec9", "c" * 40, True, "graft", "d" * 40, "e" * 64,
     (Patch("clamp.patch", "f" * 64, "Clamp the samples", "a negative estimate exhausts the memory"),), 3, "cu130", "namespace",
 )  # fmt: skip
-LACK = Missing("G8", "not-run", "rung-not-run", "no GB10 was at hand")
+LACK = Missing("G8", "not-run", "gate-not-run", "no GB10 was at hand")
 
 
 def lock_bytes(machine: str) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates.load.reference.behaviour import Behaviour
+from sparkwright.bench.load.reference.behaviour import Behaviour
 
 CODE = Path(__file__).parents[2] / "ci"
 
@@ -22,8 +22,8 @@ _CLI = '''
 """Serves what the file beside the environment says, at the port that the command line says."""
 import argparse, os, pathlib, sys
 import msgspec
-from sparkwright.gates.load.reference.behaviour import Behaviour
-from sparkwright.gates.load.reference.service import Service
+from sparkwright.bench.load.reference.behaviour import Behaviour
+from sparkwright.bench.load.reference.service import Service
 
 found = argparse.ArgumentParser()
 found.add_argument("serve"), found.add_argument("model")

@@ -20,9 +20,9 @@ import filelock
 import pytest
 from uv import find_uv_bin
 
+from sparkwright.bench.server.serve import Launch, Server
 from sparkwright.cli.options import default_cache
-from sparkwright.gates.server import profiled
-from sparkwright.gates.server.serve import Launch, Server
+from sparkwright.gates.contract import kernel_trace as profiled
 
 HERE = Path(__file__).parents[1] / "server"
 VLLM, TORCH = "0.32.0", "2.13.0"

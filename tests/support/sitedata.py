@@ -23,8 +23,8 @@ from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import Result
-from sparkwright.gates.verdict import State
 from sparkwright.operate.site import measured, night
 from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import File, Night, Stage
@@ -34,11 +34,11 @@ from sparkwright.release.manifest.records import (
     Entry,
     Evidence,
     Fork,
+    Gate,
     Missing,
     Proof,
     Proved,
     Release,
-    Rung,
     Speed,
     Wheel,
 )
@@ -48,7 +48,7 @@ from sparkwright.release.signing.trust import Trust
 
 URL = "https://wheels.example/spark/"
 DAY = "2026-11-22"
-RUNGS = (("G0", "the bytes in the wheel"), ("G4", "the words it says"), ("G8", "throughput, against a baseline"))
+GATES = (("G0", "the bytes in the wheel"), ("G4", "the words it says"), ("G8", "throughput, against a baseline"))
 PROJECTS = (("cutlass", "sparkwright-cutlass", "any"), ("flashinfer", "flashinfer-python", "any"), ("vllm", "vllm", "aarch64"))
 CELLS = ((1024, 1024, 8),)
 HOSTILE = '<script>alert(1)</script>"\'>&{{7*7}}</title>\u202e\u2066'
@@ -117,8 +117,8 @@ class Made:
         self, wheel: Wheel, number: int, slower: float, made: str, verified: bool, speeds: bool, text: str, about: str
     ) -> Proved:  # fmt: skip
         states: dict[str, State] = {"G0": "pass", "G4": "pass", "G8": "pass" if verified else "not-run"}
-        rungs = tuple(
-            Rung(name, title, states[name], "" if states[name] == "pass" else text or "no GPU is here") for name, title in RUNGS
+        gates = tuple(
+            Gate(name, title, states[name], "" if states[name] == "pass" else text or "no GPU is here") for name, title in GATES
         )
         missing = () if verified else (Missing("G8", "not-run", "no-gpu", text or "no GPU is here"),)
         evidence, told = [self.evidence("verdicts", f'{{"about": "{wheel.sha256}"}}'.encode())], ()
@@ -128,7 +128,7 @@ class Made:
             cells = [f"{prompt}/{answer} c{count}" for prompt, answer, count in CELLS]
             told = tuple(Speed(cell, "tpot", "pass", 0.99, 0.98, 1.004, 40.0, 0.1) for cell in cells)  # type: ignore[assignment]
         return Proved(
-            wheel.sha256, "7" * 64, missing, rungs, told, text or "stock vllm 0.33.0", 0.02, {"gpu": text or "NVIDIA GB10"}, tuple(evidence)
+            wheel.sha256, "7" * 64, missing, gates, told, text or "stock vllm 0.33.0", 0.02, {"gpu": text or "NVIDIA GB10"}, tuple(evidence)
         )  # fmt: skip
 
     def evidence(self, kind: Any, data: bytes) -> Evidence:

@@ -1,12 +1,12 @@
 """
-Verdicts about the wheels of `tests.support.wheels`: ladders whose rungs all pass, or are worse in a way that a test names, and the measurement
+Verdicts about the wheels of `tests.support.wheels`: ladders whose gates all pass, or are worse in a way that a test names, and the measurement
 behind G8.
 
     made = verdicts.ladder(path)                                  # everything that ci/release.yaml asks for
     verdicts.ladder(path, worse={"G4": "inconclusive"}, without=["G7"])
     verdicts.write(path, made); verdicts.write_result(path, verdicts.result(path, slower=0.05))
 
-The checks are those that the rungs declare, in the names that the repository's recipes, tasks and converters give them: the release policy
+The checks are those that the gates declare, in the names that the repository's recipes, tasks and converters give them: the release policy
 has no say in them. Evidence and states of G8 follow from the legs by the gate's own code; only the legs themselves are made up.
 """
 
@@ -24,28 +24,20 @@ from msgspec.structs import replace
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
+from sparkwright.bench.load.order import Request, Run
+from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics import calibration
+from sparkwright.bench.statistics.decision import Rule, decide
 from sparkwright.core import strict_yaml
-from sparkwright.gates import declared
-from sparkwright.gates import ladder as ladders
-from sparkwright.gates.athand import Inputs
-from sparkwright.gates.device import kernels
-from sparkwright.gates.ladder import RUNGS, Ladder, Rung
-from sparkwright.gates.load.order import Request, Run
-from sparkwright.gates.model.roofline import Bandwidth
-from sparkwright.gates.numerics import rung as numerics
-from sparkwright.gates.numerics.rung import NumericsPolicy
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.server.recipe import ContractPolicy
-from sparkwright.gates.statistics import calibration
-from sparkwright.gates.statistics.decision import Rule, decide
-from sparkwright.gates.tasks import rung as tasks
-from sparkwright.gates.throughput import places, summary, tracks
-from sparkwright.gates.throughput import rung as throughput
-from sparkwright.gates.throughput.course import Outcome
-from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
-from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.verdict import (
+from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.core import declared
+from sparkwright.gates.core import ladder as ladders
+from sparkwright.gates.core.athand import Inputs
+from sparkwright.gates.core.ladder import GATES, Gate, Ladder
+from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
@@ -56,6 +48,14 @@ from sparkwright.gates.verdict import (
     not_run,
     passed,
 )
+from sparkwright.gates.device import kernels
+from sparkwright.gates.numerics import gate as numerics
+from sparkwright.gates.numerics.gate import NumericsPolicy
+from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates.throughput import places, summary, tracks
+from sparkwright.gates.throughput.course import Outcome
+from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
+from sparkwright.gates.throughput.tracks import Known
 from sparkwright.release import content
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
@@ -98,64 +98,64 @@ def ladder(
     host: Mapping[str, str] | None = None, stack: str = wheels.STACK, sha256: str = "",
 ) -> Ladder:  # fmt: skip
     """
-    Return verdicts about the wheel at *path*, with every rung that its fork needs.
+    Return verdicts about the wheel at *path*, with every gate that its fork needs.
 
     Args:
         companions: Wheels of ours that are installed beside it.
-        worse: Rung → the state of its first check. *without*: rungs that nobody climbed.
+        worse: Gate → the state of its first check. *without*: gates that nobody climbed.
         host: Facts in place of those of a GB10. *sha256*: of another wheel, which they are about instead.
     """
     about = wheels.subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
     facts = {**HOST, "architecture": machine, **companions_of(companions), **(host or {})}
     subject = replace(about, sha256=sha256 or about.sha256)
-    rungs = RUNGS if about.name == "vllm" else ("G0",)
+    gates = GATES if about.name == "vllm" else ("G0",)
     made = []
-    for name in (one for one in rungs if one not in without):
+    for name in (one for one in gates if one not in without):
         checks = list(_checks(path, name))
         if state := (worse or {}).get(name):
             checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
         judged = policy().judged_by(name, stack) or wheels.hexed("policy", name)
-        made.append(ladders.verdict(Rung(name, judged, tuple), checks, subject, facts, began=BEGAN, seconds=60.0))
+        made.append(ladders.verdict(Gate(name, judged, tuple), checks, subject, facts, began=BEGAN, seconds=60.0))
     return Ladder(stack, subject, tuple(made), "", facts)
 
 
-def _checks(path: Path, rung: str) -> Iterator[Check]:
-    if rung == "G8":
+def _checks(path: Path, gate: str) -> Iterator[Check]:
+    if gate == "G8":
         yield from throughput.checks(result(path))
         yield passed("candidate-wheel", "the environment holds every file of the wheel")
         yield passed("baseline-wheel", "the environment holds every file of the baseline")
         return
-    for one in declared.declared(rung):
+    for one in declared.declared(gate):
         figures = [Figure("mismatches", 0, bound=0)] if one.measured else ()
         samples = [Sample("bf16 0x3e80", "0.25", "0.25")] if one.measured else ()
-        for name in names(rung, one.name) if one.role != "reports" else ():
+        for name in names(gate, one.name) if one.role != "reports" else ():
             yield passed(name, "as it should be", figures=figures, samples=samples, required=one.role != "informs")
 
 
-def names(rung: str, pattern: str) -> tuple[str, ...]:
-    """Return the names that the repository's recipes, tasks, converters and a wheel of vLLM give to the declared *pattern* of *rung*."""
+def names(gate: str, pattern: str) -> tuple[str, ...]:
+    """Return the names that the repository's recipes, tasks, converters and a wheel of vLLM give to the declared *pattern* of *gate*."""
     if "*" not in pattern:
         return (pattern,)
-    literal = {one.name for one in declared.declared(rung)}
-    return tuple(name for name in _given(rung) if fnmatchcase(name, pattern) and name not in literal)
+    literal = {one.name for one in declared.declared(gate)}
+    return tuple(name for name in _given(gate) if fnmatchcase(name, pattern) and name not in literal)
 
 
 @functools.cache
-def _given(rung: str) -> tuple[str, ...]:
-    if rung == "G1":
-        # Without any tree the rung itself still names every check that it would make of them.
+def _given(gate: str) -> tuple[str, ...]:
+    if gate == "G1":
+        # Without any tree the gate itself still names every check that it would make of them.
         rules = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
         return tuple(one.name for one in numerics.run({}, rules, (), Path("nowhere")))
-    if rung == "G2":
+    if gate == "G2":
         return (kernels.check_name(LIBRARY),)
-    if rung == "G3":
+    if gate == "G3":
         contract = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
         return tuple(f"line-{name}" for name in contract.recipes[recipes.load(wheels.ROOT, RECIPE).contract].lines)
-    if rung == "G6":
+    if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
     stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
-    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if rung == "G8" else ()
+    return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if gate == "G8" else ()
 
 
 def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[Cell] = ()) -> Result:
@@ -227,5 +227,5 @@ def write_result(path: Path, made: Result) -> Path:
 
 
 def states(made: Ladder) -> dict[str, State]:
-    """Return the state of each rung."""
-    return {verdict.rung: verdict.state for verdict in made.verdicts}
+    """Return the state of each gate."""
+    return {verdict.gate: verdict.state for verdict in made.verdicts}

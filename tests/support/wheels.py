@@ -209,7 +209,7 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
 
     ladder = verdicts.ladder(path, companions=companions, **changed)
     verdicts.write(path, ladder)
-    if any(verdict.rung == "G8" for verdict in ladder.verdicts):
+    if any(verdict.gate == "G8" for verdict in ladder.verdicts):
         verdicts.write_result(path, verdicts.result(path))
 
 

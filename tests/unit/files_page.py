@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
+from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.schedule import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
@@ -24,7 +25,6 @@ from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
-from sparkwright.gates.recipes.recipe import Recipe
 from sparkwright.gates.throughput.records import Result
 from sparkwright.operate.image.recorded import ImageRecord
 from sparkwright.operate.runner.policy import Policy as RunnerPolicy

@@ -1,5 +1,5 @@
 """
-The text of docs/gates.md and docs/verdict.schema.json, made from the rungs themselves.
+The text of docs/gates.md and docs/verdict.schema.json, made from the gates themselves.
 
 ``python tests/unit/gates_page.py`` writes both; tests fail while one is out of date.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import sparkwright.gates
-from sparkwright.gates import ladder
+from sparkwright.gates.core import ladder
 
 PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
@@ -21,10 +21,10 @@ SCHEMA = PAGE.with_name("verdict.schema.json")
 HEAD = """\
 # Gates: states and reasons
 
-<!-- Made by tests/unit/gates_page.py; change the rungs, then run it again. -->
+<!-- Made by tests/unit/gates_page.py; change the gates, then run it again. -->
 
 Every check of a gate is *pass*, *fail*, *inconclusive*, *invalid* or *not-run*, and all but the first name a reason that stays the same
-from release to release. A rung is as good as its worst required check, a ladder as its worst rung; what did not run is never a pass.
+from release to release. A gate is as good as its worst required check, a ladder as its worst gate; what did not run is never a pass.
 `sparkwright gate --json` prints the verdicts; [verdict.schema.json](verdict.schema.json) is their form.
 """
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates.load.order import Request, Run
-from sparkwright.gates.machine.snapshot import Snapshot
-from sparkwright.gates.model.roofline import Bandwidth
+from sparkwright.bench.load.order import Request, Run
+from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import (
     Calibrated,
     CellResult,
@@ -30,7 +31,6 @@ from sparkwright.gates.throughput.records import (
     Speculation,
     Subject,
 )
-from sparkwright.gates.verdict import State
 
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0

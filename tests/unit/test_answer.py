@@ -16,16 +16,17 @@ from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.load.client import Own
 
+from sparkwright.bench.load.reference.behaviour import Behaviour
+from sparkwright.bench.load.reference.running import started
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import gate, main, options
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.load.reference.behaviour import Behaviour
-from sparkwright.gates.load.reference.running import started
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.throughput import calibration, claims, rung
+from sparkwright.gates.core.verdict import worst
+from sparkwright.gates.throughput import calibration, claims
+from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
 from sparkwright.gates.throughput.records import Result, Side
-from sparkwright.gates.verdict import worst
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
@@ -91,8 +92,8 @@ def test_a_much_slower_candidate_fails_by_signs_alone(place: Path) -> None:
     result = answered(place, question(place, kind="gate", candidate=slow, baseline=environment(place, "base")))
     assert (result.state, ratio(result) > 1.3) == ("fail", True), result.says
     assert result.culprits
-    assert worst(check.state for check in rung.checks(result) if check.required) == "fail"
-    assert {check.reference for check in rung.checks(result) if check.state == "fail"} == {"slower"}
+    assert worst(check.state for check in throughput.checks(result) if check.required) == "fail"
+    assert {check.reason for check in throughput.checks(result) if check.state == "fail"} == {"slower"}
 
 
 @pytest.mark.server
@@ -112,8 +113,8 @@ def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> N
     result = answered(place, asked)
     assert result.state == "invalid"
     assert "(server-died)" in result.says
-    checks = rung.checks(result)
-    assert (checks[0].state, checks[0].reference) == ("invalid", "server-died")
+    checks = throughput.checks(result)
+    assert (checks[0].state, checks[0].reason) == ("invalid", "server-died")
 
 
 @pytest.mark.parametrize(("fault", "reference"), [("dies", "server-died"), ("short", "request-failed"), ("prefix-hits", "prefix-cached")])
@@ -183,7 +184,7 @@ def test_a_recipe_says_how_both_are_served(place: Path) -> None:
 
 @pytest.mark.parametrize(("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
 def test_servers_have_the_models_own_name(place: Path, recipe: str, name: str) -> None:
-    """Both sides of a gate count NaN logits, as for its other rungs; a bench serves as users would."""
+    """Both sides of a gate count NaN logits, as for its other gates; a bench serves as users would."""
     plan, base = recipes.load(place, recipe), environment(place, "base")
     both: dict[Side, str] = {"candidate": "0.33.0", "baseline": "0.33.0"}
     for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
@@ -233,9 +234,9 @@ def test_a_claim_is_held_against_what_was_measured(place: Path) -> None:
     assert claims.only(question(place, workloads=()), plain).workloads
 
 
-def test_the_gate_verb_shows_it_as_a_rung(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """G8 without its baseline is a row that did not run, and says what it needs."""
-    words = ["gate", "--json", "--rung", "G8", "--root", str(place), "--cache-dir", str(place.parent / "cache")]
+    words = ["gate", "--json", "--only", "G8", "--root", str(place), "--cache-dir", str(place.parent / "cache")]
     assert main.main(words) == 4
     document = json.loads(capfd.readouterr().out)
     assert document["ladder"]["verdicts"][0]["checks"][0]["says"].endswith("name the --baseline-python to compare with")

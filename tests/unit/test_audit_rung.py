@@ -13,8 +13,8 @@ from sparkwright.audit.report import (
     AuditReport,
     OpcodeCount,
 )
-from sparkwright.gates import audited
-from sparkwright.gates.verdict import Check, worst
+from sparkwright.gates import wheel_audit as audited
+from sparkwright.gates.core.verdict import Check, worst
 
 LIBRARY = AuditedLibrary(
     "probe/_C.so", "0" * 64, 10, "target", cubins={"sm_80": 1, "sm_121f": 3}, ptx={"sm_80": 1},
@@ -54,11 +54,11 @@ def test_a_sound_report_passes_with_its_figures() -> None:
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
+def test_a_finding_of_any_rule_fails_the_gate(rule: str) -> None:
     """With the rule as its reference, and the place as a sample."""
     report = replace(SOUND, findings=(AuditFinding("probe/_C.so", rule, "it is so"),))
     (bad,) = [check for check in audited.run(report) if check.state != "pass"]
-    assert (bad.state, bad.reference, bad.samples[0].case, bad.samples[0].found) == (
+    assert (bad.state, bad.reason, bad.samples[0].case, bad.samples[0].actual) == (
         "fail",
         rule,
         "probe/_C.so",
@@ -68,5 +68,5 @@ def test_a_finding_of_any_rule_fails_the_rung(rule: str) -> None:
 
 
 def test_a_wheel_that_was_judged_as_any_other_is_no_pass() -> None:
-    assert by_name(replace(SOUND, judged="any"))["policy"].reference == "not-ours"
+    assert by_name(replace(SOUND, judged="any"))["policy"].reason == "not-ours"
     assert state(replace(SOUND, judged="any")) == "not-run"

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sparkwright.bench.machine import bandwidth
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.sentinel import Sentinel, Silent
+from sparkwright.bench.machine.state import Machine
+from sparkwright.bench.model import roofline
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.gates.machine import bandwidth
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.machine.sentinel import Sentinel, Silent
-from sparkwright.gates.machine.state import Machine
-from sparkwright.gates.model import roofline
 
 SHIPPED = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy)
 #: Small and without bands, as a test's machine is neither quiet nor fast; the rest is what ships.

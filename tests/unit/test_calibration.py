@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.statistics import bounds, calibration, many
-from sparkwright.gates.statistics.decision import Rule
+from sparkwright.bench.statistics import bounds, calibration, many
+from sparkwright.bench.statistics.decision import Rule
 
 SIGMA = 0.008
 

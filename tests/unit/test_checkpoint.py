@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.gates.model import checkpoint
+from sparkwright.bench.model import checkpoint
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1}
 

@@ -27,8 +27,8 @@ from tests.support.badserver import (
     whole,
 )
 
-from sparkwright.gates.server import answers
-from sparkwright.gates.server.client import Client, ServerInvalid
+from sparkwright.bench.server import answers
+from sparkwright.bench.server.client import Client, ServerInvalid
 
 
 @pytest.fixture

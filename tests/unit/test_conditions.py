@@ -11,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
+from sparkwright.bench.machine import conditions
+from sparkwright.bench.machine.conditions import (
+    REASONS,
+    Normal,
+    Span,
+    disturbed,
+    sound,
+    startable,
+)
+from sparkwright.bench.machine.history import MOST, Kept
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.sentinel import Device, Reading
+from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.gates.machine import conditions
-from sparkwright.gates.machine.conditions import REASONS, Normal, Span, disturbed, sound, startable
-from sparkwright.gates.machine.history import MOST, Kept
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.machine.sentinel import Device, Reading
-from sparkwright.gates.machine.snapshot import Snapshot
 
 FILE = Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml"
 POLICY = strict_yaml.load(FILE, MachinePolicy)

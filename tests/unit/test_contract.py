@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 
+from sparkwright.bench.server import envvars
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.server import contract, envvars, profiled
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.contract import ContractPolicy, Recipe, Running
-from sparkwright.gates.verdict import Check, State
+from sparkwright.gates.contract import gate as contract
+from sparkwright.gates.contract import kernel_trace as profiled
+from sparkwright.gates.contract.gate import ContractPolicy, Recipe, Running
+from sparkwright.gates.core.verdict import Check, State
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
@@ -70,7 +72,7 @@ def judged(folder: Path, text: str | bytes, recipe: Recipe = MOE, **known: Any) 
     log.write_bytes(text.encode() if isinstance(text, str) else text)
     checks = contract.run(POLICY, recipe, Running(log, **known))
     assert len({check.name for check in checks}) == len(checks)
-    assert all(check.reference in contract.REASONS for check in checks if check.state != "pass")
+    assert all(check.reason in contract.REASONS for check in checks if check.state != "pass")
     return {check.name: check for check in checks}
 
 
@@ -83,7 +85,7 @@ def test_a_sound_log_passes(tmp_path: Path) -> None:
     checks = judged(tmp_path, NVFP4)
     assert states(checks, "fail", "invalid") == set()
     assert states(checks, "not-run") == {"kernels", "variables"}
-    assert "CutlassNvFp4LinearKernel" in checks["line-linear-nvfp4"].says
+    assert "CutlassNvFp4LinearKernel" in checks["line-linear-nvfp4"].message
 
 
 def test_the_real_log_of_the_cpu_server_passes(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_one_change_of_the_log_is_noticed_where_it_matters(name: str, tmp_path: 
     old, new, check, reference = MUTANTS[name]
     assert old in NVFP4
     found = judged(tmp_path, NVFP4.replace(old, new))[check]
-    assert (found.state, found.reference) in {("fail", reference), ("invalid", reference)}
+    assert (found.state, found.reason) in {("fail", reference), ("invalid", reference)}
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 1000, b"\x7fELF\x02\x01\x01\0\0", b"x" * 100_000, b"hello\n" * 1000])
@@ -156,7 +158,7 @@ def test_a_fallback_that_the_recipe_lists_is_harmless(tmp_path: Path) -> None:
     """The same line fails where nobody listed it."""
     cpu = POLICY.recipes["cpu"]
     assert judged(tmp_path, CPU, cpu)["no-fallback"].state == "pass"
-    assert judged(tmp_path, CPU, replace(cpu, harmless=()))["no-fallback"].reference == "fallback-unlisted"
+    assert judged(tmp_path, CPU, replace(cpu, harmless=()))["no-fallback"].reason == "fallback-unlisted"
 
 
 def test_more_fallbacks_than_are_kept_are_not_taken_for_harmless(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_server_that_answers_badly_is_invalid(name: str, tmp_path: Path) -> No
     log.write_text(NVFP4)
     checks = {check.name: check for check in contract.run(POLICY, MOE, Running(log), Client(server.url, timeout=2, deadline=60))}
     server.close()
-    assert (checks["stream"].state, checks["stream"].reference) == ("invalid", reference)
+    assert (checks["stream"].state, checks["stream"].reason) == ("invalid", reference)
     assert (checks["version"].state, checks["kv-counters"].state) == ("invalid", "invalid")
     assert checks["line-linear-nvfp4"].state == "pass"
 
@@ -191,7 +193,7 @@ def test_a_server_that_answers_badly_is_invalid(name: str, tmp_path: Path) -> No
 def test_a_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
     """Why it was ended is the first thing that is said."""
     checks = judged(tmp_path, NVFP4, ended="the estimate is -35 GiB", reference="graph-memory-negative")
-    assert (checks["server"].state, checks["server"].reference) == ("fail", "graph-memory-negative")
+    assert (checks["server"].state, checks["server"].reason) == ("fail", "graph-memory-negative")
 
 
 TABLE = """
@@ -217,7 +219,7 @@ def test_a_variable_that_the_server_does_not_read_is_a_finding(tmp_path: Path) -
     assert envvars.check(known, package(tmp_path), "0.33.0", POLICY.replaced).state == "pass"
     wrong = {**known, "VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGING_LEVEL": "INFO", "VLLM_ONLY_A_DEFAULT": "1"}
     found = envvars.check(wrong, tmp_path / "vllm", "0.33.0", POLICY.replaced)
-    assert (found.state, found.reference) == ("fail", "variable-unknown")
+    assert (found.state, found.reason) == ("fail", "variable-unknown")
     advice = {sample.case: sample.expected for sample in found.samples}
     assert advice == {
         "VLLM_NVFP4_GEMM_BACKEND": "gone since 0.24.0; now --linear-backend",
@@ -231,7 +233,7 @@ def test_a_variable_that_the_server_does_not_read_is_a_finding(tmp_path: Path) -
 )
 def test_a_table_that_is_none_is_invalid(table: str | bytes, tmp_path: Path) -> None:
     """What cannot be read says nothing about variables."""
-    assert envvars.check({"VLLM_PORT": "1"}, package(tmp_path, table), "0.33.0", {}).reference == "envs-unreadable"
+    assert envvars.check({"VLLM_PORT": "1"}, package(tmp_path, table), "0.33.0", {}).reason == "envs-unreadable"
 
 
 def test_the_recipe_says_how_the_server_is_started(tmp_path: Path) -> None:
@@ -240,8 +242,8 @@ def test_the_recipe_says_how_the_server_is_started(tmp_path: Path) -> None:
     good = judged(tmp_path, NVFP4, recipe, flags=("--linear-backend=cutlass", "--enforce-eager"), variables={"VLLM_PORT": "1"})
     assert good["flags"].state == good["variables-set"].state == "pass"
     bad = judged(tmp_path, NVFP4, recipe, flags=("--linear-backend", "marlin", "--enforce-eager"), variables={"VLLM_PORT": "2"})
-    assert bad["flags"].reference == "flag-missing"
-    assert bad["variables-set"].reference == "variable-differs"
+    assert bad["flags"].reason == "flag-missing"
+    assert bad["variables-set"].reason == "variable-differs"
     assert judged(tmp_path, NVFP4, recipe)["flags"].state == "not-run"
 
 
@@ -292,7 +294,7 @@ def test_a_profile_shows_whether_the_kernel_ran(form: str, tmp_path: Path) -> No
         profile = tmp_path / "profile"
         profile.write_bytes(written(form, names, tmp_path / f"{number}.sqlite"))
         found = judged(tmp_path, NVFP4, profile=profile)["kernels"]
-        assert (found.state, found.reference) == (state, reference)
+        assert (found.state, found.reason) == (state, reference)
 
 
 def test_a_kernel_that_the_recipe_excludes_is_a_finding(tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_a_kernel_that_the_recipe_excludes_is_a_finding(tmp_path: Path) -> None:
     profile = tmp_path / "profile"
     profile.write_bytes(trace(MARLIN, GEMM))
     found = judged(tmp_path, NVFP4, POLICY.recipes["nvfp4-marlin"], profile=profile)["kernels"]
-    assert found.reference == "kernel-forbidden"
+    assert found.reason == "kernel-forbidden"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_what_is_no_profile_is_invalid(data: bytes, tmp_path: Path) -> None:
     profile.write_bytes(data)
     found = judged(tmp_path, NVFP4, profile=profile)["kernels"]
     assert found.state in ("invalid", "fail")
-    assert judged(tmp_path, NVFP4, profile=tmp_path / "missing")["kernels"].reference == "profile-unreadable"
+    assert judged(tmp_path, NVFP4, profile=tmp_path / "missing")["kernels"].reason == "profile-unreadable"
 
 
 def test_a_packed_profile_does_not_fill_the_memory(tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_a_packed_profile_does_not_fill_the_memory(tmp_path: Path) -> None:
     with gzip.open(profile, "wb", compresslevel=1) as sink:
         for _ in range(profiled.LARGEST // (1 << 24) + 1):
             sink.write(b" " * (1 << 24))
-    assert "more than" in judged(tmp_path, NVFP4, profile=profile)["kernels"].says
+    assert "more than" in judged(tmp_path, NVFP4, profile=profile)["kernels"].message
 
 
 @pytest.mark.parametrize(

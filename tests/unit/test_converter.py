@@ -18,13 +18,13 @@ from tests.refusals import refusal
 from tests.support import converters
 from tests.support.converters import HEADER
 
-from sparkwright.gates import limited
-from sparkwright.gates.limited import Limits
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Limits
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import e2m1, inlineasm
-from sparkwright.gates.numerics import rung as numerics
+from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.converter import Program
 from sparkwright.gates.numerics.units import Converter, Unit, dtypes
-from sparkwright.gates.verdict import Check
 
 PATIENT = Limits(seconds=240, memory=4096, written=64)
 
@@ -116,8 +116,8 @@ def test_ptx_that_is_not_known_is_invalid(unknown: tuple[Check, ...], text: str)
     """An instruction, register, constant or operand that the evaluator does not know is converter-unreadable, by its name."""
     check = of(f"bad-{list(UNKNOWN).index(text)}-", unknown)[0]
 
-    assert (check.state, check.reference) == ("invalid", "converter-unreadable")
-    assert UNKNOWN[text] in check.says
+    assert (check.state, check.reason) == ("invalid", "converter-unreadable")
+    assert UNKNOWN[text] in check.message
 
 
 @pytest.mark.parametrize(("text", "operands"), [("text_from_elsewhere", OPERANDS), ('"mov.b32 %0, 1;"', '"=r" made')])
@@ -126,18 +126,18 @@ def test_a_statement_that_is_not_understood_is_invalid(tmp_path: Path, text: str
     header = "#include <cstdint>\n" + STATEMENT.format(index=0, text=text, operands=operands)
     check = judged(tmp_path, header, call="return convert_0(x);")
 
-    assert (check.state, check.reference) == ("invalid", "converter-unreadable")
-    assert "an asm statement is not understood" in check.says
+    assert (check.state, check.reason) == ("invalid", "converter-unreadable")
+    assert "an asm statement is not understood" in check.message
 
 
 def test_a_header_that_does_not_compile_is_invalid_with_the_compilers_words(tmp_path: Path) -> None:
     """The check holds the error, and no path of this machine."""
     check = judged(tmp_path, "inline unsigned convert(float (&x)[2]) { return missing_name; }")
 
-    assert (check.state, check.reference) == ("invalid", "converter-uncompilable")
-    assert "a.hpp" in check.says
-    assert "missing_name" in check.says
-    assert str(tmp_path) not in check.says
+    assert (check.state, check.reason) == ("invalid", "converter-uncompilable")
+    assert "a.hpp" in check.message
+    assert "missing_name" in check.message
+    assert str(tmp_path) not in check.message
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_converter_that_does_not_answer_is_invalid(tmp_path: Path, body: str, 
     header = f"{includes}inline unsigned convert(float (&)[2]) {{ {body} return 0; }}"
     check = judged(tmp_path, header, limits=Limits(seconds=5 if "slow" in reference else 240, memory=1024, written=4))
 
-    assert (check.state, check.reference) == ("invalid", reference)
-    assert says in check.says
+    assert (check.state, check.reason) == ("invalid", reference)
+    assert says in check.message
 
 
 def test_a_program_that_writes_more_than_it_was_asked_is_invalid(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ inline unsigned convert(float (&)[2]) { return 0; }
 """
     check = judged(tmp_path, header, call='made = "bad.out"; return convert(x);')
 
-    assert (check.state, check.reference) == ("invalid", "converter-output")
+    assert (check.state, check.reason) == ("invalid", "converter-output")
 
 
 def test_a_file_that_is_gone_fails(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_file_that_is_gone_fails(tmp_path: Path) -> None:
 
     checks = of("mini", numerics.run({"mini": tree}, converters.only("mini"), (), tmp_path / "scratch"))
 
-    assert {(check.state, check.reference) for check in checks} == {("fail", "converter-missing")}
+    assert {(check.state, check.reason) for check in checks} == {("fail", "converter-missing")}
 
 
 @pytest.mark.parametrize("name", [HEADER, "csrc/values.cuh"])
@@ -199,7 +199,7 @@ def test_a_link_that_leaves_the_tree_is_not_followed(tmp_path: Path, name: str) 
 
     checks = of("mini", numerics.run({"mini": tree}, converters.only("mini"), (), tmp_path / "scratch"))
 
-    assert {(check.state, check.reference) for check in checks} == {("invalid", "converter-outside")}
+    assert {(check.state, check.reason) for check in checks} == {("invalid", "converter-outside")}
     assert (outside.stat().st_mtime_ns, outside.stat().st_size) == (before.st_mtime_ns, before.st_size)
 
 
@@ -221,8 +221,8 @@ def test_headers_that_are_not_here_are_said(tmp_path: Path) -> None:
 
     mine = of("cuda", checks)
     assert [check.name for check in mine] == ["cuda-bf16-sweep", "cuda-fp16-sweep", "cuda-fp32-ties", "cuda-nan", "cuda-negative-zero"]
-    assert {(check.state, check.reference) for check in mine} == {("not-run", "headers-missing")}
-    assert "cuda_runtime.h, cuda_fp4.h" in mine[0].says
+    assert {(check.state, check.reason) for check in mine} == {("not-run", "headers-missing")}
+    assert "cuda_runtime.h, cuda_fp4.h" in mine[0].message
 
 
 def test_a_child_takes_nothing_with_it_that_lives_on(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_pipe_in_place_of_a_header_does_not_hang(tmp_path: Path) -> None:
 
     checks = numerics.run({"mini": tree}, converters.only("mini", seconds=1), (), tmp_path / "scratch")
 
-    assert {check.reference for check in of("mini", checks)} <= {"converter-slow", "converter-uncompilable"}
+    assert {check.reason for check in of("mini", checks)} <= {"converter-slow", "converter-uncompilable"}
 
 
 def test_a_name_that_is_gone_fails_and_the_others_are_judged(tmp_path: Path) -> None:
@@ -295,5 +295,5 @@ def test_a_name_that_is_gone_fails_and_the_others_are_judged(tmp_path: Path) -> 
 
     checks = numerics.run({"mini": tree}, converters.only("mini-value", "mini-layout"), (), tmp_path / "scratch")
 
-    states = {check.name: (check.state, check.reference) for check in of("mini", checks)}
+    states = {check.name: (check.state, check.reason) for check in of("mini", checks)}
     assert states == {"mini-value-table": ("fail", "converter-missing"), "mini-layout-swizzle": ("pass", "")}

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.mounts import mounting_shell
 
+from sparkwright.bench.load.order import Order, Request, Run
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics.decision import Rule
+from sparkwright.bench.statistics.noise import Machine, Noise
 from sparkwright.core import strict_yaml
-from sparkwright.gates import jsonlines
-from sparkwright.gates.load.order import Order, Request, Run
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics.decision import Rule
-from sparkwright.gates.statistics.noise import Machine, Noise
+from sparkwright.gates.core import jsonlines
 from sparkwright.gates.throughput import course, journal, places, tracks
 from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Journal

@@ -21,10 +21,10 @@ from tests.support import wheels
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
-from sparkwright.gates import declared
-from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.core import declared
+from sparkwright.gates.core.ladder import GATES, Ladder
+from sparkwright.gates.core.verdict import ORDER, Check, State, Verdict, failed, passed
 from sparkwright.gates.throughput.records import Result
-from sparkwright.gates.verdict import ORDER, Check, State, Verdict, failed, passed
 from sparkwright.release.decide import decision, facts, policy, verdicts
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.manifest.records import Proved
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Return a release whose every rung passes."""
+    """Return a release whose every gate passes."""
     paths = wheels.release(tmp_path_factory.mktemp("release"), judged=False)
     _, companion, _, served = facts.inspect_all(paths)
     ladder = made.ladder(paths[3], companions=paths[:3])
@@ -56,31 +56,31 @@ def decided(case: Case, ladder: Ladder | None = None, result: Result | None = No
 
 
 def lacking(proved: Proved) -> list[tuple[str, str]]:
-    """Return rung and reference of what is missing."""
-    return [(one.rung, one.reference) for one in proved.missing]
+    """Return gate and reference of what is missing."""
+    return [(one.gate, one.reference) for one in proved.missing]
 
 
-def with_rung(ladder: Ladder, name: str, change: Callable[[Verdict], Verdict]) -> Ladder:
+def with_gate(ladder: Ladder, name: str, change: Callable[[Verdict], Verdict]) -> Ladder:
     """Return *ladder* with one verdict changed."""
-    return replace(ladder, verdicts=tuple(change(one) if one.rung == name else one for one in ladder.verdicts))
+    return replace(ladder, verdicts=tuple(change(one) if one.gate == name else one for one in ladder.verdicts))
 
 
-def with_check(ladder: Ladder, rung: str, name: str, change: Callable[[Check], Check | None]) -> Ladder:
+def with_check(ladder: Ladder, gate: str, name: str, change: Callable[[Check], Check | None]) -> Ladder:
     """Return *ladder* with one check changed, or without it."""
 
     def edit(verdict: Verdict) -> Verdict:
         checks = [change(one) if one.name == name else one for one in verdict.checks]
         return replace(verdict, checks=tuple(one for one in checks if one is not None))
 
-    assert any(one.name == name for verdict in ladder.verdicts if verdict.rung == rung for one in verdict.checks)
-    return with_rung(ladder, rung, edit)
+    assert any(one.name == name for verdict in ladder.verdicts if verdict.gate == gate for one in verdict.checks)
+    return with_gate(ladder, gate, edit)
 
 
 def test_everything_shown_is_verified(case: Case) -> None:
-    """A wheel whose every rung passes on a Spark lacks nothing, and its proof says so, with the speeds against the stock wheel."""
+    """A wheel whose every gate passes on a Spark lacks nothing, and its proof says so, with the speeds against the stock wheel."""
     proved = decided(case)
     assert proved.missing == ()
-    assert [(one.name, one.state) for one in proved.rungs] == [(name, "pass") for name in RUNGS]
+    assert [(one.name, one.state) for one in proved.gates] == [(name, "pass") for name in GATES]
     assert (proved.wheel, proved.policy) == (case.served.wheel.sha256, made.policy().digest)
     assert (proved.baseline, proved.margin) == (f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})", 0.02)
     assert len(proved.speeds) == 18
@@ -92,31 +92,31 @@ def test_everything_shown_is_verified(case: Case) -> None:
 
 
 def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
-    """Return the ladder with those states; None for a rung that nobody climbed."""
+    """Return the ladder with those states; None for a gate that nobody climbed."""
 
     def edit(verdict: Verdict) -> Verdict:
-        state = states.get(verdict.rung, "pass")
+        state = states.get(verdict.gate, "pass")
         if state in ("pass", None):
             return verdict
         first = verdict.checks[0]
         return replace(verdict, checks=(made.MAKERS[state](first.name, "made worse", "made-up"), *verdict.checks[1:]))
 
-    climbed = tuple(edit(one) for one in case.ladder.verdicts if states.get(one.rung, "pass") is not None)
+    climbed = tuple(edit(one) for one in case.ladder.verdicts if states.get(one.gate, "pass") is not None)
     return replace(case.ladder, verdicts=climbed)
 
 
-STATES = st.dictionaries(st.sampled_from(list(RUNGS)), st.sampled_from([*ORDER, None]))
+STATES = st.dictionaries(st.sampled_from(list(GATES)), st.sampled_from([*ORDER, None]))
 
 
 @settings(max_examples=50)
 @given(states=STATES)
-def test_verified_exactly_where_every_rung_passes(case: Case, states: dict[str, State | None]) -> None:
-    """What is missing are the rungs that do not pass, each with its state and reason; and nothing is where all do."""
+def test_verified_exactly_where_every_gate_passes(case: Case, states: dict[str, State | None]) -> None:
+    """What is missing are the gates that do not pass, each with its state and reason; and nothing is where all do."""
     proved = decided(case, worse(case, states))
-    expected = {rung: state or "not-run" for rung, state in states.items() if state != "pass"}
-    assert {one.rung: one.state for one in proved.missing} == expected
+    expected = {gate: state or "not-run" for gate, state in states.items() if state != "pass"}
+    assert {one.gate: one.state for one in proved.missing} == expected
     assert all(one.says and one.reference for one in proved.missing)
-    assert {one.name: one.state for one in proved.rungs} == {rung: expected.get(rung, "pass") for rung in RUNGS}
+    assert {one.name: one.state for one in proved.gates} == {gate: expected.get(gate, "pass") for gate in GATES}
 
 
 @settings(max_examples=40)
@@ -127,17 +127,17 @@ def test_worse_verdicts_never_make_it_better(case: Case, states: dict[str, State
     def rank(state: State | None) -> int:
         return ORDER.index(state or "not-run")
 
-    both = {rung: min((states.get(rung, "pass"), further.get(rung, "pass")), key=rank) for rung in {*states, *further}}
+    both = {gate: min((states.get(gate, "pass"), further.get(gate, "pass")), key=rank) for gate in {*states, *further}}
     before, after = decided(case, worse(case, states)), decided(case, worse(case, both))
-    assert {one.rung for one in before.missing} <= {one.rung for one in after.missing}
+    assert {one.gate for one in before.missing} <= {one.gate for one in after.missing}
 
 
 @settings(max_examples=30)
-@given(rungs=st.sets(st.sampled_from(list(RUNGS)), min_size=1), part=st.sampled_from(["wheel", "device code"]))
-def test_a_verdict_for_other_bytes_never_counts(case: Case, rungs: set[str], part: str) -> None:
+@given(gates=st.sets(st.sampled_from(list(GATES)), min_size=1), part=st.sampled_from(["wheel", "device code"]))
+def test_a_verdict_for_other_bytes_never_counts(case: Case, gates: set[str], part: str) -> None:
     """One verdict about another digest is enough to refuse all."""
     field = {"wheel": "wheel", "device code": "device_code"}[part]
-    other = [replace(one, **{field: "ab" * 32}) if one.rung in rungs else one for one in case.ladder.verdicts]
+    other = [replace(one, **{field: "ab" * 32}) if one.gate in gates else one for one in case.ladder.verdicts]
     with refusal("verdict-foreign"):
         decided(case, replace(case.ladder, verdicts=tuple(other), device_code=other[0].device_code))
 
@@ -167,21 +167,21 @@ def test_what_was_judged_elsewhere_is_refused(case: Case, name: str) -> None:
 
 def test_each_check_that_a_pass_rests_on(case: Case) -> None:
     """Without any one of the checks that the policy names, a pass is hollow; so it is when the check only informs."""
-    for rung, rule in made.policy().rungs.items():
-        for check in next(one.checks for one in case.ladder.verdicts if one.rung == rung):
-            if any(check.name == pattern.replace("*", "gsm8k" if rung == "G6" else "any") for pattern in rule.checks):
+    for gate, rule in made.policy().gates.items():
+        for check in next(one.checks for one in case.ladder.verdicts if one.gate == gate):
+            if any(check.name == pattern.replace("*", "gsm8k" if gate == "G6" else "any") for pattern in rule.checks):
                 for edit in (lambda _: None, lambda one: replace(one, required=False)):
                     with refusal("verdict-hollow") as caught:
-                        decided(case, with_check(case.ladder, rung, check.name, edit))
-                    assert check.name in caught.value.details[0] or "any" in check.name or rung == "G6"
+                        decided(case, with_check(case.ladder, gate, check.name, edit))
+                    assert check.name in caught.value.details[0] or "any" in check.name or gate == "G6"
 
 
 def test_each_check_that_measures(case: Case) -> None:
     """A pass of a check that measures, without a figure or a sample, is hollow."""
     for verdict in case.ladder.verdicts:
         for check in verdict.checks:
-            bare = with_check(case.ladder, verdict.rung, check.name, lambda one: replace(one, figures=(), samples=()))
-            if made.policy().rungs[verdict.rung].measures(check.name):
+            bare = with_check(case.ladder, verdict.gate, check.name, lambda one: replace(one, figures=(), samples=()))
+            if made.policy().gates[verdict.gate].measures(check.name):
                 with refusal("verdict-hollow", match="nothing behind it"):
                     decided(case, bare)
             else:
@@ -266,10 +266,10 @@ def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
 
 
 def test_without_verdicts_everything_is_missing(case: Case) -> None:
-    """A wheel that nobody judged lacks every rung; it may still be a candidate."""
+    """A wheel that nobody judged lacks every gate; it may still be a candidate."""
     proved = decision.decide(case.served, None, None, made.policy())
-    assert lacking(proved) == [(name, "not-climbed") for name in RUNGS]
-    assert {one.state for one in proved.rungs} == {"not-run"}
+    assert lacking(proved) == [(name, "not-climbed") for name in GATES]
+    assert {one.state for one in proved.gates} == {"not-run"}
 
 
 LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]] = {
@@ -279,21 +279,21 @@ LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]]
     "no SBOM": (lambda case: {"inspected": replace(case.served, sbom=b"")}, [("sbom", "sbom-missing")]),
     "a build with a network": (lambda case: {"inspected": replace(case.served, isolated=False)}, [("isolation", "not-isolated")]),
     "another policy of a gate": (
-        lambda case: {"ladder": with_rung(case.ladder, "G4", lambda one: replace(one, policy="12" * 32))}, [("G4", "policy-other")]
+        lambda case: {"ladder": with_gate(case.ladder, "G4", lambda one: replace(one, policy="12" * 32))}, [("G4", "policy-other")]
     ),
     "another GPU": (
-        lambda case: {"ladder": with_rung(case.ladder, "G5", lambda one: replace(one, host={**one.host, "gpu": "NVIDIA H100 (SM 9.0)"}))},
+        lambda case: {"ladder": with_gate(case.ladder, "G5", lambda one: replace(one, host={**one.host, "gpu": "NVIDIA H100 (SM 9.0)"}))},
         [("G5", "machine-other")],
     ),
     "another machine": (
-        lambda case: {"ladder": with_rung(case.ladder, "G7", lambda one: replace(one, host={**one.host, "architecture": "riscv64"}))},
+        lambda case: {"ladder": with_gate(case.ladder, "G7", lambda one: replace(one, host={**one.host, "architecture": "riscv64"}))},
         [("G7", "machine-other")],
     ),
-    "a rung without a GPU elsewhere": (
-        lambda case: {"ladder": with_rung(case.ladder, "G1", lambda one: replace(one, host={"gpu": "none"}))}, []
+    "a gate without a GPU elsewhere": (
+        lambda case: {"ladder": with_gate(case.ladder, "G1", lambda one: replace(one, host={"gpu": "none"}))}, []
     ),
     "another task": (
-        lambda case: {"ladder": with_rung(case.ladder, "G6", lambda one: replace(one, checks=tuple(
+        lambda case: {"ladder": with_gate(case.ladder, "G6", lambda one: replace(one, checks=tuple(
             replace(each, name=each.name.replace("gsm8k", "largest")) for each in one.checks)))},
         [("G6", "checks-other")],
     ),
@@ -320,10 +320,10 @@ def test_what_else_is_missing(case: Case, name: str) -> None:
 def test_cells_that_decide_are_not_left_out(case: Case) -> None:
     """A gate that measured fewer workloads than the policy's is a sound pass of something else."""
     few = made.result(case.served.path, cells=_speeds().cells[:2])
-    from sparkwright.gates.throughput import rung
+    from sparkwright.gates.throughput import gate
 
-    checks = (*rung.checks(few), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
-    proved = decided(case, with_rung(case.ladder, "G8", lambda one: replace(one, checks=checks)), few)
+    checks = (*gate.checks(few), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
+    proved = decided(case, with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks)), few)
     assert lacking(proved) == [("G8", "cells-missing")]
     assert "8192/1024 c1 tpot" in proved.missing[0].says
 
@@ -332,10 +332,10 @@ def test_a_slower_wheel_is_no_pass(case: Case, tmp_path: Path) -> None:
     """A candidate that is five in a hundred slower is a fail of the gate's own code, and lacks G8."""
     slow = made.result(case.served.path, slower=0.05)
     assert slow.state == "fail"
-    from sparkwright.gates.throughput import rung
+    from sparkwright.gates.throughput import gate
 
-    checks = (*rung.checks(slow), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
-    proved = decided(case, with_rung(case.ladder, "G8", lambda one: replace(one, checks=checks)), slow)
+    checks = (*gate.checks(slow), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
+    proved = decided(case, with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks)), slow)
     assert lacking(proved) == [("G8", "slower")]
     assert {one.state for one in proved.speeds} == {"fail", "not-run"}
 
@@ -368,7 +368,7 @@ BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another kind": (lambda _: b'{"kind": "gate"}', "evidence-invalid"),
     "not UTF-8": (lambda data: data.replace(b"GB10", b"\xff\xff10"), "evidence-invalid"),
     "nested without end": (lambda _: b'{"a":' * 100_000, "evidence-invalid"),
-    "a rung that says another state than its checks": (
+    "a gate that says another state than its checks": (
         lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), "verdict-hollow",
     ),
     "a state that does not follow": (lambda data: data.replace(b'"complete": true', b'"complete": false'), "verdict-hollow"),
@@ -403,8 +403,8 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
         verdicts.beside(path, tmp_path)
 
 
-def test_a_rung_twice_is_hollow(case: Case) -> None:
-    """Two verdicts of one rung are one too many: nobody knows which of them counts."""
+def test_a_gate_twice_is_hollow(case: Case) -> None:
+    """Two verdicts of one gate are one too many: nobody knows which of them counts."""
     with refusal("verdict-hollow") as caught:
         decided(case, replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0])))
     assert "2 verdicts" in caught.value.details[0]
@@ -421,11 +421,11 @@ def test_control_characters_do_not_reach_records(case: Case) -> None:
 def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     """ci/release.yaml asks for the whole ladder of what serves, and its digest follows the policies of the gates."""
     rules = made.policy()
-    assert rules.forks["vllm"].rungs == tuple(RUNGS)
+    assert rules.forks["vllm"].gates == tuple(GATES)
     assert {fork: rule.served_by for fork, rule in rules.forks.items()} == {
         "vllm": "", "flashinfer": "vllm", "cutlass": "vllm", "sparkwright": "",
     }  # fmt: skip
-    assert set(rules.gates) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2", "G3", "G4", "G5", "G6", "G7"}
+    assert set(rules.digests) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2", "G3", "G4", "G5", "G6", "G7"}
     # What the program runs on it can install a set for, up to the newest Python for which the index has the wheels.
     newest = {stack: rule.pythons[-1] for stack, rule in rules.sets.items()}
     assert newest == {"2026.05": "3.14", "2026.06": "3.13", "2026.11": "3.14"}
@@ -445,16 +445,16 @@ def test_the_policy_of_the_demo_can_be_met() -> None:
     """The demo's own policy is held against the declarations, too, when it is loaded; its stacks are not needed for that."""
     path = wheels.ROOT / "ci" / "sparkwright" / "demo" / "project" / "ci" / "release.yaml"
     asked = strict_yaml.parse(path.read_text("utf-8").replace("PYTHON", "3.12"), policy.ReleasePolicy, path.name)
-    assert [one for rung, rule in asked.rungs.items() for one in declared.faults(rung, rule.checks, rule.measured, rule.wanted)] == []
+    assert [one for gate, rule in asked.gates.items() for one in declared.faults(gate, rule.checks, rule.measured, rule.wanted)] == []
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_the_policy_names_checks_that_the_gate_emits(rung: str) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
     """Every check that a pass rests on is one that the gate's own code can make and pass, with a figure where one is asked for."""
-    rule = made.policy().rungs[rung]
-    assert not list(declared.faults(rung, rule.checks, rule.measured, rule.wanted))
+    rule = made.policy().gates[gate]
+    assert not list(declared.faults(gate, rule.checks, rule.measured, rule.wanted))
     # The same with the names that the repository's own converters, recipes and tasks give to the declared patterns.
-    given = {name: one for one in declared.declared(rung) if one.role == "decides" for name in made.names(rung, one.name)}
+    given = {name: one for one in declared.declared(gate) if one.role == "decides" for name in made.names(gate, one.name)}
     assert [pattern for pattern in (*rule.checks, *rule.wanted) if not fnmatch.filter(given, pattern)] == []
     measured = {name for pattern in rule.measured for name in fnmatch.filter(given, pattern)}
     assert [name for name in sorted(measured) if not given[name].measured] == []
@@ -489,7 +489,7 @@ def test_the_policy_of_the_repository_is_read() -> None:
     ],
 )
 def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
-    """A name that no rung declares, or one that never passes, would keep every wheel from being verified."""
+    """A name that no gate declares, or one that never passes, would keep every wheel from being verified."""
     assert says in refused_policy(tmp_path, old, new).details
 
 
@@ -497,7 +497,7 @@ def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old
     ("old", "new", "says"),
     [
         ('url: ""', 'url: "http://example.org/"', "https address"),
-        ("rungs: [G0, G1,", "rungs: [G0, G9,", "no rung G9"),
+        ("gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),
         ("served_by: vllm", "served_by: wllm", "wllm is none"),
         ("days: 30", "days: 0", "days"),
         ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
@@ -516,4 +516,4 @@ def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, sa
 def test_a_made_up_pass_is_one(case: Case) -> None:
     """The checks that tests make up are those that the gate's own constructors make."""
     check = next(one for one in case.ladder.verdicts[0].checks)
-    assert check == passed(check.name, check.says, figures=check.figures, samples=check.samples)
+    assert check == passed(check.name, check.message, figures=check.figures, samples=check.samples)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.statistics import bounds, many
-from sparkwright.gates.statistics.decision import Decision, Rule, Track, decide
+from sparkwright.bench.statistics import bounds, many
+from sparkwright.bench.statistics.decision import Decision, Rule, Track, decide
 
 RULE = Rule(margin=0.02, alpha=0.05, least=3, most=12)
 DELTA = RULE.delta

@@ -1,4 +1,4 @@
-"""The checks that rungs declare: nothing else can be emitted, everything declared is emitted, and patterns meet where they should."""
+"""The checks that gates declare: nothing else can be emitted, everything declared is emitted, and patterns meet where they should."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import verdicts
 
-from sparkwright.gates import declared
-from sparkwright.gates.device import rung as device
-from sparkwright.gates.ladder import RUNGS, Rung, climb, verdict
+from sparkwright.gates.core import declared
+from sparkwright.gates.core.ladder import GATES, Gate, climb, verdict
+from sparkwright.gates.core.verdict import Check, Figure, failed, not_run, passed
+from sparkwright.gates.device import gate as device
 from sparkwright.gates.throughput.records import METRICS
-from sparkwright.gates.verdict import Check, Figure, failed, not_run, passed
 
-GATES = Path(declared.__file__).parent
+FOLDER = Path(declared.__file__).parents[1]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_every_rung_declares_each_name_once(rung: str) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate_declares_each_name_once(gate: str) -> None:
     """A declaration that stood there twice could say two things."""
-    names = [one.name for one in declared.declared(rung)]
+    names = [one.name for one in declared.declared(gate)]
     assert len(set(names)) == len(names)
 
 
@@ -42,22 +42,22 @@ def test_every_rung_declares_each_name_once(rung: str) -> None:
 )
 def test_a_check_that_is_not_as_declared_is_a_fault(check: Check, says: str) -> None:
     """A verdict of such a check is not made, whether a ladder builds it or a test."""
-    rung = Rung("G2", "", lambda: (check,))
+    gate = Gate("G2", "", lambda: (check,))
     if not says:
-        assert climb([rung], stack="2026.11").verdicts[0].checks == (check,)
+        assert climb([gate], stack="2026.11").verdicts[0].checks == (check,)
         return
     with pytest.raises(ValueError, match=says):
-        climb([rung], stack="2026.11")
+        climb([gate], stack="2026.11")
     with pytest.raises(ValueError, match=says):
-        verdict(rung, [check], None)
+        verdict(gate, [check], None)
 
 
 def test_a_check_that_only_informs_is_not_required() -> None:
     """The tails of G5 are shown, and decide nothing."""
     shown = passed("tails", "as they are", figures=[Figure("KL", 0.1)], required=False)
-    assert verdict(Rung("G5", "", tuple), [shown], None).state == "not-run"
+    assert verdict(Gate("G5", "", tuple), [shown], None).state == "not-run"
     with pytest.raises(ValueError, match="only informs"):
-        verdict(Rung("G5", "", tuple), [passed("tails", "as they are", figures=[Figure("KL", 0.1)])], None)
+        verdict(Gate("G5", "", tuple), [passed("tails", "as they are", figures=[Figure("KL", 0.1)])], None)
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -75,31 +75,31 @@ def _texts(path: Path) -> Iterator[str]:
             yield node.value.replace("{}", "*")
 
 
-def _emitting(rung: str) -> list[Path]:
-    """Return the modules that make checks of *rung*: its own package, and those that serve all rungs."""
-    own = GATES.joinpath(*declared.MODULES[rung].split("."))
-    package = sorted(own.parent.glob("*.py")) if own.parent != GATES else [own.with_suffix(".py")]
-    return [*package, GATES / "ready.py", GATES / "athand.py", GATES / "ladder.py"]
+def _emitting(gate: str) -> list[Path]:
+    """Return the modules that make checks of *gate*: its own package, and those that serve all gates."""
+    own = FOLDER.joinpath(*declared.MODULES[gate].split("."))
+    package = sorted(own.parent.glob("*.py")) if own.parent != FOLDER else [own.with_suffix(".py")]
+    return [*package, FOLDER / "core" / "ready.py", FOLDER / "core" / "athand.py", FOLDER / "core" / "ladder.py"]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_every_declared_check_is_emitted(rung: str) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_every_declared_check_is_emitted(gate: str) -> None:
     """No declaration outlives the code that emits its check: each name, or a pattern that gives it, stands in that code."""
-    texts = {text for path in _emitting(rung) for text in _texts(path)}
+    texts = {text for path in _emitting(gate) for text in _texts(path)}
     patterns = {text for text in texts if "*" in text and text.strip("*- ")}
     stale = [
-        one.name for one in declared.declared(rung)
+        one.name for one in declared.declared(gate)
         if not {one.name, one.name.removeprefix("*-")} & texts and not any(fnmatch.fnmatchcase(one.name, pattern) for pattern in patterns)
     ]  # fmt: skip
     # Declared from the tables that the emitting code itself runs through.
     computed = {"G2": device.FUZZED, "G8": tuple(f"{metric}-*" for metric in METRICS)}
-    assert [name for name in stale if name not in computed.get(rung, ())] == []
+    assert [name for name in stale if name not in computed.get(gate, ())] == []
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_every_pattern_is_given_a_name(rung: str) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_every_pattern_is_given_a_name(gate: str) -> None:
     """The repository's recipes, tasks, converters and workloads give each declared pattern at least one name."""
-    assert [one.name for one in declared.declared(rung) if one.role != "reports" and not verdicts.names(rung, one.name)] == []
+    assert [one.name for one in declared.declared(gate) if one.role != "reports" and not verdicts.names(gate, one.name)] == []
 
 
 @given(st.text("ab*", max_size=6), st.text("ab*", max_size=6), st.text("ab", max_size=8))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.words import detectors
-from sparkwright.gates.words.detectors import DETECTORS, Bounds, alarms
+from sparkwright.gates.generation import detectors
+from sparkwright.gates.generation.detectors import DETECTORS, Bounds, alarms
 
 BOUNDS = Bounds()
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.

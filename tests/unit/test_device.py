@@ -19,12 +19,12 @@ from tests.support import devicehost
 from tests.support.devicehost import POLICY
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import gpu, ops
-from sparkwright.gates.device import rung as device
+from sparkwright.gates.device.gate import Backend, DevicePolicy, FuzzPolicy
 from sparkwright.gates.device.gpu import Absent
-from sparkwright.gates.device.rung import Backend, DevicePolicy, FuzzPolicy
 from sparkwright.gates.numerics import e2m1, nvfp4
-from sparkwright.gates.verdict import Check
 
 ROOT = Path(__file__).parents[2]
 REVIEWED = ROOT / "ci" / "gates" / "device.yaml"
@@ -112,7 +112,7 @@ def test_a_program_that_misbehaves_is_invalid(script: str, reference: str, tmp_p
     backend = Backend("bad", "a bad program", lambda cases, out, _: ["sh", "-c", script, "sh", str(cases), str(out)])
     seconds = 1 if reference == "probe-slow" else 60
     checks = list(device.fuzzed(backend, FuzzPolicy(gemm=1, moe=1, rounded=1, repeats=2, tolerance=0.1), seconds, tmp_path))
-    assert {(check.state, check.reference) for check in checks} == {("invalid", reference)}
+    assert {(check.state, check.reason) for check in checks} == {("invalid", reference)}
     assert reference in device.REASONS
 
 
@@ -121,11 +121,11 @@ def test_without_a_gpu_every_row_says_why(tmp_path: Path) -> None:
     if not isinstance(gpu.ask(tmp_path), Absent):
         pytest.skip("there is a GPU here")
     checks = device.run(POLICY, tmp_path, cuda=tmp_path, wheel=tmp_path / "none.whl", python=Path(sys.executable))
-    assert {(check.state, check.reference) for check in checks} == {("not-run", "no-gpu")}
+    assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     names = [check.name for check in checks]
     assert len(names) == len(set(names))
     assert {"gpu", "e2m1-native", "moe-e2m1", "kernels", "op-gemm-marlin"} <= set(names)
-    assert "libcuda" in checks[0].says or "driver" in checks[0].says
+    assert "libcuda" in checks[0].message or "driver" in checks[0].message
 
 
 def test_the_reviewed_policy_is_one(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_environment_without_torch_is_not_run(tmp_path: Path) -> None:
     """An interpreter that has no torch answers so for every op; nothing of it is a pass."""
     checks = ops.checks(POLICY.ops, without_torch(tmp_path), tmp_path)
     assert [check.name for check in checks] == list(ops.NAMES)
-    assert {(check.state, check.reference) for check in checks} == {("not-run", "op-absent")}
+    assert {(check.state, check.reason) for check in checks} == {("not-run", "op-absent")}
     assert {check.required for check in checks if check.name in ("op-gemm-b12x", "op-gemm-emulation")} == {False}
 
 
@@ -170,7 +170,7 @@ def test_an_environment_that_crashes_is_invalid(script: str, state: str, tmp_pat
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     checks = ops.checks(POLICY.ops, program, tmp_path)
-    assert {(check.state, check.reference) for check in checks} == {(state, "op-crashed")}
+    assert {(check.state, check.reason) for check in checks} == {(state, "op-crashed")}
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_what_an_op_says_decides_its_check(words: str, state: str, reference: st
     program.write_text(f"""#!/bin/sh\necho '{{"begins": "{name}"}}'\necho '{{"name": "{name}", "{words}": "its words"}}'\n""")
     program.chmod(0o755)
     check = by_name(ops.checks(POLICY.ops, program, tmp_path))["op-quantise"]
-    assert (check.state, check.reference) == (state, reference)
-    assert "its words" in check.says
+    assert (check.state, check.reason) == (state, reference)
+    assert "its words" in check.message
 
 
 def written(matrix: NDArray[np.float32], scale: np.float32) -> bytes:
@@ -229,7 +229,7 @@ def test_a_code_beside_a_tie_is_counted_and_not_failed() -> None:
 def test_every_reference_is_explained() -> None:
     """Whatever reference stands in these modules is in REASONS, and none there is without a use."""
     folder = ROOT / "ci" / "sparkwright" / "gates" / "device"
-    text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("rung", "probe", "kernels", "ops", "fuzz"))
+    text = "".join((folder / f"{name}.py").read_text("utf-8") for name in ("gate", "probe", "kernels", "ops", "fuzz"))
     for reference in device.REASONS:
         assert text.count(f'"{reference}"') >= 2, reference
 

@@ -1,4 +1,4 @@
-"""The distributions rung against real servers of a small model of bytes, sound and wrong in one way each, and its saved references."""
+"""The distributions gate against real servers of a small model of bytes, sound and wrong in one way each, and its saved references."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from tests.refusals import refusal
 
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.distributions import corpus, reference
-from sparkwright.gates.distributions import rung as distributions
-from sparkwright.gates.distributions.divergence import Floats
-from sparkwright.gates.distributions.reference import Reference, ReferenceInvalid
-from sparkwright.gates.distributions.rung import DistributionsPolicy
-from sparkwright.gates.served import Served
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.verdict import Check, worst
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.logprobs import corpus, reference
+from sparkwright.gates.logprobs import gate as distributions
+from sparkwright.gates.logprobs.divergence import Floats
+from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs.reference import Reference, ReferenceInvalid
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 TEXTS, TOKENS, TOP = 12, 80, 5
@@ -138,7 +138,7 @@ def known(server: Bytes) -> Reference:
 def judged(server: Bytes, against: Reference | Path | Client, **changes: Any) -> dict[str, Check]:
     found = distributions.run(policy(**changes), server.client, against, paragraphs=PARAGRAPHS, served=Served())
     assert [check.name for check in found] == ["reference", "candidate", *distributions.COMPARED]
-    assert all(check.reference in distributions.REASONS for check in found if check.state != "pass")
+    assert all(check.reason in distributions.REASONS for check in found if check.state != "pass")
     return {check.name: check for check in found}
 
 
@@ -241,7 +241,7 @@ def test_what_the_texts_do_not_decide_is_inconclusive(server: Bytes, known: Refe
     found = judged(server, known, kl_most=mean)
 
     assert found["divergence"].state == "inconclusive"
-    assert found["divergence"].reference == "texts-do-not-decide"
+    assert found["divergence"].reason == "texts-do-not-decide"
 
 
 @pytest.mark.parametrize("value", [float("nan"), -np.inf])
@@ -262,7 +262,7 @@ def test_logits_that_are_no_numbers_fail(server: Bytes, known: Reference, value:
     server.fault, server.answer = broken, written
     found = judged(server, known)
 
-    assert (found["candidate"].state, found["candidate"].reference) == ("fail", "not-a-number")
+    assert (found["candidate"].state, found["candidate"].reason) == ("fail", "not-a-number")
     assert {found[name].state for name in distributions.COMPARED} == {"not-run"}
 
 
@@ -278,7 +278,7 @@ def test_probabilities_above_one_fail(server: Bytes, known: Reference) -> None:
     server.answer = written
     found = judged(server, known)
 
-    assert (found["candidate"].state, found["candidate"].reference) == ("fail", "not-a-distribution")
+    assert (found["candidate"].state, found["candidate"].reason) == ("fail", "not-a-distribution")
     assert found["candidate"].samples
 
 
@@ -312,17 +312,17 @@ def test_an_answer_that_does_not_count_is_invalid(server: Bytes, known: Referenc
         setattr(server, name, value)
     found = judged(server, known)
 
-    assert (found["candidate"].state, found["candidate"].reference) == ("invalid", expected)
+    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", expected)
     assert state(found) == "invalid"
 
 
 def test_no_server_is_invalid(server: Bytes, known: Reference) -> None:
-    """Nothing listens: the rung says so, and raises nothing."""
+    """Nothing listens: the gate says so, and raises nothing."""
     server.shutdown()
     server.server_close()
     found = judged(server, known)
 
-    assert found["candidate"].reference == "server-unreachable"
+    assert found["candidate"].reason == "server-unreachable"
 
 
 def test_models_are_told_apart_by_digest(server: Bytes, known: Reference) -> None:
@@ -330,7 +330,7 @@ def test_models_are_told_apart_by_digest(server: Bytes, known: Reference) -> Non
     known = msgspec.structs.replace(known, served=Served(model="1" * 64))
     found = distributions.run(policy(), server.client, known, paragraphs=PARAGRAPHS, served=Served(model="2" * 64))
 
-    assert found[1].reference == "reference-other-model"
+    assert found[1].reason == "reference-other-model"
 
 
 def shaky(strength: float) -> Fault:
@@ -343,7 +343,7 @@ def test_an_unsteady_reference_judges_nobody(server: Bytes) -> None:
     server.fault = shaky(1.0)
     found = judged(server, server.client)
 
-    assert (found["reference"].state, found["reference"].reference) == ("invalid", "reference-unstable")
+    assert (found["reference"].state, found["reference"].reason) == ("invalid", "reference-unstable")
     assert found["reference"].figures[0].value > 0.02
     assert found["divergence"].state == "not-run"
 
@@ -365,8 +365,8 @@ def test_a_noisy_host_widens_the_limit(server: Bytes) -> None:
 
 def test_a_reference_of_another_policy_does_not_count(server: Bytes, known: Reference) -> None:
     """Fewer texts than the policy asks, or other ones, are not compared."""
-    assert judged(server, known, texts=TEXTS + 1)["reference"].reference == "reference-other-model"
-    assert judged(server, msgspec.structs.replace(known, top=TOP + 1))["reference"].reference == "reference-other-policy"
+    assert judged(server, known, texts=TEXTS + 1)["reference"].reason == "reference-other-model"
+    assert judged(server, msgspec.structs.replace(known, top=TOP + 1))["reference"].reason == "reference-other-policy"
 
 
 def test_a_reference_with_nan_is_unsound(server: Bytes, known: Reference) -> None:
@@ -375,7 +375,7 @@ def test_a_reference_with_nan_is_unsound(server: Bytes, known: Reference) -> Non
     tops[4, 2] = np.nan
     found = judged(server, msgspec.structs.replace(known, scores=msgspec.structs.replace(known.scores, tops=tops)))
 
-    assert found["reference"].reference == "reference-unsound"
+    assert found["reference"].reason == "reference-unsound"
 
 
 def test_a_text_that_is_too_short_is_invalid(server: Bytes) -> None:
@@ -383,7 +383,7 @@ def test_a_text_that_is_too_short_is_invalid(server: Bytes) -> None:
     server.limit = 20000
     found = judged(server, server.client, tokens=7000)
 
-    assert found["reference"].reference == "corpus-too-short"
+    assert found["reference"].reason == "corpus-too-short"
 
 
 def saved(known: Reference, path: Path, **changes: Any) -> Path:

@@ -1,4 +1,4 @@
-"""The arithmetic of the distributions rung: what is a lower bound for every pair of distributions, and what an interval covers."""
+"""The arithmetic of the distributions gate: what is a lower bound for every pair of distributions, and what an interval covers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.gates.distributions import divergence
-from sparkwright.gates.distributions.divergence import Floats, Scores
+from sparkwright.gates.logprobs import divergence
+from sparkwright.gates.logprobs.divergence import Floats, Scores
 
 #: What `ROUNDING` may take from the bound of one position.
 SLACK = 1e-9

@@ -31,10 +31,10 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.gates import ladder as ladders
-from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.core import ladder as ladders
+from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Check, passed
 from sparkwright.gates.throughput.records import Result
-from sparkwright.gates.verdict import Check, passed
 from sparkwright.release.decide import decision, facts
 from sparkwright.release.evidence import agreement, check, inside, make
 from sparkwright.release.evidence.check import Checked
@@ -73,7 +73,7 @@ class Case(msgspec.Struct, frozen=True):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Return vLLM with every rung passed."""
+    """Return vLLM with every gate passed."""
     folder = tmp_path_factory.mktemp("case")
     path = wheels.vllm(folder)
     inspected = facts.inspect(path)
@@ -121,11 +121,11 @@ def ends_with(call: Callable[[], object]) -> str:
 
 
 def test_everything_that_was_shown_is_said_and_holds(case: Case, signer: KeySigner) -> None:
-    """Three statements by the same signer, every rung's state computed from its checks."""
+    """Three statements by the same signer, every gate's state computed from its checks."""
     found = checked(case, signer, signed(case, signer))
 
     assert found.signers == dict.fromkeys(("provenance", "test-result", "summary"), signer.by)
-    assert found.rungs == dict.fromkeys(ladders.RUNGS, "pass")
+    assert found.gates == dict.fromkeys(ladders.GATES, "pass")
     assert set(found.raw) == {"sbom", "verdicts", "throughput"}
 
 
@@ -195,7 +195,7 @@ def test_the_builder_is_who_it_is(case: Case, env: dict[str, str], builder: str)
     ("state", "result"), [("not-run", "WARNED"), ("inconclusive", "WARNED"), ("fail", "FAILED"), ("invalid", "FAILED")]
 )
 def test_only_a_whole_pass_is_passed(case: Case, signer: KeySigner, state: Any, result: str) -> None:
-    """One rung that is not a pass: the test is warned of or failed, the summary fails and names it, and all of it holds as said."""
+    """One gate that is not a pass: the test is warned of or failed, the summary fails and names it, and all of it holds as said."""
     ladder = verdicts.ladder(case.path, worse={"G4": state})
     proved = decision.decide(case.inspected, ladder, case.result, verdicts.policy())
     other = replace(case, ladder=ladder, proved=proved)
@@ -205,8 +205,8 @@ def test_only_a_whole_pass_is_passed(case: Case, signer: KeySigner, state: Any, 
     assert tests["result"] == result
     assert "G4/prompts" in tests["warnedTests" if result == "WARNED" else "failedTests"]
     assert (summary["verificationResult"], summary["verifiedLevels"]) == ("FAILED", ["FAILED"])
-    assert [one["rung"] for one in summary["sparkwright_missing"]] == ["G4"]
-    assert checked(other, signer, signed(other, signer)).rungs["G4"] == state
+    assert [one["gate"] for one in summary["sparkwright_missing"]] == ["G4"]
+    assert checked(other, signer, signed(other, signer)).gates["G4"] == state
 
 
 def test_a_candidate_without_verdicts_says_so(case: Case, signer: KeySigner) -> None:
@@ -217,8 +217,8 @@ def test_a_candidate_without_verdicts_says_so(case: Case, signer: KeySigner) -> 
     made = make.statements(case.wheel, case.fork, proved, raw)
     found = checked(other, signer, signed(other, signer, made, raw))
 
-    assert (set(made), found.rungs) == ({"provenance", "summary"}, {})
-    assert len(made["summary"].predicate["sparkwright_missing"]) == len(ladders.RUNGS)
+    assert (set(made), found.gates) == ({"provenance", "summary"}, {})
+    assert len(made["summary"].predicate["sparkwright_missing"]) == len(ladders.GATES)
 
 
 def test_summary_carries_speeds_and_evidence(case: Case) -> None:
@@ -229,7 +229,7 @@ def test_summary_carries_speeds_and_evidence(case: Case) -> None:
     assert {"cell", "metric", "ratio", "low", "high", "evidence_pass", "evidence_fail"} <= set(said["sparkwright_speeds"][0])
     assert (said["sparkwright_margin"], said["sparkwright_baseline"]) == (case.result.margin, case.proved.baseline)
     assert said["sparkwright_host"]["gpu"] == verdicts.HOST["gpu"]
-    assert said["sparkwright_required"] == list(ladders.RUNGS)
+    assert said["sparkwright_required"] == list(ladders.GATES)
 
 
 @pytest.mark.parametrize("kind", ["cutlass", "flashinfer", "jitcache", "installer"])
@@ -252,7 +252,7 @@ def test_other_wheels_have_evidence_too(tmp_path: Path, signer: KeySigner, kind:
     fork = None if kind == "installer" else inspected.fork
     found = check.checked(inspected.wheel, fork, whole, lambda one: by_hash[one.sha256], Trust((signer.public,)))
 
-    assert found.rungs == ({} if kind == "installer" else {"G0": "pass"})
+    assert found.gates == ({} if kind == "installer" else {"G0": "pass"})
     assert proved.missing == ()
 
 
@@ -300,11 +300,11 @@ PROVENANCE: dict[str, Callable[[dict[str, Any]], object]] = {
 TESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "other verdicts": lambda said: said["configuration"][0]["digest"].update(sha256="0" * 64),
     "another policy": lambda said: said["configuration"][2]["digest"].update(sha256="0" * 64),
-    "the policy of a rung left out": lambda said: said["configuration"].pop(),
+    "the policy of a gate left out": lambda said: said["configuration"].pop(),
     "a test left out": lambda said: said["passedTests"].pop(),
     "a test more": lambda said: said["passedTests"].append("G0/made-up"),
     "a worse result": lambda said: said.update(result="WARNED"),
-    "a rung that is none": lambda said: said["sparkwright_rungs"].update(G4="fail"),
+    "a gate that is none": lambda said: said["sparkwright_gates"].update(G4="fail"),
     "no result": lambda said: said.pop("result"),
 }
 SUMMARY: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -316,8 +316,8 @@ SUMMARY: dict[str, Callable[[dict[str, Any]], object]] = {
     "another file": lambda said: said.update(resourceUri="files/other"),
     "faster": lambda said: said["sparkwright_speeds"][0].update(ratio=0.5),
     "another margin": lambda said: said.update(sparkwright_margin=0.5),
-    "something missing": lambda said: said.update(sparkwright_missing=[{"rung": "G4", "state": "fail", "reference": "x", "says": "y"}]),
-    "a rung that is asked for and was not run": lambda said: said.update(sparkwright_required=[*ladders.RUNGS, "G9"]),
+    "something missing": lambda said: said.update(sparkwright_missing=[{"gate": "G4", "state": "fail", "reference": "x", "says": "y"}]),
+    "a gate that is asked for and was not run": lambda said: said.update(sparkwright_required=[*ladders.GATES, "G9"]),
 }
 EDITS = [(kind, name) for kind, edits in (("provenance", PROVENANCE), ("test-result", TESTS), ("summary", SUMMARY)) for name in edits]
 
@@ -352,12 +352,12 @@ def rewritten(ladder: Ladder, **changed: Any) -> bytes:
 
 
 def hollow(ladder: Ladder, name: str) -> Ladder:
-    """Return *ladder* with a rung whose checks pass without figure or sample."""
+    """Return *ladder* with a gate whose checks pass without figure or sample."""
 
     def bare(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-        return tuple(passed(check.name, check.says) for check in checks)
+        return tuple(passed(check.name, check.message) for check in checks)
 
-    return replace(ladder, verdicts=tuple(replace(one, checks=bare(one.checks)) if one.rung == name else one for one in ladder.verdicts))
+    return replace(ladder, verdicts=tuple(replace(one, checks=bare(one.checks)) if one.gate == name else one for one in ladder.verdicts))
 
 
 def first(ladder: Ladder, **changed: Any) -> bytes:
@@ -366,22 +366,22 @@ def first(ladder: Ladder, **changed: Any) -> bytes:
 
 
 def failed_unseen(case: Case) -> bytes:
-    """Return a document that says pass of a rung whose checks fail."""
+    """Return a document that says pass of a gate whose checks fail."""
     return rewritten(verdicts.ladder(case.path, worse={"G5": "fail"})).replace(b'"state":"fail"', b'"state":"pass"')
 
 
 VERDICTS: dict[str, tuple[str, Callable[[Case], bytes]]] = {
     "about another wheel": ("verdict-foreign", lambda case: rewritten(verdicts.ladder(case.path, sha256="0" * 64))),
-    "one rung about another wheel": (
+    "one gate about another wheel": (
         "verdict-foreign",
         lambda case: first(case.ladder, wheel="0" * 64),
     ),
     "about no wheel": ("verdict-foreign", lambda case: rewritten(case.ladder, wheel=None)),
     "without figures and samples": ("verdict-hollow", lambda case: rewritten(hollow(case.ladder, "G1"))),
     "without checks": ("evidence-invalid", lambda case: first(case.ladder, checks=())),
-    "a rung less": ("evidence-invalid", lambda case: rewritten(case.ladder, verdicts=case.ladder.verdicts[:-1])),
-    "a rung twice": ("evidence-invalid", lambda case: rewritten(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0]))),
-    "a worse rung": ("evidence-invalid", lambda case: rewritten(verdicts.ladder(case.path, worse={"G5": "fail"}))),
+    "a gate less": ("evidence-invalid", lambda case: rewritten(case.ladder, verdicts=case.ladder.verdicts[:-1])),
+    "a gate twice": ("evidence-invalid", lambda case: rewritten(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0]))),
+    "a worse gate": ("evidence-invalid", lambda case: rewritten(verdicts.ladder(case.path, worse={"G5": "fail"}))),
     "states that do not follow": ("evidence-invalid", failed_unseen),
     "a page": ("evidence-invalid", lambda case: b"<!doctype html><title>Sign in</title>"),
     "nothing": ("evidence-invalid", lambda case: b""),
@@ -514,7 +514,7 @@ def test_a_release_that_names_another_source_is_refused(case: Case, signer: KeyS
 
 def test_the_official_wheel_may_be_another_machines(case: Case, signer: KeySigner) -> None:
     """A release names one base although each machine has its own; the build record in the wheel says which."""
-    assert checked(case, signer, signed(case, signer), replace(case.fork, base="0" * 64)).rungs["G0"] == "pass"
+    assert checked(case, signer, signed(case, signer), replace(case.fork, base="0" * 64)).gates["G0"] == "pass"
 
 
 def test_what_every_client_would_refuse_is_not_signed(case: Case) -> None:
@@ -619,7 +619,7 @@ def test_an_index_vouches_for_all_wheels_of_its_releases(host: world.Host) -> No
         found = json.loads(done.stdout)["wheels"]
         assert [one["release"] for one in found] == ["2026.11.1", *["2026.11.2"] * 4]
         assert {one["channel"] for one in found} == {"verified"}
-        assert [len(one["rungs"]) for one in found] == [9, 1, 1, 1, 9]
+        assert [len(one["gates"]) for one in found] == [9, 1, 1, 1, 9]
 
 
 def test_an_index_says_what_a_candidate_lacks(host: world.Host, tmp_path: Path) -> None:
@@ -628,8 +628,8 @@ def test_an_index_says_what_a_candidate_lacks(host: world.Host, tmp_path: Path) 
     index.add([path], [], channel="candidate")
     (found,) = json.loads(verb(path, "--index", index.url, "--key", index.public).stdout)["wheels"]
 
-    assert (found["channel"], found["rungs"]) == ("candidate", {})
-    assert "G0" in [one["rung"] for one in found["missing"]]
+    assert (found["channel"], found["gates"]) == ("candidate", {})
+    assert "G0" in [one["gate"] for one in found["missing"]]
 
 
 def test_an_index_that_holds_something_else_is_told_apart(host: world.Host, tmp_path: Path) -> None:

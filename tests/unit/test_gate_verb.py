@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support import refserved, verdicts, wheels
 
+from sparkwright.bench.load.reference.behaviour import Behaviour
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import gate, main, options
 from sparkwright.core.files import sha256_file
-from sparkwright.gates import ladder
-from sparkwright.gates.athand import AtHand, Inputs
-from sparkwright.gates.ladder import RUNGS
-from sparkwright.gates.load.reference.behaviour import Behaviour
-from sparkwright.gates.recipes import recipe as recipes
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.athand import AtHand, Inputs
+from sparkwright.gates.core.ladder import GATES
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
@@ -52,12 +52,12 @@ def _nobody() -> str:
 
 
 def states(document: dict[str, Any]) -> dict[str, str]:
-    return {verdict["rung"]: verdict["state"] for verdict in document["ladder"]["verdicts"]}
+    return {verdict["gate"]: verdict["state"] for verdict in document["ladder"]["verdicts"]}
 
 
 def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
     """Gates without their server are listed with the option that names it, and are no pass."""
-    done = cli("gate", "--rung", "G3", "--rung", "G4", "--rung", "G5", "--rung", "G6", "--rung", "G7", *words)
+    done = cli("gate", "--only", "G3", "--only", "G4", "--only", "G5", "--only", "G6", "--only", "G7", *words)
     document = json.loads(done.stdout)
 
     assert (done.returncode, document["error"]["reference"], document["ladder"]["state"]) == (4, "gate-not-run", "not-run")
@@ -67,7 +67,7 @@ def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
 
 def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, words: list[str], nobody: str) -> None:
     """The gate is invalid, not failed: nothing is known of the wheel; the next one is not tried; people see a table."""
-    done = cli("gate", "--server", nobody, "--rung", "G4", "--rung", "G7", *words)
+    done = cli("gate", "--server", nobody, "--only", "G4", "--only", "G7", *words)
     document = json.loads(done.stdout)
 
     assert (done.returncode, document["error"]["reference"]) == (1, "measurement-invalid")
@@ -88,17 +88,17 @@ def test_verdicts_about_the_same_bytes_and_stack_are_joined(cli: Cli, words: lis
         assert str(tmp_path) not in kept.read_text()
         return made
 
-    first = after("--server", nobody, "--rung", "G4", "--rung", "G7")
+    first = after("--server", nobody, "--only", "G4", "--only", "G7")
     assert verdicts.states(first) == {"G4": "invalid", "G7": "not-run"}
-    listed = after("--rung", "G4", "--rung", "G8")
+    listed = after("--only", "G4", "--only", "G8")
     assert verdicts.states(listed) == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
     assert listed.verdicts[0] == first.verdicts[0]
-    assert after("--server", nobody, "--rung", "G4").verdicts[0].began > first.verdicts[0].began
-    refused = cli("gate", str(wheel), "--rung", "G8", "--stack", "2026.05", *words)
+    assert after("--server", nobody, "--only", "G4").verdicts[0].began > first.verdicts[0].began
+    refused = cli("gate", str(wheel), "--only", "G8", "--stack", "2026.05", *words)
     assert json.loads(refused.stdout)["error"]["reference"] == "evidence-invalid"
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.py", "")
-    assert verdicts.states(after("--rung", "G8")) == {"G8": "not-run"}
+    assert verdicts.states(after("--only", "G8")) == {"G8": "not-run"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"format": 1'], ids=["empty", "no verdicts", "deep", "cut"])
@@ -107,7 +107,7 @@ def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: 
     (tmp_path / "out").mkdir()
     kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
     kept.write_text(text)
-    done = cli("gate", str(wheel), "--rung", "G8", *words)
+    done = cli("gate", str(wheel), "--only", "G8", *words)
 
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["reference"] == "evidence-invalid"
@@ -118,7 +118,7 @@ def test_a_write_that_is_cut_off_loses_no_verdict(tmp_path: Path, words: list[st
     """Ended in the middle of writing, the file holds what it held, and the next write adds to it."""
     path = wheels.vllm(tmp_path)
     context = options.checkout(main.parse(["gate", *words]))
-    first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(RUNGS)[:8])
+    first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(GATES)[:8])
     kept = gate.keep(context, first)
     assert kept
     with monkeypatch.context() as patch:
@@ -156,7 +156,7 @@ def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: In
 
 def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[str], served: Inputs, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
-    asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--rung", "G6"]
+    asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
     error = json.loads(cli("gate", *asked, *words).stdout)["error"]
     assert error["reference"] == "recipe-unfit"
     assert error["what"] == "G6 has no floor of gsm8k for the model Toy-1M."
@@ -178,8 +178,8 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[
 )
 def test_what_does_not_go_together_is_wrong_usage(cli: Cli, words: list[str], options: list[str], names: str) -> None:
     """Nothing is started, and the message names what there is."""
-    rungs = [word for name in ("G3", "G4", "G6") for word in ("--rung", name)]
-    done = cli("gate", *rungs, *options, *words)
+    gates = [word for name in ("G3", "G4", "G6") for word in ("--only", name)]
+    done = cli("gate", *gates, *options, *words)
 
     assert done.returncode == 2
     assert names in done.stderr

@@ -89,7 +89,7 @@ def test_a_file_of_a_candidate_is_in_its_root_alone(made: Made, tmp_path: Path) 
     both = files(root, "candidate")
     about = [one["_sparkwright"] for one in both.values()]
     assert [one["channel"] for one in about] == ["verified", "candidate"]  # type: ignore[index]
-    assert about[1]["missing"] == [{"rung": "G8", "state": "not-run", "reference": "rung-not-run"}]  # type: ignore[index]
+    assert about[1]["missing"] == [{"gate": "G8", "state": "not-run", "reference": "gate-not-run"}]  # type: ignore[index]
 
 
 def test_the_pages_say_what_the_records_say(made: Made, tmp_path: Path) -> None:

@@ -112,12 +112,12 @@ def test_old_releases_keep_a_line(made: Made, tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_release_shows_verdicts_and_notes(made: Made, tmp_path: Path) -> None:
-    """A rung in each column with its state, what is missing with its reference, hashes, evidence, and the notes."""
+    """A gate in each column with its state, what is missing with its reference, hashes, evidence, and the notes."""
     made.publish("s.1", [vllm(tmp_path, 1)], missing=[LACK])
     made.live()
     seen, wheel = page(made, "s.1"), made.releases["s.1"].wheels[0]
 
-    shown = ("? candidate", "G8 (rung-not-run)", "– not run", "✓ pass", wheel.sha256, "test-result", LACK.says, "clamp.patch", "sm_121f")
+    shown = ("? candidate", "G8 (gate-not-run)", "– not run", "✓ pass", wheel.sha256, "test-result", LACK.says, "clamp.patch", "sm_121f")
     for words in shown:
         assert words in seen.words, words
     assert (made.root / "b" / made.manifest.entries[0].release / "notes.md").read_text().strip()

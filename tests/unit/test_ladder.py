@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.gates import ladder
-from sparkwright.gates.declared import declared
-from sparkwright.gates.ladder import RUNGS, Ladder, Rung, climb
-from sparkwright.gates.verdict import (
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.declared import declared
+from sparkwright.gates.core.ladder import GATES, Gate, Ladder, climb
+from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
     Figure,
@@ -44,15 +44,15 @@ states = st.sampled_from(ORDER)
 page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page.py"))))
 
 
-def rung(name: str, *checks: Check) -> Rung:
-    """Return a rung that gives *checks*, under the first name that it declares."""
+def gate(name: str, *checks: Check) -> Gate:
+    """Return a gate that gives *checks*, under the first name that it declares."""
     first = declared(name)[0].name.replace("*", "any")
     named = tuple(msgspec.structs.replace(check, name=first, figures=(Figure("looked at", 1),)) for check in checks)
-    return Rung(name, "", lambda: named)
+    return Gate(name, "", lambda: named)
 
 
 def states_of(made: Ladder) -> dict[str, str]:
-    return {verdict.rung: verdict.state for verdict in made.verdicts}
+    return {verdict.gate: verdict.state for verdict in made.verdicts}
 
 
 @given(st.lists(states), st.lists(states))
@@ -93,62 +93,62 @@ def test_the_ladder_stops_at_the_first_failure(state: str) -> None:
     def never() -> tuple[Check, ...]:
         raise AssertionError("tried after a failure")
 
-    made = climb([rung("G0", MAKERS["pass"]), rung("G1", MAKERS[state]), Rung("G2", "", never), Rung("G3", "", never)], stack="2026.11")
+    made = climb([gate("G0", MAKERS["pass"]), gate("G1", MAKERS[state]), Gate("G2", "", never), Gate("G3", "", never)], stack="2026.11")
 
     assert states_of(made) == {"G0": "pass", "G1": state, "G2": "not-run", "G3": "not-run"}
-    assert {check.reference for verdict in made.verdicts[2:] for check in verdict.checks} == {"earlier-failed"}
+    assert {check.reason for verdict in made.verdicts[2:] for check in verdict.checks} == {"earlier-failed"}
     assert made.state == state
 
 
 @pytest.mark.parametrize("state", ["inconclusive", "not-run"])
 def test_what_could_not_be_decided_stops_nothing_and_is_no_pass(state: str) -> None:
-    """A rung without its machine lets the next be tried; the ladder as a whole is no pass."""
-    made = climb([rung("G1", MAKERS["pass"]), rung("G2", MAKERS[state]), rung("G4", MAKERS["pass"])], stack="2026.11")
+    """A gate without its machine lets the next be tried; the ladder as a whole is no pass."""
+    made = climb([gate("G1", MAKERS["pass"]), gate("G2", MAKERS[state]), gate("G4", MAKERS["pass"])], stack="2026.11")
 
     assert states_of(made) == {"G1": "pass", "G2": state, "G4": "pass"}
     assert made.state == state
 
 
 def test_going_on_does_not_make_it_better() -> None:
-    """With keep_going later rungs run, and the failure stays."""
-    made = climb([rung("G0", MAKERS["fail"]), rung("G1", MAKERS["pass"])], stack="2026.11", keep_going=True)
+    """With keep_going later gates run, and the failure stays."""
+    made = climb([gate("G0", MAKERS["fail"]), gate("G1", MAKERS["pass"])], stack="2026.11", keep_going=True)
 
     assert states_of(made) == {"G0": "fail", "G1": "pass"}
     assert made.state == "fail"
 
 
 def test_what_was_measured_outlives_a_fault() -> None:
-    """After each rung the verdicts so far are handed out, so that a crash in the next loses none."""
+    """After each gate the verdicts so far are handed out, so that a crash in the next loses none."""
     kept: list[Ladder] = []
 
     def breaks() -> tuple[Check, ...]:
         raise RuntimeError("the disk is on fire")
 
     with pytest.raises(RuntimeError):
-        climb([rung("G0", MAKERS["pass"]), Rung("G1", "", breaks)], stack="2026.11", wheel=WHEEL, keep=kept.append)
+        climb([gate("G0", MAKERS["pass"]), Gate("G1", "", breaks)], stack="2026.11", wheel=WHEEL, keep=kept.append)
 
     assert [states_of(one) for one in kept] == [{"G0": "pass"}]
 
 
-def test_complete_means_every_rung_about_a_wheel() -> None:
-    """Neither a ladder of some rungs nor one about no wheel is complete."""
-    rungs = [rung(name, MAKERS["pass"]) for name in RUNGS]
+def test_complete_means_every_gate_about_a_wheel() -> None:
+    """Neither a ladder of some gates nor one about no wheel is complete."""
+    gates = [gate(name, MAKERS["pass"]) for name in GATES]
 
-    assert climb(rungs, stack="2026.11", wheel=WHEEL).complete
-    assert not climb(rungs[:-1], stack="2026.11", wheel=WHEEL).complete
-    assert not climb(rungs, stack="2026.11").complete
+    assert climb(gates, stack="2026.11", wheel=WHEEL).complete
+    assert not climb(gates[:-1], stack="2026.11", wheel=WHEEL).complete
+    assert not climb(gates, stack="2026.11").complete
 
 
 def test_every_verdict_is_bound_to_the_bytes() -> None:
     """The wheel's digest and its device code stand in each verdict, also in those that were not tried."""
-    made = climb([rung("G0", MAKERS["fail"]), rung("G1")], stack="2026.11", wheel=WHEEL, device_code=lambda: "d" * 64)
+    made = climb([gate("G0", MAKERS["fail"]), gate("G1")], stack="2026.11", wheel=WHEEL, device_code=lambda: "d" * 64)
 
     assert {verdict.wheel for verdict in made.verdicts} == {WHEEL.sha256}
     assert {verdict.device_code for verdict in made.verdicts} == {made.device_code} == {"d" * 64}
 
 
 def example(checks: Sequence[Check] = tuple(MAKERS.values())) -> Ladder:
-    return climb([rung("G0", MAKERS["pass"]), rung("G1", *checks)], stack="2026.11", wheel=WHEEL, host={"GPU": "none"})
+    return climb([gate("G0", MAKERS["pass"]), gate("G1", *checks)], stack="2026.11", wheel=WHEEL, host={"GPU": "none"})
 
 
 def test_a_document_comes_back_as_it_was() -> None:
@@ -181,12 +181,12 @@ def test_what_is_no_document_is_refused(text: str) -> None:
         ladder.read(text.encode())
 
 
-def test_what_was_installed_beside_the_wheel_is_told_only_where_rungs_agree() -> None:
-    """Two runs with different companions prove nothing of either; rungs that use no environment have no say."""
+def test_what_was_installed_beside_the_wheel_is_told_only_where_gates_agree() -> None:
+    """Two runs with different companions prove nothing of either; gates that use no environment have no say."""
 
     def run(name: str, **host: str) -> Ladder:
         facts = {key.replace("_", " "): value for key, value in host.items()}
-        return climb([rung(name, MAKERS["pass"])], stack="2026.11", wheel=WHEEL, host=facts)
+        return climb([gate(name, MAKERS["pass"])], stack="2026.11", wheel=WHEEL, host=facts)
 
     made = ladder.merged(run("G0", gpu="none"), run("G4", gpu="GB10", content_flashinfer="a"))
     assert made.host == {"gpu": "GB10", "content flashinfer": "a"}
@@ -197,10 +197,10 @@ def test_what_was_installed_beside_the_wheel_is_told_only_where_rungs_agree() ->
     assert ladder.merged(made, run("G4", content_flashinfer="b")).host["content flashinfer"] == "b"
 
 
-def test_a_rung_that_could_not_run_replaces_no_verdict() -> None:
-    """A run on a machine without what the rung needs says nothing of an earlier pass."""
-    passed = climb([rung("G2", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
-    missing = climb([rung("G2", MAKERS["not-run"])], stack="2026.11", wheel=WHEEL)
+def test_a_gate_that_could_not_run_replaces_no_verdict() -> None:
+    """A run on a machine without what the gate needs says nothing of an earlier pass."""
+    passed = climb([gate("G2", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
+    missing = climb([gate("G2", MAKERS["not-run"])], stack="2026.11", wheel=WHEEL)
 
     assert ladder.merged(passed, missing).verdicts == passed.verdicts
     assert ladder.merged(missing, passed).verdicts == passed.verdicts
@@ -208,7 +208,7 @@ def test_a_rung_that_could_not_run_replaces_no_verdict() -> None:
 
 def test_only_verdicts_of_the_same_wheel_and_stack_are_merged() -> None:
     """Verdicts about other bytes are never taken for this wheel's."""
-    one = climb([rung("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
+    one = climb([gate("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
     built_anew = msgspec.structs.replace(WHEEL, sha256="1" * 64)
     for other in (climb([], stack="2026.05", wheel=WHEEL), climb([], stack="2026.11", wheel=built_anew)):
         with pytest.raises(ValueError, match="different"):
@@ -221,7 +221,7 @@ def test_the_schema_is_the_published_one() -> None:
 
 
 def test_the_page_of_reasons_is_up_to_date() -> None:
-    """docs/gates.md says what the rungs say."""
+    """docs/gates.md says what the gates say."""
     assert page.PAGE.read_text("utf-8") == page.page()
 
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.load.client import Own
 
+from sparkwright.bench.load.order import Order, Request, Run
+from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
+from sparkwright.bench.load.reference.running import started
+from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.load.order import Order, Request, Run
-from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
-from sparkwright.gates.load.reference.running import started
-from sparkwright.gates.machine.snapshot import Snapshot
-from sparkwright.gates.model.roofline import Bandwidth
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.server.serve import Server
 from sparkwright.gates.throughput import legs, validity
 from sparkwright.gates.throughput.legs import Means
 from sparkwright.gates.throughput.policy import ThroughputPolicy
@@ -242,6 +242,6 @@ def test_counters_that_went_back_are_none() -> None:
 def test_the_reasons_are_explained() -> None:
     """Every reference that a leg may have is explained."""
     every = {expected for case in FAULTS.values() for expected in case} | {"above-roofline", "speculation-uneven", "prompt-other"}
-    from sparkwright.gates.throughput.rung import REASONS
+    from sparkwright.gates.throughput.gate import REASONS
 
     assert every | set(validity.REASONS) <= set(REASONS)

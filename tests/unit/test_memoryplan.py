@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.gates.recipes import fitting, lint, memory, recipe
-from sparkwright.gates.recipes.memory import SPARK_GIB, SPARK_MB, Finding, Held, Plan
-from sparkwright.gates.recipes.workloads import Cell
+from sparkwright.bench.recipes import fitting, lint, memory, recipe
+from sparkwright.bench.recipes.memory import SPARK_GIB, SPARK_MB, Finding, Held, Plan
+from sparkwright.bench.recipes.workloads import Cell
 
 ROOT = Path(__file__).parents[2]
 PLAN = Plan(weights=40, weights_from="here", cache=16, max_model_len=65536, max_num_seqs=64, reserve=8, token=12288)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.support.load.client import Own
 
+from sparkwright.bench.load import metrology
+from sparkwright.bench.load.metrology import MetrologyPolicy, Profile
+from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Request, Run
+from sparkwright.bench.load.reference.behaviour import Lateness
 from sparkwright.core import strict_yaml
-from sparkwright.gates.load import metrology
-from sparkwright.gates.load.metrology import MetrologyPolicy, Profile
-from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Request, Run
-from sparkwright.gates.load.reference.behaviour import Lateness
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.core.verdict import Check
 
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "metrology.yaml", MetrologyPolicy)
 #: A quick one, whose bounds stand on a machine that does much else.
@@ -100,8 +100,8 @@ def test_the_truth_passes_the_real_bounds(profile: Profile, concurrency: int) ->
 def test_a_wrong_generator_is_refused_under_the_real_bounds(profile: Profile, mutant: str) -> None:
     """Each mutant is invalid as biased, at the bounds that are in force."""
     check = judged(profile, 16, MUTANTS[mutant])
-    assert (check.state, check.reference) == ("invalid", "generator-biased")
-    assert check.says.startswith("mutant")
+    assert (check.state, check.reason) == ("invalid", "generator-biased")
+    assert check.message.startswith("mutant")
 
 
 def test_who_counts_chunks_is_seen_by_one_profile() -> None:
@@ -128,9 +128,9 @@ def test_a_late_server_is_the_machines_fault(late: dict[str, float]) -> None:
     profile = POLICY.profiles[0]
     told = replace(NEVER_LATE, ttft=profile.ttft + late.get("ttft", 0.0), tpot=profile.tpot * (1 + late.get("tpot", 0.0)))
     check = judged(profile, 16, MUTANTS["tells the first token 6 ms late"], told)
-    assert (check.state, check.reference) == ("invalid", "machine-late")
+    assert (check.state, check.reason) == ("invalid", "machine-late")
     # What was miscounted has nothing to do with time.
-    assert judged(profile, 16, MUTANTS["drops the last token"], told).reference == "generator-biased"
+    assert judged(profile, 16, MUTANTS["drops the last token"], told).reason == "generator-biased"
 
 
 def test_a_real_generator_qualifies() -> None:
@@ -154,7 +154,7 @@ def test_a_real_generator_that_is_wrong_is_refused(change: Callable[[Request], R
     """A real generator that is wrapped in a mistake does not qualify, whatever the machine does meanwhile."""
     checks = metrology.qualify(Wrapped(Own(), change), replace(QUICK, attempts=1, profiles=QUICK.profiles[::-1]), tokenizer=None)
     assert "invalid" in {check.state for check in checks}
-    assert {check.reference for check in checks} <= {"", *metrology.REASONS}
+    assert {check.reason for check in checks} <= {"", *metrology.REASONS}
 
 
 class Broken:
@@ -169,8 +169,8 @@ class Broken:
 def test_a_generator_that_measures_nothing_does_not_qualify() -> None:
     """Why it measured nothing is the reason of each check, and each was tried as often as the policy says."""
     checks = metrology.qualify(Broken(), QUICK, tokenizer=None)
-    assert [(check.state, check.reference) for check in checks] == [("invalid", "generator-late")] * 2
-    assert checks[0].says == "broken: seed 0"
+    assert [(check.state, check.reason) for check in checks] == [("invalid", "generator-late")] * 2
+    assert checks[0].message == "broken: seed 0"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
 
-from sparkwright.gates.limited import Limits
-from sparkwright.gates.model import checkpoint, modules, roofline, schemes
-from sparkwright.gates.model.checkpoint import BITS, Tensor
-from sparkwright.gates.model.modules import Audit
-from sparkwright.gates.model.roofline import GB10, Bandwidth
+from sparkwright.bench.model import checkpoint, modules, roofline, schemes
+from sparkwright.bench.model.checkpoint import BITS, Tensor
+from sparkwright.bench.model.modules import Audit
+from sparkwright.bench.model.roofline import GB10, Bandwidth
+from sparkwright.gates.core.limited import Limits
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -191,7 +191,7 @@ def test_the_seeds_ceiling_of_46_is_not_one(tmp_path: Path) -> None:
     assert found.findings == ()
     assert 54 < roofline.ceiling(found.one.step, 1, GB10).one < 56
     assert roofline.check("decode", found.one.step, 47.1, GB10.gigabytes).state == "pass"
-    assert roofline.check("decode", GB10.gigabytes * 1e9 / 46, 47.1, GB10.gigabytes).reference == "above-roofline"
+    assert roofline.check("decode", GB10.gigabytes * 1e9 / 46, 47.1, GB10.gigabytes).reason == "above-roofline"
 
 
 def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:

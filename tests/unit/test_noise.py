@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright.gates.statistics import evidence, simulated
-from sparkwright.gates.statistics.noise import (
+from sparkwright.bench.statistics import evidence, simulated
+from sparkwright.bench.statistics.noise import (
     LIFE,
     PRESETS,
     QUIET,
@@ -24,7 +24,7 @@ from sparkwright.gates.statistics.noise import (
     Machine,
     Noise,
 )
-from sparkwright.gates.statistics.simulated import Design
+from sparkwright.bench.statistics.simulated import Design
 
 #: Nothing moves: each test adds the one thing that it looks at.
 STILL = Noise(run=0.0, launch=0.0, drift=0.0, tail=0.0)
@@ -133,7 +133,7 @@ def test_an_impossible_noise_is_refused(wrong: dict[str, float]) -> None:
 
 def test_the_model_loads_without_heavy_libraries() -> None:
     """The reference server imports it, and starts at once."""
-    code = "import sys; import sparkwright.gates.statistics.noise; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
+    code = "import sys; import sparkwright.bench.statistics.noise; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

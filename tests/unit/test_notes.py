@@ -19,6 +19,7 @@ from sparkwright.release import notes
 from sparkwright.release.manifest.records import (
     Evidence,
     Fork,
+    Gate,
     Library,
     Lock,
     Machine,
@@ -28,7 +29,6 @@ from sparkwright.release.manifest.records import (
     Proof,
     Proved,
     Release,
-    Rung,
     Speed,
     Wheel,
 )
@@ -105,10 +105,10 @@ RELEASE = Release(
 PROVED = Proved(
     RELEASE.wheels[0].sha256, sha("policy"),
     missing=(Missing("G7", "not-run", "gpu-missing", "no GB10 is here"),),
-    rungs=(
-        Rung("G0", "the bytes in the wheel", "pass"),
-        Rung("G7", "hours of mixed load", "not-run", "no GB10 is here"),
-        Rung("G8", "throughput, against a baseline", "inconclusive", "12 blocks decide neither way"),
+    gates=(
+        Gate("G0", "the bytes in the wheel", "pass"),
+        Gate("G7", "hours of mixed load", "not-run", "no GB10 is here"),
+        Gate("G8", "throughput, against a baseline", "inconclusive", "12 blocks decide neither way"),
     ),
     speeds=(
         Speed("1024/1024 C=1", "tpot", "pass", 0.95, 0.93, 0.97, 250.0, 0.01),
@@ -221,8 +221,8 @@ def test_a_comparison_with_another_release_says_so() -> None:
     assert "2026.11.0 is not the release that this one names as the one before it" in markdown(before=other)
 
 
-def test_the_gate_report_has_every_rung_and_reason() -> None:
-    """State and reason of each rung, with sign and word; what did not run is listed once more."""
+def test_the_gate_report_has_every_gate_and_reason() -> None:
+    """State and reason of each gate, with sign and word; what did not run is listed once more."""
     said = section(markdown(), "What the gates say")
     assert row(said, "G0", "✓ pass")
     assert row(said, "G8", "? inconclusive", "12 blocks decide neither way")

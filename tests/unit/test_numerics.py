@@ -13,10 +13,10 @@ from tests.support.converters import POLICY, PYTHON
 
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import strict_yaml
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import differences, trees
-from sparkwright.gates.numerics import rung as numerics
-from sparkwright.gates.numerics.rung import REASONS, NumericsPolicy
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.numerics import gate as numerics
+from sparkwright.gates.numerics.gate import REASONS, NumericsPolicy
 
 ROOT = Path(__file__).parents[2]
 REVIEWED = ROOT / "ci" / "gates" / "numerics.yaml"
@@ -35,10 +35,10 @@ def test_a_sound_tree_passes_every_check(tmp_path: Path) -> None:
 
     assert {check.state for check in checks.values()} == {"pass"}
     assert {figure.name: figure.value for figure in checks["mini-bf16-sweep"].figures} == {"mismatches": 0, "inputs": 65_282}
-    assert checks["mini-nan"].says == "what NaN becomes: plus-six, as PTX's cvt.rn.satfinite and CUDA's cuda_fp4.h"
-    assert "multiplies, as vLLM: 448 × 6 ÷ amax" in checks["mini-block-tensor-scale"].says
-    assert "settled by G2" in checks["mini-vec8-packing"].says
-    assert "settled by G2" not in checks["mini-bf16-sweep"].says
+    assert checks["mini-nan"].message == "what NaN becomes: plus-six, as PTX's cvt.rn.satfinite and CUDA's cuda_fp4.h"
+    assert "multiplies, as vLLM: 448 × 6 ÷ amax" in checks["mini-block-tensor-scale"].message
+    assert "settled by G2" in checks["mini-vec8-packing"].message
+    assert "settled by G2" not in checks["mini-bf16-sweep"].message
     assert not checks["mini-block-zero-block"].required
     assert checks["mini-python-table"].figures[1].value == 8
 
@@ -50,9 +50,9 @@ def test_disagreements_are_shown_with_their_bits(tmp_path: Path) -> None:
 
     check = by_name(numerics.run({"mini": tree}, converters.only("mini"), (), tmp_path / "scratch"))["mini-bf16-sweep"]
 
-    assert (check.state, check.reference) == ("fail", "converter-wrong")
+    assert (check.state, check.reason) == ("fail", "converter-wrong")
     assert check.figures[0].value == 8
-    assert [(one.case, one.expected, one.found) for one in check.samples[:2]] == [
+    assert [(one.case, one.expected, one.actual) for one in check.samples[:2]] == [
         ("bf16 0x3e80 = 0.25", "code 0x0 = 0", "code 0x1 = 0.5"),
         ("bf16 0x3fa0 = 1.25", "code 0x2 = 1", "code 0x3 = 1.5"),
     ]
@@ -66,8 +66,8 @@ def test_a_claim_that_the_tree_does_not_keep_fails(tmp_path: Path) -> None:
 
     checks = by_name(numerics.run({"mini": tree}, NumericsPolicy(POLICY.limits, (unit,)), (), tmp_path / "scratch"))
 
-    assert checks["mini-nan"].reference == checks["mini-negative-zero"].reference == "policy-differs"
-    assert "the policy says keeps-sign" in checks["mini-nan"].says
+    assert checks["mini-nan"].reason == checks["mini-negative-zero"].reason == "policy-differs"
+    assert "the policy says keeps-sign" in checks["mini-nan"].message
 
 
 @pytest.mark.parametrize("name", differences.DIFFERENCES)
@@ -77,8 +77,8 @@ def test_every_difference_is_a_row_with_its_references(name: str) -> None:
     for answer, who in difference.answers.items():
         check = differences.row("a-row", name, answer, answer, ())
         assert (check.state, check.required) == ("pass", difference.required)
-        assert who in check.says
-    assert differences.row("a-row", name, "never seen", "", ()).reference == "policy-unknown"
+        assert who in check.message
+    assert differences.row("a-row", name, "never seen", "", ()).reason == "policy-unknown"
 
 
 def test_a_tree_that_was_not_made_is_said(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_tree_that_was_not_made_is_said(tmp_path: Path) -> None:
     without = by_name(numerics.run({}, POLICY, (), tmp_path / "two"))
 
     assert without.keys() == sound.keys()
-    assert {check.reference for name, check in without.items() if name.startswith("mini")} == {"tree-missing"}
+    assert {check.reason for name, check in without.items() if name.startswith("mini")} == {"tree-missing"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_python_that_cannot_be_read_is_said(tmp_path: Path, text: str, reference
 
     checks = [check for check in numerics.run({"mini": tree}, policy, (), tmp_path / "scratch") if check.name.startswith("mini")]
 
-    found = [check for check in checks if check.reference == reference and says in check.says]
+    found = [check for check in checks if check.reason == reference and says in check.message]
     assert found
     assert {check.state for check in found} == {"fail" if reference == "converter-missing" else "invalid"}
 
@@ -146,7 +146,7 @@ def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], says
 def test_every_reference_is_explained() -> None:
     """Each reference that the source of G1 gives a check has its line in REASONS, and REASONS has no other."""
     gates = ROOT / "ci" / "sparkwright" / "gates" / "numerics"
-    names = ("rung", "converter", "coding", "blocks", "differences", "pythonsource", "sweeps")
+    names = ("gate", "converter", "coding", "blocks", "differences", "pythonsource", "sweeps")
     text = "".join((gates / f"{name}.py").read_text("utf-8") for name in names)
     # REASONS itself spells each once, with a colon behind it; two names of checks look like references.
     given = set(re.findall(r'"((?:converter|policy|reference|headers|tree)-[a-z]+)"(?!:)', text)) - {"reference-scale", "reference-swizzle"}

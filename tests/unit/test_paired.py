@@ -1,4 +1,4 @@
-"""The arithmetic of the tasks rung: how often a wrong verdict comes out, reckoned exactly."""
+"""The arithmetic of the tasks gate: how often a wrong verdict comes out, reckoned exactly."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.tasks import paired
-from sparkwright.gates.tasks.paired import Pairs
+from sparkwright.gates.accuracy import paired
+from sparkwright.gates.accuracy.paired import Pairs
 
 Z, MARGIN = 2.33, 0.02
 

@@ -16,12 +16,12 @@ from tests.support.devicehost import POLICY
 
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel.elf import ElfUnreadable
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import kernels, probe
 from sparkwright.gates.device.gpu import Gpu
 from sparkwright.gates.device.kernels import Cubin, Line
 from sparkwright.gates.device.probe import SOURCES, Probe, Toolkit, Uncompilable
-from sparkwright.gates.verdict import Check
 
 
 def card(major: int, minor: int) -> Gpu:
@@ -63,9 +63,9 @@ def test_answers_become_checks(tmp_path: Path) -> None:
     found = rows(program(tmp_path, "\n".join(answers)), tmp_path)
     assert list(found) == ["e2m1-opcodes", *probe.ROWS]
     assert found["e2m1-opcodes"].state == found["e2m1-software"].state == found["nvfp4-quantiser"].state == "pass"
-    assert found["e2m1-native"].reference == "conversion-wrong"
+    assert found["e2m1-native"].reason == "conversion-wrong"
     assert found["e2m1-native"].samples[0].case == "fp32 0x3e800001 = 0.25000003"
-    assert found["e4m3-native"].reference == "nan-differs"
+    assert found["e4m3-native"].reason == "nan-differs"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_answers_become_checks(tmp_path: Path) -> None:
 def test_a_probe_that_does_not_answer_is_invalid(script: str, reference: str, tmp_path: Path) -> None:
     """A probe that crashes, hangs or says something else leaves every one of its rows invalid."""
     found = rows(program(tmp_path, script), tmp_path, seconds=1 if reference == "probe-slow" else 30)
-    assert {(check.state, check.reference) for name, check in found.items() if name in probe.ROWS} == {("invalid", reference)}
+    assert {(check.state, check.reason) for name, check in found.items() if name in probe.ROWS} == {("invalid", reference)}
 
 
 def test_a_row_that_the_gpu_lacks_is_not_run(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_a_row_that_the_gpu_lacks_is_not_run(tmp_path: Path) -> None:
     made = msgspec.structs.replace(made, refused={"native": "not supported on .target 'sm_80'"}, opcodes={**made.opcodes, "F2FP…E2M1": 0})
     found = rows(made, tmp_path, card(8, 0))
     assert found["e2m1-native"].state == found["e4m3-native"].state == found["e2m1-opcodes"].state == "not-run"
-    assert "not supported on" in found["e2m1-native"].says
+    assert "not supported on" in found["e2m1-native"].message
     assert found["e2m1-software"].state == "pass"
 
 
 def test_an_instruction_that_is_taken_and_not_there_fails(tmp_path: Path) -> None:
     """Where the assembler takes the conversion and no such opcode comes out, something stands in for it."""
     made = program(tmp_path, "true")
-    assert probe.opcodes_check(msgspec.structs.replace(made, opcodes={**made.opcodes, "F2FP…E2M1": 0})).reference == "opcode-missing"
+    assert probe.opcodes_check(msgspec.structs.replace(made, opcodes={**made.opcodes, "F2FP…E2M1": 0})).reason == "opcode-missing"
 
 
 def test_a_toolkit_without_a_compiler_is_missing(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_kernels_of_a_library_are_found_by_generation(tools: Toolchain, tmp_
         assert {one.kernels for one in found if one.kernels} <= {("first", "second")}
     check = kernels.library(library, "pkg/_two_C.abi3.so", card(8, 0), 30, tmp_path)
     assert check is not None
-    assert (check.name, check.state, check.reference, check.required) == ("kernels-two-c", "not-run", "code-foreign", False)
+    assert (check.name, check.state, check.reason, check.required) == ("kernels-two-c", "not-run", "code-foreign", False)
 
 
 def test_a_library_without_device_code_has_no_check(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_library_without_device_code_has_no_check(tmp_path: Path) -> None:
     (tmp_path / "cut.so").write_bytes((tmp_path / "plain.so").read_bytes()[:200])
     check = kernels.library(tmp_path / "cut.so", "pkg/cut.so", card(9, 0), 30, tmp_path)
     assert check is not None
-    assert (check.state, check.reference) == ("invalid", "code-unreadable")
+    assert (check.state, check.reason) == ("invalid", "code-unreadable")
 
 
 @given(st.binary(max_size=400))
@@ -182,12 +182,12 @@ CUBINS = tuple(Cubin(Path(f"{number}.cubin"), "sm_90", ("k1", "k2")) for number 
 def test_every_kernel_has_to_load() -> None:
     """A cubin that the driver refuses counts with all its kernels, a kernel that it does not find with itself."""
     sound = {number: Line(number=number, held=2) for number in range(3)}
-    assert kernels.judged("kernels-x", CUBINS, sound).says == "all 6 kernels of 3 cubins for sm_90 load"
+    assert kernels.judged("kernels-x", CUBINS, sound).message == "all 6 kernels of 3 cubins for sm_90 load"
     bad = {1: Line(number=1, error="CUDA_ERROR_NO_BINARY_FOR_GPU"), 2: Line(number=2, refused=(("k2", "CUDA_ERROR_NOT_FOUND"),))}
     check = kernels.judged("kernels-x", CUBINS, {**sound, **bad})
-    assert (check.state, check.reference, check.figures[2].value) == ("fail", "kernel-unloadable", 3)
-    assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in check.samples[0].found
-    assert kernels.judged("kernels-x", CUBINS, {0: sound[0]}).reference == "probe-slow"
+    assert (check.state, check.reason, check.figures[2].value) == ("fail", "kernel-unloadable", 3)
+    assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in check.samples[0].actual
+    assert kernels.judged("kernels-x", CUBINS, {0: sound[0]}).reason == "probe-slow"
 
 
 def test_a_driver_that_crashes_costs_one_cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,9 @@ def test_a_driver_that_crashes_costs_one_cubin(tmp_path: Path, monkeypatch: pyte
     found = kernels.load(CUBINS, 30, tmp_path)
     assert found[1].error == "crashed (status -6)"
     assert [found[0].error, found[2].error] == ["", ""]
-    assert kernels.judged("kernels-x", CUBINS, found).reference == "kernel-unloadable"
+    assert kernels.judged("kernels-x", CUBINS, found).reason == "kernel-unloadable"
     script.write_text("import time\nprint('{\"begins\": 0}', flush=True)\ntime.sleep(60)\n")
-    assert kernels.judged("kernels-x", CUBINS, kernels.load(CUBINS, 2, tmp_path)).reference == "probe-slow"
+    assert kernels.judged("kernels-x", CUBINS, kernels.load(CUBINS, 2, tmp_path)).reason == "probe-slow"
 
 
 def test_sources_are_ours_and_whole() -> None:

@@ -16,13 +16,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from tests.refusals import refusal
 
+from sparkwright.bench.recipes import flags, lint, recipe, workloads
+from sparkwright.bench.recipes.cells import is_cell
+from sparkwright.bench.recipes.expected import Expected
+from sparkwright.bench.recipes.memory import Finding
+from sparkwright.bench.recipes.recipe import Recipe, Way
 from sparkwright.core import strict_yaml
-from sparkwright.gates.recipes import flags, lint, recipe, workloads
-from sparkwright.gates.recipes.cells import is_cell
-from sparkwright.gates.recipes.expected import Expected
-from sparkwright.gates.recipes.memory import Finding
-from sparkwright.gates.recipes.recipe import Recipe, Way
-from sparkwright.gates.server.recipe import ContractPolicy
+from sparkwright.gates.contract.policy import ContractPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)

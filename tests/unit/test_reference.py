@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.load.client import Own
 
-from sparkwright.gates.load.order import Order
-from sparkwright.gates.load.reference import asked, question
-from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
-from sparkwright.gates.load.reference.pace import Pace
-from sparkwright.gates.load.reference.running import Running, started
-from sparkwright.gates.server.client import Client, ServerInvalid
-from sparkwright.gates.server.wire import Address
-from sparkwright.gates.statistics.noise import Noise
+from sparkwright.bench.load.order import Order
+from sparkwright.bench.load.reference import asked, question
+from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
+from sparkwright.bench.load.reference.pace import Pace
+from sparkwright.bench.load.reference.running import Running, started
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.wire import Address
+from sparkwright.bench.statistics.noise import Noise
 
 PLAIN = Noise(run=0.0, launch=0.0, drift=0.0, tail=0.0)
 
@@ -267,7 +267,7 @@ def test_tokens_come_back_from_their_text(tokens: list[int]) -> None:
 @pytest.mark.parametrize("wrong", [{"tpot": -1}, {"chunk": 0}, {"drafted": 1, "chunk": 3}, {"faults": {"explodes": 1}}, {"unknown": 1}])
 def test_a_behaviour_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     """The program ends with status 2 and says why."""
-    command = [sys.executable, "-P", "-m", "sparkwright.gates.load.reference", "--behaviour", msgspec.json.encode(wrong).decode()]
+    command = [sys.executable, "-P", "-m", "sparkwright.bench.load.reference", "--behaviour", msgspec.json.encode(wrong).decode()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "no behaviour" in done.stderr

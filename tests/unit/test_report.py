@@ -15,8 +15,8 @@ from tests.refusals import refusal
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
 from sparkwright.core.console import size
+from sparkwright.gates.core.verdict import ORDER, State
 from sparkwright.gates.throughput.records import METRICS, Result
-from sparkwright.gates.verdict import ORDER, State
 from sparkwright.release import frame
 from sparkwright.release.report import compare, page, raw, read, words
 from sparkwright.release.report.view import View

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkwright.bench.model import roofline
+from sparkwright.bench.model.roofline import GB10, Bandwidth
 from sparkwright.core.store import Store
-from sparkwright.gates.model import roofline
-from sparkwright.gates.model.roofline import GB10, Bandwidth
 
 experts = st.integers(1, 1024).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
 
@@ -51,8 +51,8 @@ def test_a_rate_above_the_ceiling_is_invalid_and_never_a_pass() -> None:
     """47.1 tokens per second under a claimed ceiling of 46 is 102 % of memory: the claim or the rate is wrong."""
     found = roofline.check("decode", 273e9 / 46, 47.1, 273)
 
-    assert (found.state, found.reference) == ("invalid", "above-roofline")
-    assert found.reference in roofline.REASONS
+    assert (found.state, found.reason) == ("invalid", "above-roofline")
+    assert found.reason in roofline.REASONS
     assert round(found.figures[0].value) == 102
 
 
@@ -73,7 +73,7 @@ def test_a_number_that_is_none_makes_the_check_invalid(numbers: tuple[float, flo
     step, rate, bandwidth, accepted = numbers
     with pytest.raises(ValueError, match="tokens in a step"):
         roofline.use(step, rate, bandwidth, accepted=accepted)
-    assert roofline.check("decode", step, rate, bandwidth, accepted=accepted).reference == "roofline-unknown"
+    assert roofline.check("decode", step, rate, bandwidth, accepted=accepted).reason == "roofline-unknown"
 
 
 @given(st.floats(1, 1e13), st.floats(0.01, 1e5), st.floats(1, 1e5), st.floats(1, 16))

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
+from sparkwright.bench.machine.policy import MachinePolicy, SentinelPolicy
+from sparkwright.bench.machine.sentinel import Sentinel, Silent
 from sparkwright.core import strict_yaml
-from sparkwright.gates.machine.policy import MachinePolicy, SentinelPolicy
-from sparkwright.gates.machine.sentinel import Sentinel, Silent
 
 SHIPPED = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy).sentinel
 #: Small, so that a test takes no time; what it reads means nothing then.

@@ -23,8 +23,8 @@ import pytest
 from tests.refusals import refusal
 from tests.support import endings
 
-from sparkwright.gates.server.installed import Mismatch, is_installed
-from sparkwright.gates.server.serve import ALWAYS, Launch, Server
+from sparkwright.bench.server.installed import Mismatch, is_installed
+from sparkwright.bench.server.serve import ALWAYS, Launch, Server
 
 #: Answers as vLLM does, with a child in a session of its own, which ignores TERM; *say* is printed first, *before* runs before it listens.
 PROGRAM = """
@@ -163,7 +163,7 @@ GATE = """
 import sys, time
 from pathlib import Path
 import msgspec
-from sparkwright.gates.server.serve import Launch, Server
+from sparkwright.bench.server.serve import Launch, Server
 launch = msgspec.json.decode(sys.stdin.read(), type=Launch, dec_hook=lambda kind, value: kind(value))
 with Server(launch, Path(sys.argv[1])) as server:
     print(*(one.pid for one in server.processes()), flush=True)

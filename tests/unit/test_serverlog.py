@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.server import log as serverlog
-from sparkwright.gates.server.log import (
+from sparkwright.gates.contract import log as serverlog
+from sparkwright.gates.contract.log import (
     BLOCK,
     KEPT,
     LONGEST,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.gates.server.envvars import Replaced
+from sparkwright.bench.server.envvars import Replaced
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, known, variables
 from sparkwright.operate.serving.wish import Wish

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.support.standin import Machine, _machine, _standin
 
+from sparkwright.bench.recipes import fitting, workloads
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.core import config
-from sparkwright.gates.recipes import fitting, workloads
-from sparkwright.gates.recipes import recipe as recipes
 
 __all__ = ["_machine", "_standin"]
 

@@ -21,8 +21,8 @@ from tests.unit.reportdata import Maker, bench
 from sparkwright.cli import main
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
+from sparkwright.gates.core.verdict import ORDER, State
 from sparkwright.gates.throughput.tracks import by_block
-from sparkwright.gates.verdict import ORDER, State
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import measured, night, nights
 from sparkwright.operate.site.records import Night, Stage, schema

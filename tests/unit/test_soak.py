@@ -1,4 +1,4 @@
-"""The soak rung: what is asked, what is watched, and what is made of a record, finished or not."""
+"""The soak gate: what is asked, what is watched, and what is made of a record, finished or not."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.jsonlines import Writer
-from sparkwright.gates.server.client import Client
+from sparkwright.gates.core.jsonlines import Writer
+from sparkwright.gates.core.verdict import Check, failed, not_run, passed
+from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.soak import growth, kernellog, load
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak import judged as soaked
-from sparkwright.gates.soak import rung as soak
 from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
 from sparkwright.gates.soak.kernellog import Finding, KernelLog
 from sparkwright.gates.soak.load import Fault, Stretch
 from sparkwright.gates.soak.processes import Processes
-from sparkwright.gates.verdict import Check, failed, not_run, passed
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "soak.yaml"
@@ -53,7 +53,7 @@ def sound(seconds: float = POLICY.seconds, slope: float = 0.0, noise: float = 5 
 
 def states(record: Record) -> dict[str, tuple[str, str]]:
     """Return state and reference by the name of the check."""
-    return {check.name: (check.state, check.reference) for check in soaked.checks(POLICY, record)}
+    return {check.name: (check.state, check.reason) for check in soaked.checks(POLICY, record)}
 
 
 def changed(record: Record, **fields: object) -> Record:
@@ -85,7 +85,7 @@ def test_one_fault_in_hours_fails_its_check_alone(fields: dict[str, object], nam
 
 @pytest.mark.parametrize(("alone", "state"), [((True, True), "pass"), ((True, False), "fail"), ((), "fail")])
 def test_what_a_model_repeats_alone_is_its_own_way(alone: tuple[bool, ...], state: str) -> None:
-    """Only answers that load made repeat fail; a small model repeats in long answers by itself, which the words rung judges."""
+    """Only answers that load made repeat fail; a small model repeats in long answers by itself, which the words gate judges."""
     odd = Stretch(asked=2, whole=2, odd=2, oddities=(Fault("token-run", "64 times"), Fault("token-run", "32 times", 1, 7)))
     record = replace(changed(sound(), load=odd), ended=Ended(7200, "time", 0.0, alone))
 
@@ -420,7 +420,7 @@ def test_a_soak_of_a_server_that_is_not_there_is_invalid(tmp_path: Path) -> None
     """Nothing is waited for, and no journal is begun."""
     checks = soak.run(POLICY, NOBODY, tmp_path / "j")
 
-    assert [(check.state, check.reference) for check in checks] == [("invalid", "server-unreachable")]
+    assert [(check.state, check.reason) for check in checks] == [("invalid", "server-unreachable")]
     assert not (tmp_path / "j").exists()
 
 
@@ -434,30 +434,30 @@ def test_every_concurrency_has_its_turn(seconds: float) -> None:
     assert turns[0] == POLICY.load.concurrencies[0]
 
 
-def sound_rung() -> tuple[Check, ...]:
+def sound_gate() -> tuple[Check, ...]:
     return (passed("one", "well"), failed("informs", "not so well", "batch-differs", required=False))
 
 
-def broken_rung() -> tuple[Check, ...]:
+def broken_gate() -> tuple[Check, ...]:
     return (passed("one", "well"), failed("two", "badly", "rerun-differs"), not_run("three", "nobody looked", "policy-skips"))
 
 
-def absent_rung() -> tuple[Check, ...]:
+def absent_gate() -> tuple[Check, ...]:
     return (passed("one", "well"), not_run("three", "nobody looked", "policy-skips"))
 
 
 def test_what_runs_again_is_judged_by_its_required_checks() -> None:
-    """A rung that fails after the load names its checks; one that cannot run is no pass; one on a server that is gone does not run."""
+    """A gate that fails after the load names its checks; one that cannot run is no pass; one on a server that is gone does not run."""
     record = sound()
-    made = soaked.again(record, {"words": sound_rung, "distributions": broken_rung, "tasks": absent_rung})
+    made = soaked.again(record, {"words": sound_gate, "distributions": broken_gate, "tasks": absent_gate})
 
-    assert [(check.name, check.state, check.reference) for check in made] == [
+    assert [(check.name, check.state, check.reason) for check in made] == [
         ("words-after", "pass", ""),
         ("distributions-after", "fail", "worse-after-soak"),
         ("tasks-after", "not-run", "policy-skips"),
     ]
-    gone = soaked.again(replace(record, ended=Ended(9, "gone")), {"words": broken_rung})
-    assert [(check.state, check.reference) for check in gone] == [("not-run", "server-gone")]
+    gone = soaked.again(replace(record, ended=Ended(9, "gone")), {"words": broken_gate})
+    assert [(check.state, check.reason) for check in gone] == [("not-run", "server-gone")]
     assert soaked.again(record, {})[0].state == "not-run"
 
 

@@ -1,4 +1,4 @@
-"""The tasks rung without its harness: what it makes of answers that are there, and of files and policies that are wrong."""
+"""The tasks gate without its harness: what it makes of answers that are there, and of files and policies that are wrong."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.served import Served
-from sparkwright.gates.tasks import asking, harness, outcome
-from sparkwright.gates.tasks import rung as tasks
-from sparkwright.gates.tasks.harness import HarnessFailed
-from sparkwright.gates.tasks.outcome import Outcome, OutcomeInvalid
-from sparkwright.gates.tasks.rung import TasksPolicy
-from sparkwright.gates.verdict import Check
+from sparkwright.gates.accuracy import asking, harness, outcome
+from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.accuracy.gate import TasksPolicy
+from sparkwright.gates.accuracy.harness import HarnessFailed
+from sparkwright.gates.accuracy.outcome import Outcome, OutcomeInvalid
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check
 
 ROOT = Path(__file__).parents[2]
 GATES = ROOT / "ci" / "gates"
@@ -78,7 +78,7 @@ def test_the_floor_is_the_models_own(policy: TasksPolicy, name: str, right: int,
     """A candidate as bad as its baseline is still held against the floor of its model; without one, that row did not run."""
     check = tasks._floor(policy, "largest", answered("1" * right + "0" * (COUNT - right), name=name))
 
-    assert (check.state, check.reference) == (expected, why)
+    assert (check.state, check.reason) == (expected, why)
 
 
 def test_a_baseline_that_knows_nothing_judges_nobody(policy: TasksPolicy, context: RunContext) -> None:
@@ -86,7 +86,7 @@ def test_a_baseline_that_knows_nothing_judges_nobody(policy: TasksPolicy, contex
     digest = tasks.settings_digest(context, policy.tasks["largest"], harness.version(context))
     check = tasks._fits(policy, "largest", context, answered("1" * 100 + "0" * 900, settings=digest))
 
-    assert (check.state, check.reference) == ("invalid", "task-uninformative")
+    assert (check.state, check.reason) == ("invalid", "task-uninformative")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_baseline_of_other_questions_is_invalid(policy: TasksPolicy, context: 
     digest = tasks.settings_digest(context, policy.tasks["largest"], harness.version(context))
     check = tasks._fits(policy, "largest", context, msgspec.structs.replace(answered("1" * COUNT, settings=digest), **change))
 
-    assert (check.state, check.reference) == ("invalid", "baseline-other")
+    assert (check.state, check.reason) == ("invalid", "baseline-other")
 
 
 def test_what_decides_the_questions_changes_the_settings(policy: TasksPolicy, context: RunContext) -> None:
@@ -112,12 +112,12 @@ def test_what_decides_the_questions_changes_the_settings(policy: TasksPolicy, co
 
 
 def test_without_the_harness_nothing_ran(policy: TasksPolicy, context: RunContext) -> None:
-    """Offline with an empty store, every row of the rung is there, and none is a pass."""
+    """Offline with an empty store, every row of the gate is there, and none is a pass."""
     found = tasks.run(policy, "gsm8k", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
 
     assert [check.name for check in found] == ["gsm8k-baseline", "gsm8k-answers", "gsm8k-paired", "gsm8k-floor"]
     assert {check.state for check in found} == {"not-run"}
-    assert found[0].reference == "harness-missing"
+    assert found[0].reason == "harness-missing"
 
 
 def test_a_task_that_is_not_named_is_a_fault_of_set_up(policy: TasksPolicy, context: RunContext) -> None:
@@ -197,12 +197,12 @@ def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
         outcome.load(path)
 
 
-def test_a_damaged_baseline_ends_the_rung(policy: TasksPolicy, context: RunContext, tmp_path: Path) -> None:
+def test_a_damaged_baseline_ends_the_gate(policy: TasksPolicy, context: RunContext, tmp_path: Path) -> None:
     """A baseline that cannot be read is a check, not a traceback."""
     found = tasks._baseline(policy, "largest", context, Path("python"), tmp_path / "none.json", Served(), "")
 
     assert isinstance(found, Check)
-    assert (found.state, found.reference) == ("invalid", "baseline-damaged")
+    assert (found.state, found.reason) == ("invalid", "baseline-damaged")
 
 
 class _Page(http.server.BaseHTTPRequestHandler):
@@ -231,7 +231,7 @@ def test_a_server_that_is_none_is_seen_before_the_harness_starts(policy: TasksPo
     found = tasks._baseline(policy, "largest", context, Path("python"), page, Served(), "")
 
     assert isinstance(found, Check)
-    assert (found.state, found.reference) == ("invalid", "server-html")
+    assert (found.state, found.reason) == ("invalid", "server-html")
 
 
 def test_our_task_names_no_code_and_its_questions_are_all_there(policy: TasksPolicy, context: RunContext, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkwright.gates.machine import nvml, telemetry
-from sparkwright.gates.machine.nvml import THROTTLES, Nvml
-from sparkwright.gates.machine.telemetry import Meter, Telemetry
+from sparkwright.bench.machine import nvml, telemetry
+from sparkwright.bench.machine.nvml import THROTTLES, Nvml
+from sparkwright.bench.machine.telemetry import Meter, Telemetry
 
 BURN = "while True: pass"
 #: Starts a program and ends, so that nobody here is its parent.

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 
+from sparkwright.bench.load import detailed, metrology, vllmrs
+from sparkwright.bench.load.order import LoadInvalid, Order
+from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
+from sparkwright.bench.load.reference.running import started
+from sparkwright.bench.load.vllmrs import VllmRs
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.load import detailed, metrology, vllmrs
-from sparkwright.gates.load.order import LoadInvalid, Order
-from sparkwright.gates.load.reference.behaviour import Behaviour, Fault
-from sparkwright.gates.load.reference.running import started
-from sparkwright.gates.load.vllmrs import VllmRs
 
 ROOT = Path(__file__).parents[2]
 RESULT = {

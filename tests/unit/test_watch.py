@@ -14,11 +14,11 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from sparkwright.bench.machine.conditions import REASONS
+from sparkwright.bench.machine.policy import MemoryPolicy
+from sparkwright.bench.machine.watch import MemoryWatch
+from sparkwright.bench.server.serve import Launch, Server
 from sparkwright.core.process import available_megabytes
-from sparkwright.gates.machine.conditions import REASONS
-from sparkwright.gates.machine.policy import MemoryPolicy
-from sparkwright.gates.machine.watch import MemoryWatch
-from sparkwright.gates.server.serve import Launch, Server
 
 #: Takes memory, in steps of some MB with some seconds between two, up to a sum; says when it begins, and waits then.
 TAKES = """

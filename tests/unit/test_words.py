@@ -1,4 +1,4 @@
-"""The words rung: its policy file, prompts made to length, and what it makes of answers."""
+"""The words gate: its policy file, prompts made to length, and what it makes of answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
+from sparkwright.bench.server.answers import Answer
 from sparkwright.core import strict_yaml
-from sparkwright.gates.server.answers import Answer
-from sparkwright.gates.verdict import Check
-from sparkwright.gates.words import detectors, prompts
-from sparkwright.gates.words import judged as saidwords
-from sparkwright.gates.words import rung as words
-from sparkwright.gates.words.judged import Said
-from sparkwright.gates.words.prompts import Fitted, Long, Prompt
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation import detectors, prompts
+from sparkwright.gates.generation import gate as words
+from sparkwright.gates.generation import judged as saidwords
+from sparkwright.gates.generation.judged import Said
+from sparkwright.gates.generation.prompts import Fitted, Long, Prompt
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "words.yaml"
@@ -139,8 +139,8 @@ def test_reruns_that_differ_are_shown_at_the_place() -> None:
 
     check = saidwords.identity([("fact", one, one), ("code", one, other)])
 
-    assert (check.state, check.reference) == ("fail", "rerun-differs")
-    assert [(sample.case, sample.expected, sample.found) for sample in check.samples] == [("code, token 2", "3 4", "9 4")]
+    assert (check.state, check.reason) == ("fail", "rerun-differs")
+    assert [(sample.case, sample.expected, sample.actual) for sample in check.samples] == [("code, token 2", "3 4", "9 4")]
     assert saidwords.identity([("fact", one, one)]).state == "pass"
 
 
@@ -158,8 +158,8 @@ def test_nothing_that_was_not_seen_passes() -> None:
 def test_a_wrong_number_of_tokens_fails() -> None:
     """With the end token ignored, every answer has the length that was asked for."""
     assert saidwords.count([said()], 200).state == "pass"
-    assert saidwords.count([said(tokens=(1, 2))], 200).reference == "token-count-wrong"
-    assert saidwords.count([said(finish="stop")], 200).reference == "token-count-wrong"
+    assert saidwords.count([said(tokens=(1, 2))], 200).reason == "token-count-wrong"
+    assert saidwords.count([said(finish="stop")], 200).reason == "token-count-wrong"
 
 
 @pytest.mark.parametrize(("right", "wrong", "missing", "state"), [
@@ -186,7 +186,7 @@ def test_the_counter_is_there_and_zero(before: dict[str, float], after: dict[str
     """A counter that is absent is no zero, and one that began anew hides nothing."""
     check = saidwords.corrupted(before, after, "c")
 
-    assert (check.state, check.reference) == (state, reference)
+    assert (check.state, check.reason) == (state, reference)
 
 
 def test_a_batch_only_informs() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
-from sparkwright.gates.recipes import texts, workloads
-from sparkwright.gates.recipes.workloads import (
+from sparkwright.bench.recipes import texts, workloads
+from sparkwright.bench.recipes.workloads import (
     Cell,
     Rule,
     Texts,

@@ -36,9 +36,9 @@ from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.stack import Project, SourceError
-from sparkwright.gates import host
-from sparkwright.gates.athand import Inputs
-from sparkwright.gates.ready import Ready
+from sparkwright.gates.core import host
+from sparkwright.gates.core.athand import Inputs
+from sparkwright.gates.core.ready import Ready
 from sparkwright.release.client import back, install
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.publish import sequence
@@ -195,7 +195,7 @@ def _release_stages(
     failure = _must_fail("verified-refused", lambda: sequence.publish(publisher, request))
     yield "publish as verified", failure
     release = sequence.publish(publisher, msgspec.structs.replace(request, channel="candidate"))
-    missing = {f"{lack.rung} {lack.state}" for lacks in release.missing.values() for lack in lacks}
+    missing = {f"{lack.gate} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     files = f"{release.release} with {len(release.sent)} files"
     yield "publish", f"{files}, labelled: {', '.join(sorted(missing))}"
 

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 
 from sparkwright.audit import wheel
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server import installed
 from sparkwright.builder import pipeline
 from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import host, ladder, recording, show
-from sparkwright.gates.athand import Inputs
-from sparkwright.gates.errors import GateError
-from sparkwright.gates.ladder import RUNGS
-from sparkwright.gates.ready import Ready
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.server import installed
+from sparkwright.gates.core import host, ladder, recording, show
+from sparkwright.gates.core.athand import Inputs
+from sparkwright.gates.core.errors import GateError
+from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.ready import Ready
 from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
@@ -142,10 +142,10 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
         "wheel", nargs="?", type=Path, metavar="WHEEL", help="the wheel (default: the last build's)"
     )
     add(
-        "--rung",
+        "--only",
         action="append",
         default=[],
-        choices=tuple(RUNGS),
+        choices=tuple(GATES),
         help="only this gate; may be repeated (default: all)",
     )
     add("--keep-going", action="store_true", help="continue after a failure")
@@ -296,7 +296,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         if arguments.record:
             recorded = recording.record(context, ready, inputs, arguments.record)
             return {"recorded": [str(path) for path in recorded]}
-        names = [name for name in RUNGS if not arguments.rung or name in arguments.rung]
+        names = [name for name in GATES if not arguments.only or name in arguments.only]
         result = climb(context, inputs, ready, names, facts, keep_going=arguments.keep_going)
     show.show(result)
     if ready.throughput:
@@ -321,7 +321,7 @@ def climb(
     # The verdicts are about the wheel together with the packages that it is served with.
     companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
     result = ladder.climb(
-        [ready.rung(name) for name in names],
+        [ready.gate(name) for name in names],
         stack=context.project.stack,
         wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
         device_code=ready.device_code if "G0" in names else str,

@@ -144,7 +144,7 @@ def _show(done: installation.Done) -> dict[str, Any]:
     changes = (("new", done.came), ("removed", done.went), ("unchanged", done.stayed))
     rows = [[what, str(len(names)), _shortened(names)] for what, names in changes if names]
     rows += [["edited", "", f"{edit.name}: {edit.file}, {edit.state}"] for edit in done.edits]
-    gates = ", ".join(dict.fromkeys(item.rung for item in done.missing))
+    gates = ", ".join(dict.fromkeys(item.gate for item in done.missing))
     rows += [["not proved", "", gates]] if gates else []
     # The table loads rich, for which nothing to do leaves no time.
     if done.state == "there already" or not rows:

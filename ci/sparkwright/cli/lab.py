@@ -466,7 +466,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     if entry.yanked:
         console.warn(f"{entry.name} was yanked: {entry.yanked}")
     for missing in candidate.missing:
-        console.warn(f"not proved: {missing.rung}: {missing.state}: {missing.says}")
+        console.warn(f"not proved: {missing.gate}: {missing.state}: {missing.says}")
     rows = [
         ["release", f"{entry.name} ({entry.channel}), {entry.release}"],
         ["base", base],

@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError, UsageError
-from sparkwright.gates.ladder import RUNGS
+from sparkwright.gates.core.ladder import GATES
 from sparkwright.release.client import install
 from sparkwright.release.client.catalogue import Catalogue
 from sparkwright.release.decide import policy as policies
@@ -224,7 +224,7 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     moved = (("sent", done.sent), ("was there", done.there), ("removed", done.removed))
     rows = [[what, path.rpartition("/")[2]] for what, paths in moved for path in paths]
     rows += [
-        ["missing", f"{name}: {verdict.rung}: {verdict.state} ({verdict.reference})"]
+        ["missing", f"{name}: {verdict.gate}: {verdict.state} ({verdict.reference})"]
         for name, lacks in done.missing.items()
         for verdict in lacks
     ]
@@ -271,9 +271,9 @@ def _verify(index: Catalogue, path: Path) -> dict[str, Any]:
         checked = check.checked(wheel, fork, proved, index.evidence, index.trust)
         inside.check(path, checked)
     rows = [[kind, "holds", signer] for kind, signer in checked.signers.items()]
-    rows += [[name, state, RUNGS.get(name, "")] for name, state in checked.rungs.items()]
+    rows += [[name, state, GATES.get(name, "")] for name, state in checked.gates.items()]
     rows += [
-        [f"missing: {item.rung}", f"{item.state} ({item.reference})", item.says]
+        [f"missing: {item.gate}", f"{item.state} ({item.reference})", item.says]
         for item in proved.missing
     ]
     yanked = f", yanked: {entry.yanked}" if entry.yanked else ""
@@ -283,7 +283,7 @@ def _verify(index: Catalogue, path: Path) -> dict[str, Any]:
         "file": wheel.filename,
         "sha256": wheel.sha256,
         "signers": checked.signers,
-        "rungs": dict(checked.rungs),
+        "gates": dict(checked.gates),
         "missing": proved.missing,
         "speeds": proved.speeds,
         "release": entry.name,

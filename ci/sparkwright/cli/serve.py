@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import install, options
 from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
-from sparkwright.gates.recipes import recipe as recipes
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import (
     cluster,

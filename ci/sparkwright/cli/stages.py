@@ -118,7 +118,7 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Write ``lock.yaml``, ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
     """
-    from sparkwright.gates.tasks import harness
+    from sparkwright.gates.accuracy import harness
 
     context = options.checkout(arguments)
     if context.offline:

@@ -95,7 +95,7 @@ class ReleaseError(SparkwrightError):
             "Run `sparkwright gate` with this very wheel.",
         ),
         "verdict-hollow": Advice(
-            "A pass has nothing behind it: checks are missing that the rung makes, or no figure, sample or leg was recorded.",
+            "A pass has nothing behind it: checks are missing that the gate makes, or no figure, sample or leg was recorded.",
             "Run the gate again, whole; do not edit what it wrote. The lines above name what is missing.",
         ),
         "verified-refused": Advice(

@@ -21,10 +21,10 @@ from tests.support.load import flight, recorded
 from tests.support.load.flight import Flight
 
 from sparkwright import __version__
+from sparkwright.bench.load.order import LoadInvalid, Order, Request, Run
+from sparkwright.bench.server.completion import Asked
+from sparkwright.bench.server.wire import Address
 from sparkwright.core.files import content_key, sha256_file
-from sparkwright.gates.load.order import LoadInvalid, Order, Request, Run
-from sparkwright.gates.server.completion import Asked
-from sparkwright.gates.server.wire import Address
 
 #: Tokens of random prompts: single bytes in every vocabulary that we know, so none is beyond a small one.
 CODES = range(3, 256)
@@ -41,7 +41,7 @@ class Own:
         return f"sparkwright's client {__version__}"
 
     def measure(self, order: Order) -> Run:
-        """Make the load and return what was measured; see `sparkwright.gates.load.order.Generator`."""
+        """Make the load and return what was measured; see `sparkwright.bench.load.order.Generator`."""
         requests = tuple(
             Request(one.began, one.ttft, one.seconds, one.prompt, one.tokens, one.chunks, one.error) for one in self.answers(order)
         )

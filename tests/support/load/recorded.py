@@ -7,10 +7,10 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from sparkwright.gates.load.order import Request
-from sparkwright.gates.server import answers
-from sparkwright.gates.server.completion import Asked, Gathering
-from sparkwright.gates.server.wire import Reply, ServerInvalid
+from sparkwright.bench.load.order import Request
+from sparkwright.bench.server import answers
+from sparkwright.bench.server.completion import Asked, Gathering
+from sparkwright.bench.server.wire import Reply, ServerInvalid
 
 if TYPE_CHECKING:
     import socket

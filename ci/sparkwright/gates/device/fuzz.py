@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkwright.gates.core.verdict import Sample
 from sparkwright.gates.numerics import e2m1, nvfp4
 from sparkwright.gates.numerics.e2m1 import Bytes
-from sparkwright.gates.verdict import Sample
 
 #: As in `cuda/cases.h`.
 MAGIC, POISON, GUARD = 0x66757A7A, 0x7FEDBEEF, 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates import limited
-from sparkwright.gates.limited import Limits
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Limits
 
 DRIVER = Path(__file__).parent / "inside" / "driver.py"
 

@@ -16,11 +16,11 @@ from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
-from sparkwright.gates import limited
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Limits
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
-from sparkwright.gates.limited import Limits
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 
 #: Section type of a symbol table, the first fields of a symbol (name, info, other, section), and its type and flag for a function that a
 #: host can launch (STO_CUDA_ENTRY).

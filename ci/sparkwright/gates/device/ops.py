@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkwright.gates import limited
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Ended, Limits
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device import fuzz
 from sparkwright.gates.device.fuzz import Case
 from sparkwright.gates.device.gpu import NO_LIMIT
-from sparkwright.gates.limited import Ended, Limits
 from sparkwright.gates.numerics import e2m1, nvfp4
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 
 SCRIPT = Path(__file__).parent / "inside" / "ops.py"
 
@@ -59,7 +59,7 @@ class OpsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         quantise, gemm: Shapes of each.
         repeats: Runs of each product, which must agree in every bit.
         tolerance: Of products, times the largest magnitude of the result.
-        required: Ops (``quantise`` and names of `BACKENDS`) without which the rung does not pass; the others inform.
+        required: Ops (``quantise`` and names of `BACKENDS`) without which the gate does not pass; the others inform.
     """
 
     seconds: float
@@ -124,7 +124,7 @@ def checks(policy: OpsPolicy, python: Path | None, scratch: Path, libraries: Seq
 
 
 def needed(policy: OpsPolicy, name: str) -> bool:
-    """Does the rung pass only with the check *name* of `NAMES`?"""
+    """Does the gate pass only with the check *name* of `NAMES`?"""
     return name.removeprefix("op-").removeprefix("gemm-") in policy.required
 
 
@@ -213,7 +213,7 @@ def _quantised(answers: Answers, shapes: Sequence[tuple[NDArray[np.float32], np.
         except (OSError, ValueError) as error:
             return invalid(name, f"{about}, {job}: {error}", "op-crashed")
         wrong_scales, wrong, near = wrong_scales + found[0], wrong + found[1], near + found[2]
-        samples += [Sample(f"{job}: {sample.case}", sample.expected, sample.found) for sample in found[3]]
+        samples += [Sample(f"{job}: {sample.case}", sample.expected, sample.actual) for sample in found[3]]
     figures = [Figure("wrong scales", wrong_scales, bound=0), Figure("wrong codes", wrong, bound=0)]
     figures.append(Figure("other codes beside a tie", near))
     values = sum(matrix.size for matrix, _ in shapes)

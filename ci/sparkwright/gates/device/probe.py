@@ -15,10 +15,10 @@ import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
-from sparkwright.gates import limited
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Limits
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
-from sparkwright.gates.limited import Limits
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 
 SOURCES = Path(__file__).parent / "cuda"
 

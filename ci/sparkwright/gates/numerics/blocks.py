@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkwright.gates.core.verdict import Check, Sample
 from sparkwright.gates.numerics import differences, e2m1, nvfp4
 from sparkwright.gates.numerics.coding import SHOWN, Judge, judged, shown
 from sparkwright.gates.numerics.converter import Call
 from sparkwright.gates.numerics.e2m1 import Bytes
 from sparkwright.gates.numerics.units import Converter, dtypes
 from sparkwright.gates.numerics.values import Inputs, around, every, fp32, narrowed
-from sparkwright.gates.verdict import Check, Sample
 
 
 def swizzle(one: Converter, call: Call) -> Check:

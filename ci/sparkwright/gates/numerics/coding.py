@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, passed
 from sparkwright.gates.numerics import differences, e2m1
 from sparkwright.gates.numerics.converter import Call
 from sparkwright.gates.numerics.e2m1 import Bytes
 from sparkwright.gates.numerics.units import Converter, Format, dtypes
 from sparkwright.gates.numerics.values import Inputs, every, fp32, fp32_ties, nans, narrowed
-from sparkwright.gates.verdict import Check, Figure, Sample, failed, passed
 
 Judge = Callable[[Converter, Call], Check]
 
@@ -89,7 +89,7 @@ def packing(one: Converter, call: Call) -> Check:
     samples = (Sample(f"lane {i % lanes} of {_listed(inputs.values, i, lanes)}", shown(int(codes[i])), shown(int(found[i])))
                for i in wrong[:SHOWN])  # fmt: skip
     made = judged(name, len(codes), wrong, samples, "the first value in the lowest four bits, the others above it in order")
-    return msgspec.structs.replace(made, says=f"{made.says}{_order(codes, found, lanes)}") if len(wrong) else made
+    return msgspec.structs.replace(made, says=f"{made.message}{_order(codes, found, lanes)}") if len(wrong) else made
 
 
 def _listed(values: NDArray[np.float32], index: int, lanes: int) -> str:

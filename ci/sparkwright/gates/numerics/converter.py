@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkwright.builder import toolchain
-from sparkwright.gates import limited
-from sparkwright.gates.limited import Ended, Limits
+from sparkwright.gates.core import limited
+from sparkwright.gates.core.limited import Ended, Limits
 from sparkwright.gates.numerics import inlineasm
 from sparkwright.gates.numerics.units import Converter, Unit, dtypes, native, source
 

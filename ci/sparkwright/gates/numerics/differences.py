@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.gates.verdict import Check, Sample, failed, passed
+from sparkwright.gates.core.verdict import Check, Sample, failed, passed
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from sparkwright.gates.core.verdict import Check, declare, failed, invalid
 from sparkwright.gates.numerics import blocks, coding
 from sparkwright.gates.numerics.coding import Judge
 from sparkwright.gates.numerics.converter import Callee, ConverterInvalid
 from sparkwright.gates.numerics.units import Converter, Format, Kind
-from sparkwright.gates.verdict import Check, declare, failed, invalid
 
 #: Said of every check whose converter executes inline PTX.
 PTX = "inline PTX as the PTX ISA describes it; the instruction itself is settled by G2"
@@ -56,7 +56,7 @@ def checks(one: Converter, program: Callee) -> Iterator[Check]:
     for suffix, judge in judges(one):
         try:
             check = judge(one, lambda inputs: program.call(one, inputs))
-            yield msgspec.structs.replace(check, says=f"{check.says} ({PTX})") if program.evaluated(one) else check
+            yield msgspec.structs.replace(check, says=f"{check.message} ({PTX})") if program.evaluated(one) else check
         except ConverterInvalid as error:
             make = failed if error.reference == "converter-missing" else invalid
             yield make(f"{one.name}-{suffix}", error.says, error.reference)

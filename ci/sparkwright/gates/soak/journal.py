@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.core.errors import FileError
-from sparkwright.gates import jsonlines
+from sparkwright.gates.core import jsonlines
 from sparkwright.gates.soak.kernellog import Finding
 from sparkwright.gates.soak.load import Stretch
 

@@ -1,14 +1,11 @@
-"""What the soak rung makes of its record: pure functions of what was observed, so an interrupted journal is judged by the same rules."""
+"""What the soak gate makes of its record: pure functions of what was observed, so an interrupted journal is judged by the same rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from sparkwright.gates.soak import growth
-from sparkwright.gates.soak.journal import Observed, Record
-from sparkwright.gates.soak.load import MOST_KEPT, Stretch
-from sparkwright.gates.verdict import (
+from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
@@ -19,11 +16,14 @@ from sparkwright.gates.verdict import (
     passed,
     worst,
 )
+from sparkwright.gates.soak import growth
+from sparkwright.gates.soak.journal import Observed, Record
+from sparkwright.gates.soak.load import MOST_KEPT, Stretch
 
 if TYPE_CHECKING:
-    from sparkwright.gates.soak.rung import SoakPolicy
+    from sparkwright.gates.soak.gate import SoakPolicy
 
-#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.gates.server.answers.REASONS`.
+#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.answers.REASONS`.
 MEANINGS: Mapping[str, str] = {
     "soak-interrupted": "The soak was stopped before its time was over. What it saw until then is no proof; run it again.",
     "server-gone": "The server gave no more answers. Look at the end of its log, and at the kernel's.",
@@ -63,7 +63,7 @@ def _unproven(record: Record, check: Check) -> Check:
     if check.state != "pass" or (record.ended and record.ended.why == "time"):
         return check
     reference = "server-gone" if record.ended else "soak-interrupted"
-    return inconclusive(check.name, f"until the soak ended early: {check.says}", reference, figures=check.figures)
+    return inconclusive(check.name, f"until the soak ended early: {check.message}", reference, figures=check.figures)
 
 
 def _duration(policy: SoakPolicy, record: Record) -> Check:
@@ -94,8 +94,8 @@ def _requests(policy: SoakPolicy, record: Record, load: Stretch) -> Check:
 
 
 def _odd(record: Record, load: Stretch) -> Check:
-    """Does load make answers repeat one token? What the model says so alone, too, is its own way, which the words rung judges."""
-    figures = [Figure("answers with a run of one token", load.odd, times=load.whole, bound=0)]
+    """Does load make answers repeat one token? What the model says so alone, too, is its own way, which the words gate judges."""
+    figures = [Figure("answers with a run of one token", load.odd, count=load.whole, bound=0)]
     if load.odd and record.ended and record.ended.alone and all(record.ended.alone):
         says = f"{load.odd} of {load.whole} answers repeat one token; the {len(record.ended.alone)} that were asked again alone do so, too"
         return passed("words-under-load", says, figures=figures)
@@ -168,13 +168,13 @@ def _drained(record: Record) -> Check:
     return passed("drained", "the server is idle after the load")
 
 
-def again(record: Record, rungs: Mapping[str, Callable[[], tuple[Check, ...]]]) -> tuple[Check, ...]:
-    """Return a check for each rung that is run again after the load."""
-    if not rungs:
+def again(record: Record, gates: Mapping[str, Callable[[], tuple[Check, ...]]]) -> tuple[Check, ...]:
+    """Return a check for each gate that is run again after the load."""
+    if not gates:
         return (not_run("again", "nothing was given to be run again", "not-asked"),)
     if record.ended is None or record.ended.why == "gone":
-        return tuple(not_run(f"{name}-after", "the server is gone", "server-gone") for name in rungs)
-    return tuple(_after(name, run()) for name, run in rungs.items())
+        return tuple(not_run(f"{name}-after", "the server is gone", "server-gone") for name in gates)
+    return tuple(_after(name, run()) for name, run in gates.items())
 
 
 def _after(name: str, found: tuple[Check, ...]) -> Check:
@@ -186,11 +186,11 @@ def _after(name: str, found: tuple[Check, ...]) -> Check:
     bad = [check for check in required if check.state != "pass"]
     first = next((check for check in bad if check.state == state), None)
     says = f"after the load: {', '.join(f'{check.name} {check.state}' for check in bad) or 'no check'}"
-    samples = [Sample(check.name, "pass", f"{check.state}, {check.reference}: {check.says}"[:300]) for check in bad]
+    samples = [Sample(check.name, "pass", f"{check.state}, {check.reason}: {check.message}"[:300]) for check in bad]
     if state == "fail":
         return failed(name, says, "worse-after-soak", samples=samples)
     if state == "invalid":
         return invalid(name, says, "worse-after-soak", samples=samples)
     if state == "inconclusive":
         return inconclusive(name, says, "worse-after-soak", samples=samples)
-    return not_run(name, says, first.reference if first else "not-asked")
+    return not_run(name, says, first.reason if first else "not-asked")

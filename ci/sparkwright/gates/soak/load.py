@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.wire import ServerInvalid
-from sparkwright.gates.words.detectors import longest_run
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.gates.generation.detectors import longest_run
 
 #: What a client of ours says when its own time is over.
 LATE = ("server-slow", "server-silent")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psutil
 
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.wire import ServerInvalid
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.wire import ServerInvalid
 
 #: When the server's own process began, in seconds since 1970; every Prometheus client for Python has it.
 BEGAN = "process_start_time_seconds"

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.load import metrology, vllmrs
+from sparkwright.bench.load.metrology import MetrologyPolicy
+from sparkwright.bench.load.order import Generator
+from sparkwright.bench.machine import conditions
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.state import Machine
+from sparkwright.bench.recipes import fitting, workloads
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.statistics.decision import Rule
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import athand, host
-from sparkwright.gates.load import metrology, vllmrs
-from sparkwright.gates.load.metrology import MetrologyPolicy
-from sparkwright.gates.load.order import Generator
-from sparkwright.gates.machine import conditions
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.machine.state import Machine
-from sparkwright.gates.recipes import fitting, workloads
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.statistics.decision import Rule
+from sparkwright.gates.core import athand, host
 from sparkwright.gates.throughput import calibration, course, summary, tracks
 from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
@@ -156,10 +156,10 @@ class Answer:
             return None
         with console.step(f"qualify {self._generator.name}"):
             checks = metrology.qualify(self._generator, self._metrology)
-        self._proof = tuple(f"{check.name}: {check.says}" for check in checks)
+        self._proof = tuple(f"{check.name}: {check.message}" for check in checks)
         journal.add(Qualified(_boot(), time.time(), self._proof, machine.normal))
         wrong = next((check for check in checks if check.state != "pass"), None)
-        return Outcome(past.legs, past.closed, None, Reason(wrong.reference, wrong.says)) if wrong else None
+        return Outcome(past.legs, past.closed, None, Reason(wrong.reason, wrong.message)) if wrong else None
 
     def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known]) -> Outcome:
         question, policy = self._question, self.policy

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics import calibration as aa
+from sparkwright.bench.statistics.decision import Rule
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics import calibration as aa
-from sparkwright.gates.statistics.decision import Rule
 from sparkwright.gates.throughput import tracks
 from sparkwright.gates.throughput.places import Resident
 from sparkwright.gates.throughput.records import Calibrated, Leg, Metric

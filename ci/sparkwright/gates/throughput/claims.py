@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkwright.gates.recipes.expected import Agreement, Expected
-from sparkwright.gates.recipes.recipe import Recipe
+from sparkwright.bench.recipes.expected import Agreement, Expected
+from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.gates.throughput.question import Question
 from sparkwright.gates.throughput.records import METRICS, Result, Series
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics.decision import Decision, Rule, decide
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.throughput import places, tracks
 from sparkwright.gates.throughput.journal import Aside, Closed, Journal, Measured, Sized, aside
 from sparkwright.gates.throughput.places import Place, Resident

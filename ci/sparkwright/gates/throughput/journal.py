@@ -13,8 +13,8 @@ from typing import Self
 
 import msgspec
 
-from sparkwright.gates import jsonlines
-from sparkwright.gates.machine.conditions import Normal
+from sparkwright.bench.machine.conditions import Normal
+from sparkwright.gates.core import jsonlines
 from sparkwright.gates.throughput.records import Leg, Reason, Side
 
 #: The most bytes read of a journal; twelve blocks of six cells with 64 requests each have about 100 MB.

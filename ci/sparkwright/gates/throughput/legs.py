@@ -12,14 +12,14 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
+from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
+from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.model import roofline
+from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.recipes.cells import Cell, Rule
+from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import console
-from sparkwright.gates.load.order import Generator, LoadInvalid, Order, Run
-from sparkwright.gates.machine.snapshot import Snapshot
-from sparkwright.gates.model import roofline
-from sparkwright.gates.model.roofline import Bandwidth
-from sparkwright.gates.recipes.cells import Cell, Rule
-from sparkwright.gates.server.serve import Server
-from sparkwright.gates.server.wire import ServerInvalid
 from sparkwright.gates.throughput import validity
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.records import Leg, Reason, Speculation
@@ -29,7 +29,7 @@ NOTICED = 3.0
 
 
 class Machine(Protocol):
-    """The machine's state; `sparkwright.gates.machine.state.Machine` in earnest."""
+    """The machine's state; `sparkwright.bench.machine.state.Machine` in earnest."""
 
     def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot: ...
 

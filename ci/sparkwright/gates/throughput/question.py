@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server import installed
+from sparkwright.bench.server.serve import GATED, Launch
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.recipes.recipe import Recipe
-from sparkwright.gates.server import installed
-from sparkwright.gates.server.serve import GATED, Launch
 from sparkwright.gates.throughput.places import Resident
 from sparkwright.gates.throughput.records import Kind, Side, Subject
 

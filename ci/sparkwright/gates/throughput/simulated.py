@@ -1,7 +1,7 @@
 """
 A world of noise for whole gates: what a course measures with, without a second passing.
 
-Servers, the load generator and the sentinel follow one `sparkwright.gates.statistics.noise.Machine` and its clock. All that judges — the
+Servers, the load generator and the sentinel follow one `sparkwright.bench.statistics.noise.Machine` and its clock. All that judges — the
 order of launches, the validity of legs, the state of the machine, the journal, the decision — is what a real gate runs.
 """
 
@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.gates.load.order import Order, Request, Run
-from sparkwright.gates.machine import conditions
-from sparkwright.gates.machine.conditions import Normal, Span
-from sparkwright.gates.machine.policy import MachinePolicy
-from sparkwright.gates.machine.snapshot import Snapshot
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.server.serve import Server
-from sparkwright.gates.statistics.noise import Launch, Machine
+from sparkwright.bench.load.order import Order, Request, Run
+from sparkwright.bench.machine import conditions
+from sparkwright.bench.machine.conditions import Normal, Span
+from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.server.serve import Server
+from sparkwright.bench.statistics.noise import Launch, Machine
 from sparkwright.gates.throughput import legs
 from sparkwright.gates.throughput.legs import Means
 from sparkwright.gates.throughput.policy import ThroughputPolicy

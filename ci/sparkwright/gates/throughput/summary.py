@@ -6,14 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics.bounds import mean_interval
-from sparkwright.gates.statistics.decision import Found
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics.bounds import mean_interval
+from sparkwright.bench.statistics.decision import Found
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput import tracks
 from sparkwright.gates.throughput.course import Outcome
 from sparkwright.gates.throughput.records import METRICS, CellResult, Kind, Leg, Metric, Series
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.verdict import State
 
 #: Blocks or launches behind an interval; two of them give one that is a hundred times wider than they are apart.
 LEAST = 3

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.gates.load.order import Run
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics.decision import Track
+from sparkwright.bench.load.order import Run
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics.decision import Track
 from sparkwright.gates.throughput.records import METRICS, Leg, Metric
 
 

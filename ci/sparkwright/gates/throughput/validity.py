@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sparkwright.gates.load.order import Order, Run
+from sparkwright.bench.load.order import Order, Run
 from sparkwright.gates.throughput.records import Reason, Speculation
 
 #: Why a leg does not count → what it means and what to do.

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
+from sparkwright.bench.load.order import LoadInvalid
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.serve import Launch, Server
 from sparkwright.core.console import console
-from sparkwright.gates.load.order import LoadInvalid
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.server.client import Client
-from sparkwright.gates.server.serve import Launch, Server
 from sparkwright.gates.throughput.legs import Means, Serving, measured, ordered
 from sparkwright.gates.throughput.records import Leg, Reason, Side
 

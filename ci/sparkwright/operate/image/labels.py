@@ -35,7 +35,7 @@ def labels(picked: Picked, base: str) -> dict[str, str]:
         SERIAL: str(picked.index.manifest.serial),
         "sparkwright.channel": entry.channel,
         "sparkwright.proved": "no" if picked.missing else "yes",
-        "sparkwright.missing": "; ".join(dict.fromkeys(f"{one.rung}: {one.state} ({one.reference})" for one in picked.missing)),
+        "sparkwright.missing": "; ".join(dict.fromkeys(f"{one.gate}: {one.state} ({one.reference})" for one in picked.missing)),
         **{f"sparkwright.wheel.{wheel.project}": wheel.sha256 for wheel in picked.wheels},
     }
     return {key: value for key, value in sorted(found.items()) if value}

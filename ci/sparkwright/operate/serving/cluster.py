@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.server.keeper import Order
+from sparkwright.bench.server.kept import Kept
+from sparkwright.bench.server.serve import ALWAYS, PASSED
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, UsageError
-from sparkwright.gates.server.keeper import Order
-from sparkwright.gates.server.kept import Kept
-from sparkwright.gates.server.serve import ALWAYS, PASSED
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.place import Place
 from sparkwright.operate.serving.variables import goes_on

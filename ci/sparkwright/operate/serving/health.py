@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.gates.server import answers
-from sparkwright.gates.server.wire import Address, ServerInvalid
+from sparkwright.bench.server import answers
+from sparkwright.bench.server.wire import Address, ServerInvalid
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster
 from sparkwright.operate.serving.held import Running

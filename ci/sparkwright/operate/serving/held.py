@@ -17,10 +17,10 @@ from typing import Literal
 
 import msgspec
 
+from sparkwright.bench.server.keeper import PATIENCE
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError
 from sparkwright.core.store import translate_disk_full
-from sparkwright.gates.server.keeper import PATIENCE
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import Role
 from sparkwright.release.manifest import seen

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkwright.gates.recipes import flags as released
+from sparkwright.bench.recipes import flags as released
 from sparkwright.operate.errors import ServeError
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.recipes import fitting
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server.serve import Launch
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.errors import GateError
-from sparkwright.gates.recipes import fitting
-from sparkwright.gates.recipes import recipe as recipes
-from sparkwright.gates.recipes.recipe import Recipe
-from sparkwright.gates.server.recipe import ContractPolicy
-from sparkwright.gates.server.serve import Launch
+from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.core.errors import GateError
 from sparkwright.operate.serving import known, models, variables
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving.models import Found

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.server.keeper import PATIENCE, Order
+from sparkwright.bench.server.kept import Kept
+from sparkwright.bench.server.serve import answers
 from sparkwright.core import errors
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
-from sparkwright.gates.server.keeper import PATIENCE, Order
-from sparkwright.gates.server.kept import Kept
-from sparkwright.gates.server.log import Line, LogInvalid, scan
-from sparkwright.gates.server.serve import answers
+from sparkwright.gates.contract.log import Line, LogInvalid, scan
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import held, loading, ports, room
 from sparkwright.operate.serving.asked import Asked

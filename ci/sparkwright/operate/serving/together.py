@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from sparkwright.bench.server.kept import Kept
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
-from sparkwright.gates.server.kept import Kept
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, held, ports, room, run
 from sparkwright.operate.serving.asked import Asked

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.gates.server import envvars
-from sparkwright.gates.server.envvars import Replaced
+from sparkwright.bench.server import envvars
+from sparkwright.bench.server.envvars import Replaced
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 

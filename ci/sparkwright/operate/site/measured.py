@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from sparkwright.gates.load.order import Run
+from sparkwright.bench.load.order import Run
 from sparkwright.gates.throughput.records import METRICS, Leg, Metric, Result
 from sparkwright.gates.throughput.summary import LEAST
 from sparkwright.operate.site.records import Measured
@@ -62,7 +62,7 @@ def _value(run: Run, metric: Metric) -> float:
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of their logarithms, as values."""
-    from sparkwright.gates.statistics.bounds import mean_interval
+    from sparkwright.bench.statistics.bounds import mean_interval
 
     if len(values) < LEAST:
         return None, None

@@ -18,8 +18,8 @@ import msgspec
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.files import reading, sha256_bytes
 from sparkwright.core.store import flush, translate_disk_full
-from sparkwright.gates import ladder
-from sparkwright.gates.verdict import State
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.verdict import State
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site.records import File, Measured, Night, Stage
 from sparkwright.release.manifest.records import line

@@ -8,8 +8,8 @@ from typing import Any
 
 from sparkwright import __version__
 from sparkwright.core import console
+from sparkwright.gates.core.verdict import ORDER, State
 from sparkwright.gates.throughput.records import METRICS
-from sparkwright.gates.verdict import ORDER, State
 from sparkwright.operate.site import nights as calendars
 from sparkwright.operate.site.found import Found
 from sparkwright.operate.site.records import Measured, Night
@@ -106,43 +106,43 @@ def _versions(one: Shown) -> str:
 
 
 def _unproved(one: Shown) -> str:
-    """Return what is not proved of *one*: the rungs by their states, the worst first."""
+    """Return what is not proved of *one*: the gates by their states, the worst first."""
     told: dict[State, list[str]] = {}
     for _, proved in one.wheels:
         for lack in proved.missing:
-            told.setdefault(lack.state, []).append(lack.rung)
+            told.setdefault(lack.state, []).append(lack.gate)
     parts = [f"{words.STATES[state][1]}: {', '.join(dict.fromkeys(told[state]))}" for state in ORDER if state in told]
     return words.clean("; ".join(parts), 300) or "nothing"
 
 
 def _release(name: str, one: Shown, found: Found) -> bytes:
-    rungs = list({rung.name: rung.title for _, proved in one.wheels for rung in proved.rungs}.items())
-    wheels = [_wheel(wheel, proved, one, rungs, found.link) for wheel, proved in one.wheels]
+    gates = list({gate.name: gate.title for _, proved in one.wheels for gate in proved.gates}.items())
+    wheels = [_wheel(wheel, proved, one, gates, found.link) for wheel, proved in one.wheels]
     return render(
-        name, "release.html", one.entry.name, one=one, standing=standing(one.entry), rungs=rungs, wheels=wheels, link=found.link,
+        name, "release.html", one.entry.name, one=one, standing=standing(one.entry), gates=gates, wheels=wheels, link=found.link,
         reasons=list(_reasons(one)), metrics=list(METRICS.values()), checked=found.books.checked if found.books else False,
     )  # fmt: skip
 
 
 def _reasons(one: Shown) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield everything that is not a pass, once for all wheels and rungs of which it is said: projects, rungs, state, reference, why."""
+    """Yield everything that is not a pass, once for all wheels and gates of which it is said: projects, gates, state, reference, why."""
     told: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for wheel, proved in one.wheels:
-        missing = {lack.rung: lack for lack in proved.missing}
-        for rung in proved.rungs:
-            if rung.state != "pass":
-                lack = missing.pop(rung.name, Missing(rung.name, rung.state, "", rung.says))
-                told.setdefault((rung.state, lack.reference, rung.says or lack.says), {}).setdefault(wheel.project, []).append(rung.name)
+        missing = {lack.gate: lack for lack in proved.missing}
+        for gate in proved.gates:
+            if gate.state != "pass":
+                lack = missing.pop(gate.name, Missing(gate.name, gate.state, "", gate.says))
+                told.setdefault((gate.state, lack.reference, gate.says or lack.says), {}).setdefault(wheel.project, []).append(gate.name)
         for lack in missing.values():
-            told.setdefault((lack.state, lack.reference, lack.says), {}).setdefault(wheel.project, []).append(lack.rung)
+            told.setdefault((lack.state, lack.reference, lack.says), {}).setdefault(wheel.project, []).append(lack.gate)
     for key, projects in told.items():
-        rungs = dict.fromkeys(name for names in projects.values() for name in names)
-        yield (", ".join(projects), ", ".join(rungs), *key)
+        gates = dict.fromkeys(name for names in projects.values() for name in names)
+        yield (", ".join(projects), ", ".join(gates), *key)
 
 
-def _wheel(wheel: Wheel, proved: Proved, one: Shown, rungs: Sequence[tuple[str, str]], link: str) -> dict[str, Any]:
-    states = {rung.name: rung.state for rung in proved.rungs}
-    seen = [states.get(name) for name, _ in rungs]
+def _wheel(wheel: Wheel, proved: Proved, one: Shown, gates: Sequence[tuple[str, str]], link: str) -> dict[str, Any]:
+    states = {gate.name: gate.state for gate in proved.gates}
+    seen = [states.get(name) for name, _ in gates]
     while seen and seen[-1] is None:
         seen.pop()
     # A page links what people read first; the index's own page of the release has all of it.
@@ -152,7 +152,7 @@ def _wheel(wheel: Wheel, proved: Proved, one: Shown, rungs: Sequence[tuple[str, 
         "proved": proved,
         "size": console.size(wheel.size),
         "states": seen,
-        "without": len(rungs) - len(seen),
+        "without": len(gates) - len(seen),
         "evidence": linked,
         "further": [evidence.kind for evidence in proved.evidence if evidence.kind not in LINKED],
         "speeds": list(_speeds(proved.speeds, one.measured.get(wheel.sha256, ()))),

@@ -126,7 +126,7 @@ def _install(context: StandaloneContext, place: Environment, index: Catalogue, e
         missing = target.proved(index, entry, release, wish.channel)
         chosen, _ = target.chosen(index, entry, release, place)
     for one in missing:
-        console.warn(f"not proved: {one.rung}: {one.state}: {one.says}")
+        console.warn(f"not proved: {one.gate}: {one.state}: {one.says}")
     if was.faults and not (wish.repair or wish.replace):
         _refuse_broken(place, was, wish)
     plan.refuse_foreign(place, was, chosen, replace=wish.replace)

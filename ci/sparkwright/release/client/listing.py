@@ -24,7 +24,7 @@ MOST = 50
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A release: *size* in bytes of its own wheels for this machine, *missing* as ``rung: state``, *fits* this machine."""
+    """A release: *size* in bytes of its own wheels for this machine, *missing* as ``gate: state``, *fits* this machine."""
 
     name: str
     release: str
@@ -65,7 +65,7 @@ def _row(index: Catalogue, entry: Entry, present: str) -> Row:
     lock, wheels = target.lock_of(release), target.wheels_of(release)
     versions = {name: lock.packages[name] for name in SHOWN if lock and name in lock.packages}
     there = {wheel.sha256 for wheel in wheels}
-    missing = sorted({f"{one.rung}: {one.state}" for proved in proof.wheels if proved.wheel in there for one in proved.missing})
+    missing = sorted({f"{one.gate}: {one.state}" for proved in proof.wheels if proved.wheel in there for one in proved.missing})
     return Row(
         entry.name, entry.release, entry.stack, entry.channel, entry.made, entry.yanked, versions, sum(wheel.size for wheel in wheels),
         tuple(missing), lock is not None, entry.release == present,

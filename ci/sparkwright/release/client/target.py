@@ -72,7 +72,7 @@ def proved(catalogue: Catalogue, entry: Entry, release: Release, channel: Channe
         check.checked(wheel, forks.get(wheel.fork), about[0], catalogue.evidence, catalogue.trust)
         missing += about[0].missing
     if missing and "verified" in (channel, entry.channel):
-        details = [f"{one.rung}: {one.state}: {one.says}" for one in missing][:20]
+        details = [f"{one.gate}: {one.state}: {one.says}" for one in missing][:20]
         raise ReleaseError("release-unproved", f"{entry.name} has no pass for everything that `verified` asks for.", details=details)
     return tuple(missing)
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright.gates.ladder import RUNGS, Ladder
+from sparkwright.gates.core.ladder import GATES, Ladder
+from sparkwright.gates.core.verdict import ORDER, Verdict
 from sparkwright.gates.throughput.records import Result, Subject
-from sparkwright.gates.verdict import ORDER, Verdict
 from sparkwright.release.decide import hollow, speeds
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ForkRule, ReleasePolicy
 from sparkwright.release.decide.verdicts import Judged, check_subject
 from sparkwright.release.evidence.judged import speeds as shown
-from sparkwright.release.manifest.records import Missing, Proved, Rung, line
+from sparkwright.release.manifest.records import Gate, Missing, Proved, line
 
-#: References that the decision itself gives; those of rungs are their own.
+#: References that the decision itself gives; those of gates are their own.
 REASONS: Mapping[str, str] = {
-    "not-climbed": "Nobody climbed this rung with these bytes.",
-    "policy-other": "The rung was judged by another policy than the reviewed one of today.",
-    "checks-other": "The rung passed, but asked something else than the policy wants.",
-    "machine-other": "The rung was climbed on another machine than a Spark.",
+    "not-climbed": "Nobody climbed this gate with these bytes.",
+    "policy-other": "The gate was judged by another policy than the reviewed one of today.",
+    "checks-other": "The gate passed, but asked something else than the policy wants.",
+    "machine-other": "The gate was climbed on another machine than a Spark.",
     "margin-wider": "The throughput gate promised less than the policy asks for.",
     "cells-missing": "The throughput gate left out workloads that decide.",
     "source-unresolved": "The lock names the source by a short commit only; run `fetch` where its host is reachable, and build again.",
@@ -52,7 +52,7 @@ def decide(
     """
     wheel = inspected.wheel
     check_subject(wheel, inspected.stack, ladder, result)
-    verdicts = {one.rung: one for one in ladder.verdicts} if ladder else {}
+    verdicts = {one.gate: one for one in ladder.verdicts} if ladder else {}
     if ladder:
         hollow.check(ladder, policy)
     if "G8" in verdicts and verdicts["G8"].state == "pass":
@@ -60,10 +60,10 @@ def decide(
     rule = policy.forks.get(wheel.fork)
     lacking = [Missing("policy", "not-run", "fork-unknown", f"there is no rule for {wheel.fork}")]
     if rule:
-        lacking = [*_rungs(inspected, rule, verdicts, result, policy), *_wheel(inspected, rule), *_companion(inspected, rule, served)]
+        lacking = [*_gates(inspected, rule, verdicts, result, policy), *_wheel(inspected, rule), *_companion(inspected, rule, served)]
     return Proved(
-        wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.rung, one.reference))),
-        rungs=tuple(_shown(verdicts.get(name), name) for name in RUNGS if name in verdicts or (rule and name in rule.rungs)),
+        wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.gate, one.reference))),
+        gates=tuple(_shown(verdicts.get(name), name) for name in GATES if name in verdicts or (rule and name in rule.gates)),
         speeds=shown(result) if result else (), baseline=_named(result.baseline) if result and result.baseline else "",
         margin=result.margin if result else None, host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )  # fmt: skip
@@ -101,13 +101,13 @@ def _serving(fork: str, machine: str, ladders: Mapping[tuple[str, str], Ladder |
     return own or (others[0] if machine == "any" and len(others) == 1 else None)
 
 
-def _rungs(
+def _gates(
     inspected: Inspected, rule: ForkRule, verdicts: Mapping[str, Verdict], result: Result | None, policy: ReleasePolicy
 ) -> Iterator[Missing]:  # fmt: skip
-    for name in rule.rungs:
+    for name in rule.gates:
         verdict = verdicts.get(name)
         if verdict is None:
-            yield Missing(name, "not-run", "not-climbed", f"nobody ran {name} with these bytes: {RUNGS[name]}")
+            yield Missing(name, "not-run", "not-climbed", f"nobody ran {name} with these bytes: {GATES[name]}")
         elif verdict.state != "pass":
             reference, says = _why(verdict)
             yield Missing(name, verdict.state, reference, says)
@@ -118,18 +118,18 @@ def _rungs(
 
 def _sound(inspected: Inspected, verdict: Verdict, policy: ReleasePolicy) -> Iterator[Missing]:
     """Yield why the pass *verdict* is none of what is asked for."""
-    asked = policy.judged_by(verdict.rung, inspected.stack)
+    asked = policy.judged_by(verdict.gate, inspected.stack)
     if asked and verdict.policy != asked:
         says = f"judged by policy {verdict.policy[:16] or 'none'}, asked for: {asked[:16]}"
-        yield Missing(verdict.rung, "invalid", "policy-other", line(says))
+        yield Missing(verdict.gate, "invalid", "policy-other", line(says))
     made = {one.name for one in verdict.checks if one.required}
-    if lacking := [name for name in policy.rungs[verdict.rung].wanted if name not in made]:
-        yield Missing(verdict.rung, "invalid", "checks-other", line(f"it did not make {', '.join(lacking)}"))
-    if policy.rungs[verdict.rung].gpu:
+    if lacking := [name for name in policy.gates[verdict.gate].wanted if name not in made]:
+        yield Missing(verdict.gate, "invalid", "checks-other", line(f"it did not make {', '.join(lacking)}"))
+    if policy.gates[verdict.gate].gpu:
         gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
         if f"(SM {policy.gpu})" not in gpu or inspected.wheel.machine not in ("any", machine):
             says = f"climbed on {gpu} ({machine or 'unknown'}), asked for: SM {policy.gpu} ({inspected.wheel.machine})"
-            yield Missing(verdict.rung, "invalid", "machine-other", line(says))
+            yield Missing(verdict.gate, "invalid", "machine-other", line(says))
 
 
 def _wheel(inspected: Inspected, rule: ForkRule) -> Iterator[Missing]:
@@ -143,7 +143,7 @@ def _wheel(inspected: Inspected, rule: ForkRule) -> Iterator[Missing]:
 
 
 def _companion(inspected: Inspected, rule: ForkRule, served: Ladder | None) -> Iterator[Missing]:
-    """Yield why the rungs of the wheel that serves say nothing of this one."""
+    """Yield why the gates of the wheel that serves say nothing of this one."""
     if not rule.served_by:
         return
     project, by = inspected.wheel.project, rule.served_by
@@ -159,11 +159,11 @@ def _why(verdict: Verdict) -> tuple[str, str]:
     checks = [one for one in verdict.checks if one.required and one.state != "pass"]
     worst = min(checks, key=lambda one: ORDER.index(one.state), default=None)
     if worst is None:
-        return "not-climbed", f"{verdict.rung} made no check that it depends on"
-    return line(worst.reference), line(f"{worst.name}: {worst.says}")
+        return "not-climbed", f"{verdict.gate} made no check that it depends on"
+    return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
-def _shown(verdict: Verdict | None, name: str) -> Rung:
+def _shown(verdict: Verdict | None, name: str) -> Gate:
     if verdict is None:
-        return Rung(name, RUNGS[name], "not-run", "nobody climbed it")
-    return Rung(name, RUNGS[name], verdict.state, "" if verdict.state == "pass" else _why(verdict)[1])
+        return Gate(name, GATES[name], "not-run", "nobody climbed it")
+    return Gate(name, GATES[name], verdict.state, "" if verdict.state == "pass" else _why(verdict)[1])

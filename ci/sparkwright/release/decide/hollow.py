@@ -1,7 +1,7 @@
 """
-Whether a pass has something behind it. The rung's rule names the checks that it rests on, and which of them measure.
+Whether a pass has something behind it. The gate's rule names the checks that it rests on, and which of them measure.
 
-Nothing is added to what a gate judged: a rung that is no pass is not looked at here.
+Nothing is added to what a gate judged: a gate that is no pass is not looked at here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from sparkwright.gates.ladder import Ladder
-from sparkwright.gates.verdict import Check, Verdict
-from sparkwright.release.decide.policy import ReleasePolicy, RungRule
+from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Check, Verdict
+from sparkwright.release.decide.policy import GateRule, ReleasePolicy
 from sparkwright.release.errors import ReleaseError
 
 
@@ -20,34 +20,34 @@ def check(ladder: Ladder, policy: ReleasePolicy) -> None:
     Do nothing where every pass of *ladder* rests on what the policy names.
 
     Raises:
-        verdict-hollow: One does not, or a rung has two verdicts.
+        verdict-hollow: One does not, or a gate has two verdicts.
     """
-    names = [verdict.rung for verdict in ladder.verdicts]
+    names = [verdict.gate for verdict in ladder.verdicts]
     faults = [f"{name}: it has {names.count(name)} verdicts" for name in dict.fromkeys(names) if names.count(name) > 1]
     for verdict in ladder.verdicts:
         if verdict.state == "pass":
-            rule = policy.rungs.get(verdict.rung)
-            faults += list(faults_of(verdict, rule)) if rule else [f"{verdict.rung}: there is no such rung"]
+            rule = policy.gates.get(verdict.gate)
+            faults += list(faults_of(verdict, rule)) if rule else [f"{verdict.gate}: there is no such gate"]
     if faults:
         about = ladder.wheel.file if ladder.wheel else "a server"
         raise ReleaseError("verdict-hollow", f"A pass of {about} has nothing behind it.", details=faults[:30])
 
 
-def faults_of(verdict: Verdict, rule: RungRule) -> Iterator[str]:
+def faults_of(verdict: Verdict, rule: GateRule) -> Iterator[str]:
     """Yield what the pass *verdict* lacks."""
     checks: dict[str, Check] = {}
     for one in verdict.checks:
         if one.name in checks:
-            yield f"{verdict.rung}: {one.name} is there twice"
+            yield f"{verdict.gate}: {one.name} is there twice"
         checks[one.name] = one
     for pattern in rule.checks:
         matching = [one for name, one in checks.items() if fnmatchcase(name, pattern)]
         if not any(one.required for one in matching):
-            yield f"{verdict.rung}: no check {pattern} that it would depend on"
-        yield from (f"{verdict.rung}: {one.name} is {one.state}" for one in matching if one.state != "pass" and _named(one, pattern))
+            yield f"{verdict.gate}: no check {pattern} that it would depend on"
+        yield from (f"{verdict.gate}: {one.name} is {one.state}" for one in matching if one.state != "pass" and _named(one, pattern))
     for name, one in checks.items():
         if one.state == "pass" and rule.measures(name) and not (one.figures or one.samples):
-            yield f"{verdict.rung}: {name} shows neither figure nor sample"
+            yield f"{verdict.gate}: {name} shows neither figure nor sample"
 
 
 def _named(one: Check, pattern: str) -> bool:

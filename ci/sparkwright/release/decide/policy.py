@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sparkwright.bench.recipes.cells import Cell
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates import declared
-from sparkwright.gates.ladder import RUNGS
-from sparkwright.gates.recipes.cells import Cell
+from sparkwright.gates.core import declared
+from sparkwright.gates.core.ladder import GATES
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 
@@ -39,25 +39,25 @@ class ForkRule(_Record, frozen=True):
     What ``verified`` asks of the wheels of a fork.
 
     Attributes:
-        rungs: That must pass about these bytes.
-        served_by: The fork in whose ladder these bytes were installed, so that its rungs speak of them, too; empty for none.
+        gates: That must pass about these bytes.
+        served_by: The fork in whose ladder these bytes were installed, so that its gates speak of them, too; empty for none.
         record: A build record, with a source that is resolved. *sbom*: an SBOM inside. *isolated*: no network while it was compiled.
     """
 
-    rungs: tuple[str, ...]
+    gates: tuple[str, ...]
     served_by: str = ""
     record: bool = False
     sbom: bool = False
     isolated: bool = False
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.rungs if name not in RUNGS]:
-            raise ValueError(f"there is no rung {', '.join(unknown)}")
+        if unknown := [name for name in self.gates if name not in GATES]:
+            raise ValueError(f"there is no gate {', '.join(unknown)}")
 
 
-class RungRule(_Record, frozen=True):
+class GateRule(_Record, frozen=True):
     """
-    What a rung's pass rests on.
+    What a gate's pass rests on.
 
     Attributes:
         checks: Patterns of names; at least one check must match each, and all that do must be required and pass.
@@ -123,30 +123,30 @@ class ReleasePolicy(_Record, frozen=True):
         days: Until a signed manifest expires. *retain*: candidates of each stack that are kept.
         keys: Fingerprints of those who publish. *immutable*: whether a host that could replace a file is refused.
         gpu: The compute capability that gates count from (``12.1``).
-        gates: Rung that is asked for → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``.
+        digests: Gate that is asked for → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``.
         speeds: The same of G8; None where that is not asked for.
     """
 
     days: Annotated[int, msgspec.Meta(ge=1, le=365)]
     gpu: Text
     forks: dict[str, ForkRule]
-    rungs: dict[str, RungRule]
+    gates: dict[str, GateRule]
     url: str = ""
     keys: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
     identities: tuple[Identity, ...] = ()
     immutable: bool = True
     retain: Annotated[int, msgspec.Meta(ge=1)] = 12
     sets: dict[str, SetRule] = {}
-    gates: dict[str, str] = {}
+    digests: dict[str, str] = {}
     speeds: Speeds | None = None
 
     def __post_init__(self) -> None:
         if self.url and not (self.url.endswith("/") and self.url.startswith(("https://", "http://127.0.0.1:"))):
             raise ValueError(f"url: {self.url!r} is no https address with a final slash")
-        if lost := {rung for rule in self.forks.values() for rung in rule.rungs} - set(self.rungs):
-            raise ValueError(f"rungs: nothing says what a pass of {', '.join(sorted(lost))} rests on")
-        if lost := set(self.rungs) - set(RUNGS):
-            raise ValueError(f"rungs: there is no rung {', '.join(sorted(lost))}")
+        if lost := {gate for rule in self.forks.values() for gate in rule.gates} - set(self.gates):
+            raise ValueError(f"gates: nothing says what a pass of {', '.join(sorted(lost))} rests on")
+        if lost := set(self.gates) - set(GATES):
+            raise ValueError(f"gates: there is no gate {', '.join(sorted(lost))}")
         if lost := {rule.served_by for rule in self.forks.values()} - {"", *self.forks}:
             raise ValueError(f"forks: {', '.join(sorted(lost))} is none")
 
@@ -155,9 +155,9 @@ class ReleasePolicy(_Record, frozen=True):
         """The sha256 of the policy, those of the gates included."""
         return sha256_bytes(canonical(self))
 
-    def judged_by(self, rung: str, stack: str) -> str:
-        """Return the sha256 of the policy that *rung* has to be judged by; empty where any will do."""
-        return self.gates.get(f"G0 {stack}" if rung == "G0" else rung, "")
+    def judged_by(self, gate: str, stack: str) -> str:
+        """Return the sha256 of the policy that *gate* has to be judged by; empty where any will do."""
+        return self.digests.get(f"G0 {stack}" if gate == "G0" else gate, "")
 
 
 def load(root: Path) -> ReleasePolicy:
@@ -169,31 +169,31 @@ def load(root: Path) -> ReleasePolicy:
     """
     path = root / "ci" / "release.yaml"
     read = strict_yaml.load(path, ReleasePolicy)
-    if read.gates or read.speeds:
-        raise FileError("file-invalid", f"{path} states what follows from other files.", details=["gates and speeds are not written there"])
-    if unknown := [fault for rung, rule in read.rungs.items() for fault in declared.faults(rung, rule.checks, rule.measured, rule.wanted)]:
+    if read.digests or read.speeds:
+        raise FileError("file-invalid", f"{path} states what follows from other files.", details=["digests and speeds are not written there"])
+    if unknown := [fault for gate, rule in read.gates.items() for fault in declared.faults(gate, rule.checks, rule.measured, rule.wanted)]:
         raise FileError("file-invalid", f"{path} asks for checks that no gate gives.", details=unknown[:30])
-    asked = {rung for rule in read.forks.values() for rung in rule.rungs}
-    gates = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
-    return msgspec.structs.replace(read, gates=gates, speeds=_speeds(root) if "G8" in asked else None)
+    asked = {gate for rule in read.forks.values() for gate in rule.gates}
+    digests = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
+    return msgspec.structs.replace(read, digests=digests, speeds=_speeds(root) if "G8" in asked else None)
 
 
 def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
-    from sparkwright.gates.device.rung import DevicePolicy
-    from sparkwright.gates.distributions.rung import DistributionsPolicy
-    from sparkwright.gates.numerics.rung import NumericsPolicy
-    from sparkwright.gates.server.contract import ContractPolicy
-    from sparkwright.gates.soak.rung import SoakPolicy
-    from sparkwright.gates.tasks.rung import TasksPolicy
-    from sparkwright.gates.words.rung import WordsPolicy
+    from sparkwright.gates.accuracy.gate import TasksPolicy
+    from sparkwright.gates.contract.gate import ContractPolicy
+    from sparkwright.gates.device.gate import DevicePolicy
+    from sparkwright.gates.generation.gate import WordsPolicy
+    from sparkwright.gates.logprobs.gate import DistributionsPolicy
+    from sparkwright.gates.numerics.gate import NumericsPolicy
+    from sparkwright.gates.soak.gate import SoakPolicy
 
     kinds: Mapping[str, tuple[str, type[Any]]] = {
         "G1": ("numerics", NumericsPolicy), "G2": ("device", DevicePolicy), "G3": ("contract", ContractPolicy),
         "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("tasks", TasksPolicy),
         "G7": ("soak", SoakPolicy),
     }  # fmt: skip
-    files = {rung: (folder / f"{name}.yaml", kind) for rung, (name, kind) in kinds.items() if rung in asked}
-    return {rung: sha256_bytes(canonical(strict_yaml.load(path, kind))) for rung, (path, kind) in files.items()}
+    files = {gate: (folder / f"{name}.yaml", kind) for gate, (name, kind) in kinds.items() if gate in asked}
+    return {gate: sha256_bytes(canonical(strict_yaml.load(path, kind))) for gate, (path, kind) in files.items()}
 
 
 def _audits(root: Path) -> dict[str, str]:
@@ -206,7 +206,7 @@ def _audits(root: Path) -> dict[str, str]:
 
 
 def _speeds(root: Path) -> Speeds:
-    from sparkwright.gates.recipes import workloads
+    from sparkwright.bench.recipes import workloads
     from sparkwright.gates.throughput.policy import ThroughputPolicy
 
     read = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sparkwright.gates.recipes import cells as shapes
-from sparkwright.gates.recipes.cells import Cell
-from sparkwright.gates.statistics.decision import Decision, Rule, decide
-from sparkwright.gates.throughput import calibration, rung, tracks
+from sparkwright.bench.recipes import cells as shapes
+from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.statistics.decision import Decision, Rule, decide
+from sparkwright.gates.core.verdict import Verdict
+from sparkwright.gates.throughput import calibration, tracks
+from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.calibration import Calibration, Day
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
 from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.verdict import Verdict
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Missing, line
@@ -61,7 +62,7 @@ def _faults(verdict: Verdict, result: Result, asked: Speeds) -> Iterator[str]:
 def _of_rows(verdict: Verdict, result: Result) -> Iterator[str]:
     """Yield which rows of the measurement the verdict lacks, or tells otherwise."""
     told = {one.name: one.state for one in verdict.checks}
-    for one in rung.checks(result):
+    for one in gate.checks(result):
         if told.get(one.name) != one.state:
             yield f"{one.name}: the verdict says {told.get(one.name, 'nothing')}, the result {one.state}"
 

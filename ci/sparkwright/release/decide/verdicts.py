@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.gates import ladder
-from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Wheel
@@ -86,9 +86,9 @@ def check_subject(wheel: Wheel, stack: str, found: Ladder | None, result: Result
     if found is not None:
         about = found.wheel.sha256 if found.wheel else "no wheel"
         faults += [f"the verdicts: {about}"] if about != wheel.sha256 else []
-        faults += [f"{one.rung}: {one.wheel or 'no wheel'}" for one in found.verdicts if one.wheel != wheel.sha256]
+        faults += [f"{one.gate}: {one.wheel or 'no wheel'}" for one in found.verdicts if one.wheel != wheel.sha256]
         # Only G0 reads device code; a ladder without it does not know any.
-        told = found.device_code or any(one.rung == "G0" for one in found.verdicts)
+        told = found.device_code or any(one.gate == "G0" for one in found.verdicts)
         if told and {found.device_code, *(one.device_code for one in found.verdicts)} != {wheel.device_code}:
             faults.append(f"device code: {found.device_code or 'none'}, of the wheel: {wheel.device_code or 'none'}")
         faults += [f"judged as of stack {found.stack}, built from {stack}"] if stack and found.stack != stack else []

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.core.ladder import Ladder
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import judged, predicates
 from sparkwright.release.evidence.predicates import (
@@ -142,19 +142,19 @@ def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw:
             "evidence-invalid", f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round."
         )
     found = judged.verdicts(raw["verdicts"], wheel) if "verdicts" in raw else None
-    judged.rungs(proved.rungs, found, wheel)
+    judged.gates(proved.gates, found, wheel)
     if found is None:
         return None
     said, tests = _read(payloads, "test-result", TestResult, wheel), judged.tests(found)
-    verdict = next((one for one in found.verdicts if one.rung == judged.THROUGHPUT), None)
+    verdict = next((one for one in found.verdicts if one.gate == judged.THROUGHPUT), None)
     files = {kind: sha256_bytes(raw[kind]) for kind in ("verdicts", "throughput") if kind in raw}
-    policies = {f"policy of {one.rung}": one.policy for one in found.verdicts if one.policy}
+    policies = {f"policy of {one.gate}": one.policy for one in found.verdicts if one.policy}
     _agree(
         f"The test result of {wheel.filename}",
         {**msgspec.structs.asdict(said), "configuration": {one.name: one.digest.get("sha256") for one in said.configuration}},
         {
             "result": judged.result(tests, proved.missing), "passed_tests": tests.passed, "warned_tests": tests.warned,
-            "failed_tests": tests.failed, "informing": tests.informing, "rungs": {one.rung: one.state for one in found.verdicts},
+            "failed_tests": tests.failed, "informing": tests.informing, "gates": {one.gate: one.state for one in found.verdicts},
             "configuration": {**files, "ci/release.yaml": proved.policy, **policies},
         },
     )  # fmt: skip
@@ -177,7 +177,7 @@ def _summary(wheel: Wheel, proved: Proved, said: Summary, payloads: Mapping[str,
         {
             "verifier": VERIFIER, "policy": proved.policy, "input_attestations": {(one.uri, one.digest["sha256"]) for one in inputs},
             "verification_result": "FAILED" if proved.missing else "PASSED", "verified_levels": ("FAILED",) if proved.missing else (LEVEL,),
-            "resource_uri": places.wheel(wheel.sha256, wheel.filename), "rungs": {one.name: one.state for one in proved.rungs},
+            "resource_uri": places.wheel(wheel.sha256, wheel.filename), "gates": {one.name: one.state for one in proved.gates},
             "missing": proved.missing, "speeds": proved.speeds, "baseline": proved.baseline, "margin": proved.margin, "host": proved.host,
         },
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _summary(wheel: Wheel, proved: Proved, said: Summary, payloads: Mapping[str,
 
 def _complete(wheel: Wheel, final: Summary, found: Ladder | None, raw: Mapping[str, bytes]) -> None:
     """Require what stands behind a wheel of which nothing is missing."""
-    states = {one.rung: one.state for one in found.verdicts} if found else {}
+    states = {one.gate: one.state for one in found.verdicts} if found else {}
     short = [f"{name}: {states.get(name, 'not-run')}" for name in final.required if states.get(name) != "pass"]
     failed = [f"{name}: {state}" for name, state in states.items() if state in ("fail", "invalid")]
     if short or failed:

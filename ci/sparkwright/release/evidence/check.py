@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.verdict import State
+from sparkwright.gates.core.verdict import State
 from sparkwright.release import bill
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
@@ -29,12 +29,12 @@ class Checked(msgspec.Struct, frozen=True):
 
     Attributes:
         signers: Kind of statement → who signed it.
-        rungs: Rung → its state, as it follows from the checks in the verdicts.
+        gates: Gate → its state, as it follows from the checks in the verdicts.
         raw: The files that the statements name, by kind.
     """
 
     signers: dict[str, str]
-    rungs: dict[str, State]
+    gates: dict[str, State]
     statements: dict[str, Statement]
     raw: dict[str, bytes]
 
@@ -69,7 +69,7 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
     if "pep740" in files:
         _index(wheel, files)
     return Checked(
-        {kind: one.by for kind, one in opened.items()}, {one.rung: one.state for one in found.verdicts} if found else {}, statements, raw
+        {kind: one.by for kind, one in opened.items()}, {one.gate: one.state for one in found.verdicts} if found else {}, statements, raw
     )
 
 

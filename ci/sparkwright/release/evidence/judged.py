@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sparkwright.gates import ladder
-from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.core import ladder
+from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import ORDER, Check, State, Verdict
 from sparkwright.gates.throughput.records import CellResult, Result, Series
-from sparkwright.gates.verdict import ORDER, Check, State, Verdict
 from sparkwright.release.errors import ReleaseError, TrustError
-from sparkwright.release.manifest.records import Missing, Proved, Rung, Speed, Wheel, line
+from sparkwright.release.manifest.records import Gate, Missing, Proved, Speed, Wheel, line
 
-#: The rung that stands on a file of its own.
+#: The gate that stands on a file of its own.
 THROUGHPUT = "G8"
 
 
@@ -39,7 +39,7 @@ def verdicts(data: bytes, wheel: Wheel) -> Ladder:
     Raises:
         evidence-invalid: It is no document of verdicts, or the states in it do not follow from its checks.
         verdict-foreign: They are about other bytes.
-        verdict-hollow: A rung passes and no required check of it shows a figure or a sample.
+        verdict-hollow: A gate passes and no required check of it shows a figure or a sample.
     """
     try:
         found = ladder.read(data)
@@ -49,16 +49,16 @@ def verdicts(data: bytes, wheel: Wheel) -> Ladder:
     if wheel.device_code and found.device_code and wheel.device_code != found.device_code:
         details = [f"wheel:    {wheel.device_code}", f"verdicts: {found.device_code}"]
         raise ReleaseError("verdict-foreign", f"The verdicts about {wheel.filename} tell of other device code.", details=details)
-    names = [one.rung for one in found.verdicts]
-    if len(set(names)) != len(names) or set(names) - ladder.RUNGS.keys():
+    names = [one.gate for one in found.verdicts]
+    if len(set(names)) != len(names) or set(names) - ladder.GATES.keys():
         raise TrustError(
-            "evidence-invalid", f"The verdicts about {wheel.filename} name a rung twice, or one that does not exist.", details=names
+            "evidence-invalid", f"The verdicts about {wheel.filename} name a gate twice, or one that does not exist.", details=names
         )
     if hollow := [one for one in found.verdicts if one.state == "pass" and not any(map(_shows, one.checks))]:
         raise ReleaseError(
             "verdict-hollow",
-            f"{len(hollow)} rung(s) of {wheel.filename} pass without a figure or a sample.",
-            details=[f"{one.rung} ({one.title}): {len(one.checks)} checks" for one in hollow],
+            f"{len(hollow)} gate(s) of {wheel.filename} pass without a figure or a sample.",
+            details=[f"{one.gate} ({one.title}): {len(one.checks)} checks" for one in hollow],
         )
     return found
 
@@ -77,8 +77,8 @@ def tests(found: Ladder) -> Tests:
     """Return the checks of *found* by what they are to a test result."""
 
     def named(states: Sequence[State], *, required: bool = True) -> tuple[str, ...]:
-        every = ((one.rung, check) for one in found.verdicts for check in one.checks)
-        return tuple(f"{rung}/{check.name}" for rung, check in every if check.state in states and check.required == required)
+        every = ((one.gate, check) for one in found.verdicts for check in one.checks)
+        return tuple(f"{gate}/{check.name}" for gate, check in every if check.state in states and check.required == required)
 
     return Tests(named(("pass",)), named(("not-run", "inconclusive")), named(("fail", "invalid")), named(ORDER[:-1], required=False))
 
@@ -90,14 +90,14 @@ def result(found: Tests, missing: Iterable[Missing]) -> Literal["PASSED", "WARNE
     return "PASSED" if found.passed and not found.warned and not list(missing) else "WARNED"
 
 
-def rungs(claimed: Iterable[Rung], found: Ladder | None, wheel: Wheel) -> None:
+def gates(claimed: Iterable[Gate], found: Ladder | None, wheel: Wheel) -> None:
     """
-    Require that no rung is claimed to be better than the verdicts say; one of which they say nothing did not run.
+    Require that no gate is claimed to be better than the verdicts say; one of which they say nothing did not run.
 
     Raises:
         evidence-invalid: One is.
     """
-    seen: dict[str, State] = {one.rung: one.state for one in found.verdicts} if found else {}
+    seen: dict[str, State] = {one.gate: one.state for one in found.verdicts} if found else {}
     better = [
         f"{one.name}: claimed {one.state}, found {seen.get(one.name, 'not-run')}"
         for one in claimed
@@ -113,7 +113,7 @@ def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Prove
 
     Raises:
         evidence-invalid: It is no measurement, or says something else than is claimed. verdict-foreign: It measured other bytes.
-        verdict-hollow: The rung passes, and no leg counts or a series that decides has no blocks.
+        verdict-hollow: The gate passes, and no leg counts or a series that decides has no blocks.
     """
     try:
         found = msgspec.json.decode(data, type=Result)

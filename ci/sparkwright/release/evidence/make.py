@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.ladder import Ladder
+from sparkwright.gates.core.ladder import Ladder
 from sparkwright.release.evidence import agreement, judged
 from sparkwright.release.evidence.predicates import (
     BUILD_TYPE,
@@ -56,7 +56,7 @@ def statements(
         record: The wheel's build record, where it has one.
         lock_digest: sha256 of ``forks/<stack>/lock.yaml``; empty where it is not known.
         stack: Where there is no *record* that says it.
-        required: Rungs that the policy asks of the wheel; by default what *proved* lets conclude: those that pass, and those missing.
+        required: Gates that the policy asks of the wheel; by default what *proved* lets conclude: those that pass, and those missing.
         builder: See `builder_of`.
 
     Raises:
@@ -75,8 +75,8 @@ def statements(
 
 
 def _asked(proved: Proved) -> list[str]:
-    missing = {one.rung for one in proved.missing}
-    return [one.name for one in proved.rungs if one.state == "pass" or one.name in missing]
+    missing = {one.gate for one in proved.missing}
+    return [one.name for one in proved.gates if one.state == "pass" or one.name in missing]
 
 
 def _plain(record: msgspec.Struct) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def test_result(found: Ladder, proved: Proved, raw: Mapping[str, bytes]) -> Test
     judging = [Resource("ci/release.yaml", digest={"sha256": proved.policy}), *_policies(found)]
     return TestResult(
         judged.result(tests, proved.missing), (*files, *judging), tests.passed, tests.warned, tests.failed, tests.informing,
-        {one.rung: one.state for one in found.verdicts},
+        {one.gate: one.state for one in found.verdicts},
     )  # fmt: skip
 
 
 def _policies(found: Ladder) -> Iterator[Resource]:
     for one in found.verdicts:
         if one.policy:
-            yield Resource(f"policy of {one.rung}", digest={"sha256": one.policy})
+            yield Resource(f"policy of {one.gate}", digest={"sha256": one.policy})
 
 
 def summary(
@@ -160,6 +160,6 @@ def summary(
     return Summary(
         Verifier(VERIFIER), places.wheel(wheel.sha256, wheel.filename),
         Policy("ci/release.yaml", {"sha256": proved.policy}), tuple(inputs), "PASSED" if passed else "FAILED",
-        (LEVEL,) if passed else ("FAILED",), "1.0", tuple(required), {one.name: one.state for one in proved.rungs}, proved.missing,
+        (LEVEL,) if passed else ("FAILED",), "1.0", tuple(required), {one.name: one.state for one in proved.gates}, proved.missing,
         proved.speeds, proved.baseline, proved.margin, dict(proved.host), __version__,
     )  # fmt: skip

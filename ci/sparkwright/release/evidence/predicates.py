@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from sparkwright.gates.verdict import State
+from sparkwright.gates.core.verdict import State
 from sparkwright.release.errors import TrustError
 from sparkwright.release.manifest.records import Missing, Speed
 
@@ -96,7 +96,7 @@ class TestResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     Attributes:
         configuration: The files of verdicts and of throughput, and the policies that judged.
         passed_tests, warned_tests, failed_tests: Required checks as ``G0/archive``; warned are those that did not run or decide nothing.
-        informing: The others that did not pass. *rungs*: the state of each rung.
+        informing: The others that did not pass. *gates*: the state of each gate.
     """
 
     result: Literal["PASSED", "WARNED", "FAILED"]
@@ -105,7 +105,7 @@ class TestResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     warned_tests: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()
     informing: tuple[str, ...] = msgspec.field(default=(), name="sparkwright_informing")
-    rungs: dict[str, State] = msgspec.field(default_factory=dict, name="sparkwright_rungs")
+    gates: dict[str, State] = msgspec.field(default_factory=dict, name="sparkwright_gates")
 
 
 class Verifier(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     Attributes:
         verification_result: ``PASSED`` where nothing is missing for ``verified``.
         verified_levels: ``FAILED`` alone where something is.
-        required: Rungs that the policy asks of it. *rungs*: the state of each that was shown.
+        required: Gates that the policy asks of it. *gates*: the state of each that was shown.
         missing, speeds, baseline, margin, host: As in `Proved`. *program*: the version of sparkwright that decided.
     """
 
@@ -147,7 +147,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     verified_levels: tuple[str, ...]
     slsa_version: str = msgspec.field(default="", name="slsaVersion")
     required: tuple[str, ...] = msgspec.field(default=(), name="sparkwright_required")
-    rungs: dict[str, State] = msgspec.field(default_factory=dict, name="sparkwright_rungs")
+    gates: dict[str, State] = msgspec.field(default_factory=dict, name="sparkwright_gates")
     missing: tuple[Missing, ...] = msgspec.field(default=(), name="sparkwright_missing")
     speeds: tuple[Speed, ...] = msgspec.field(default=(), name="sparkwright_speeds")
     baseline: str = msgspec.field(default="", name="sparkwright_baseline")

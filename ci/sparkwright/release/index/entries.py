@@ -166,7 +166,7 @@ def skimmed(root: Path, entry: Entry) -> Skimmed:
 def _proven(one: Skimmed) -> None:
     found = [(wheel, lack) for wheel in one.release.wheels for lack in one.shown[wheel.sha256].missing]
     if one.entry.channel == "verified" and found:
-        lacking = [f"{wheel.filename}: {lack.rung} {lack.state} ({lack.reference})" for wheel, lack in found[:20]]
+        lacking = [f"{wheel.filename}: {lack.gate} {lack.state} ({lack.reference})" for wheel, lack in found[:20]]
         raise ReleaseError(
             "verified-refused", f"{one.entry.name} cannot stand in verified: its proof says that something is missing.", details=lacking
         )

@@ -102,7 +102,7 @@ class Making:
         rows = tuple(
             Row(
                 wheel.filename, wheel.sha256, wheel.size, wheel.project, wheel.machine, "" if entries.near(wheel) else wheel.url,
-                tuple(f"{lack.rung} {lack.state}" for lack in one.shown[wheel.sha256].missing),
+                tuple(f"{lack.gate} {lack.state}" for lack in one.shown[wheel.sha256].missing),
             )
             for wheel in one.release.wheels
         )  # fmt: skip

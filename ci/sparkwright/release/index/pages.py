@@ -159,14 +159,14 @@ def release(one: Whole, known: Known, notes: str, url: str) -> bytes:
 
 
 def _verdicts(one: Whole) -> dict[str, Any]:
-    """Return the table of verdicts: a wheel in each row, a rung in each column."""
-    rungs = list({rung.name: rung.title for proved in one.proved.values() for rung in proved.rungs}.items())
+    """Return the table of verdicts: a wheel in each row, a gate in each column."""
+    gates = list({gate.name: gate.title for proved in one.proved.values() for gate in proved.gates}.items())
     rows = []
     for wheel in one.release.wheels:
         proved = one.proved[wheel.sha256]
-        states = {rung.name: rung.state for rung in proved.rungs}
-        rows.append((wheel, [states.get(name) for name, _ in rungs], proved.missing))
-    return {"rungs": rungs, "verdicts": rows}
+        states = {gate.name: gate.state for gate in proved.gates}
+        rows.append((wheel, [states.get(name) for name, _ in gates], proved.missing))
+    return {"gates": gates, "verdicts": rows}
 
 
 def _links(one: Whole, wheel: Wheel) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def line(entry: Entry, wheel: File, shown: Shown, url: str, steps: int) -> Line:
         "_sparkwright": {
             "channel": entry.channel,
             "release": entry.name,
-            "missing": [{"rung": one.rung, "state": one.state, "reference": one.reference} for one in shown.missing],
+            "missing": [{"gate": one.gate, "state": one.state, "reference": one.reference} for one in shown.missing],
             "evidence": {one.kind: up + places.evidence(one.sha256) for one in shown.evidence},
         },
     }

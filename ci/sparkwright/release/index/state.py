@@ -26,7 +26,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     A wheel of a release: what ``index.html`` says of it.
 
     Attributes:
-        url: Only where another host keeps it. *missing*: ``rung state`` of everything that ``verified`` asks for.
+        url: Only where another host keeps it. *missing*: ``gate state`` of everything that ``verified`` asks for.
     """
 
     filename: str

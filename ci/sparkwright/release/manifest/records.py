@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.gates.verdict import State
+from sparkwright.gates.core.verdict import State
 
 FORMAT = 1
 
@@ -169,9 +169,9 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """Why a wheel is not for ``verified``: the rung (or ``source``, ``sbom``, …), its state, the reason's reference, and a sentence."""
+    """Why a wheel is not for ``verified``: the gate (or ``source``, ``sbom``, …), its state, the reason's reference, and a sentence."""
 
-    rung: Line
+    gate: Line
     state: State
     reference: Line
     says: Line
@@ -192,8 +192,8 @@ class Evidence(msgspec.Struct, frozen=True):
     size: int
 
 
-class Rung(msgspec.Struct, frozen=True):
-    """One rung of the ladder for people: its state, and in a sentence why (empty for a pass)."""
+class Gate(msgspec.Struct, frozen=True):
+    """One gate of the ladder for people: its state, and in a sentence why (empty for a pass)."""
 
     name: Line
     title: Line
@@ -234,7 +234,7 @@ class Proved(msgspec.Struct, frozen=True):
     wheel: Sha256
     policy: Sha256
     missing: tuple[Missing, ...]
-    rungs: tuple[Rung, ...] = ()
+    gates: tuple[Gate, ...] = ()
     speeds: tuple[Speed, ...] = ()
     baseline: Line = ""
     margin: float | None = None

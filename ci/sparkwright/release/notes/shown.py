@@ -1,4 +1,4 @@
-"""What was shown of each wheel: the rungs of the ladder, the speeds, and what is missing or did not run."""
+"""What was shown of each wheel: the gates of the ladder, the speeds, and what is missing or did not run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def missing(release: Release, proof: Proof) -> Iterator[Block]:
         if proved is None:
             rows.append((wheel.project, "everything", Mark("not-run"), "", "the proof does not name this wheel"))
         else:
-            rows += [(wheel.project, one.rung, Mark(one.state), Code(one.reference), one.says) for one in proved.missing]
+            rows += [(wheel.project, one.gate, Mark(one.state), Code(one.reference), one.says) for one in proved.missing]
     if not rows:
         yield Says("Nothing is missing: every verdict that the channel verified asks for is a pass, for each of these wheels.")
         return
@@ -44,17 +44,17 @@ def missing(release: Release, proof: Proof) -> Iterator[Block]:
     yield Grid(("wheel", "of", "state", "reference", "what"), tuple(rows), 5)
 
 
-def rungs(release: Release, proof: Proof) -> Iterator[Block]:
+def gates(release: Release, proof: Proof) -> Iterator[Block]:
     """Yield the gate report of each wheel."""
     yield Heading("What the gates say")
     for wheel, proved in pairs(release, proof):
         yield Heading(f"{wheel.project} {wheel.version}{'' if wheel.machine == 'any' else f' for {wheel.machine}'}", 3)
-        if proved is None or not (proved.rungs or proved.speeds):
+        if proved is None or not (proved.gates or proved.speeds):
             yield Says("No gate ran on this wheel." if proved else "Nothing is proved of this wheel.")
             continue
-        if proved.rungs:
-            rows = tuple((one.name, one.title, Mark(one.state), one.says) for one in proved.rungs)
-            yield Grid(("rung", "what it looks at", "state", "why"), rows, 4)
+        if proved.gates:
+            rows = tuple((one.name, one.title, Mark(one.state), one.says) for one in proved.gates)
+            yield Grid(("gate", "what it looks at", "state", "why"), rows, 4)
         yield from speeds(proved)
         if proved.host:
             yield Says(f"On: {', '.join(f'{name} {value}' for name, value in sorted(proved.host.items()))}.")
@@ -62,10 +62,10 @@ def rungs(release: Release, proof: Proof) -> Iterator[Block]:
 
 
 def _not_run(release: Release, proof: Proof) -> Iterator[Block]:
-    """Yield what did not run, each rung and reason once, with the wheels that it is about."""
+    """Yield what did not run, each gate and reason once, with the wheels that it is about."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for wheel, proved in pairs(release, proof):
-        for one in proved.rungs if proved else ():
+        for one in proved.gates if proved else ():
             if one.state == "not-run":
                 found.setdefault((one.name, one.title, one.says), []).append(wheel.project)
     if found:

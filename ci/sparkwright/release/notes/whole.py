@@ -43,7 +43,7 @@ def blocks(release: Release, proof: Proof, before: Release | None) -> list[Block
         *changes.stack(release, before),
         *changes.patches(release, before),
         *stock.section(release, proof),
-        *shown.rungs(release, proof),
+        *shown.gates(release, proof),
         *sizes.wheels(release, before),
         *sizes.provenance(release),
         *_install(release, mine),

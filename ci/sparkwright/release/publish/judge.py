@@ -64,7 +64,7 @@ def refuse(inspected: Sequence[Inspected], proved: Sequence[Proved]) -> None:
     lacking = [(one.wheel, what.missing) for one, what in zip(inspected, proved, strict=True) if what.missing]
     if lacking:
         told = [(wheel, one) for wheel, missing in lacking for one in missing]
-        details = [f"{wheel.project}: {one.rung}: {one.state} ({one.reference}): {one.says}" for wheel, one in told]
+        details = [f"{wheel.project}: {one.gate}: {one.state} ({one.reference}): {one.says}" for wheel, one in told]
         data = {"missing": {wheel.filename: list(missing) for wheel, missing in lacking}}
         raise ReleaseError(
             "verified-refused", f"{len(lacking)} of {len(inspected)} wheels may not stand in verified.", details=details, data=data

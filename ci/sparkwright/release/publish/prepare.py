@@ -200,7 +200,7 @@ def _evident(publisher: Publisher, draft: Draft, wheel: Wheel, one: Inspected, w
     rule = publisher.policy.forks.get(wheel.fork)
     made = make.statements(
         wheel, one.fork, what, raw, record=one.record, lock_digest=sha256_file(lock) if lock.exists() else "",
-        stack=publisher.context.project.stack, required=rule.rungs if rule else (),
+        stack=publisher.context.project.stack, required=rule.gates if rule else (),
     )  # fmt: skip
     files = make.signed(made, raw, wheel, publisher.signer)
     for named, data in files.items():

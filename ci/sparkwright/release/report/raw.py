@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from sparkwright.gates.load.order import Request
-from sparkwright.gates.machine.snapshot import Snapshot
+from sparkwright.bench.load.order import Request
+from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Metric
 from sparkwright.release.report import words
 from sparkwright.release.report.view import View

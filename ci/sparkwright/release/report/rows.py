@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from sparkwright.core.console import duration, size
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import METRICS, CellResult, Series, Subject
-from sparkwright.gates.verdict import State
 from sparkwright.release.report import words
 from sparkwright.release.report.view import View, change, shift, sound
 

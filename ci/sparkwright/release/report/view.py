@@ -61,7 +61,7 @@ def interval(values: list[float]) -> Value | None:
     middle = statistics.median(values)
     if len(values) < FEWEST:
         return Value(middle, launches=len(values))
-    from sparkwright.gates.statistics import bounds
+    from sparkwright.bench.statistics import bounds
 
     low, high = bounds.mean_interval([math.log(value) for value in values])
     return Value(middle, math.exp(low), math.exp(high), len(values))

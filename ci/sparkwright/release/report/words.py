@@ -6,8 +6,8 @@ import math
 import time
 import unicodedata
 
+from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import METRICS, Metric, Result
-from sparkwright.gates.verdict import State
 
 #: State → sign and word. Colour never stands alone.
 STATES: dict[State, tuple[str, str]] = {

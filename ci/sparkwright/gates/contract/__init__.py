@@ -1,0 +1,1 @@
+"""G3: the kernels and settings that serve."""

@@ -1,0 +1,1 @@
+"""Verdicts, the ladder of gates, and what a gate is run on."""

@@ -1,0 +1,226 @@
+"""
+What a run was given: the wheel, the environment, and the server that serves it.
+
+A server that we start runs from the first question to the end of the run, so that all gates speak of one launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import psutil
+from msgspec.structs import replace
+
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server import installed
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.serve import GATED, Launch, Server
+from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.gates.contract import kernel_trace as profiled
+from sparkwright.gates.contract.gate import Running
+from sparkwright.gates.contract.kernel_trace import ProfileInvalid
+from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
+
+#: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
+PATIENCE = 600.0
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """
+    What the command line names.
+
+    Attributes:
+        wheel: The wheel in question.
+        python: The Python of an environment that the wheel is installed in.
+        serve: Folder of the model that is to be served from there.
+        flags, variables: Of the server that is started.
+        server: URL of a server that runs already, and *log* what it prints.
+        model: The name under which it serves; empty for the model's own, or the only one of a server that runs.
+        model_folder: Its files, where they are not *serve*; their digest names the model.
+        recipe: How the model is served (``ci/recipes``), or only what G3 expects of the log.
+        profile: Of G4: what kind of model it is.
+        trace: A profiler's file, for G3.
+        against: The reference: the URL of its server, or a folder that ``--record`` wrote.
+        task: Of G6.
+        reserve: Megabytes that must stay free on the machine while we serve.
+        baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
+        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.question.Question`.
+    """
+
+    wheel: Path | None = None
+    python: Path | None = None
+    serve: Path | None = None
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    server: str = ""
+    log: Path | None = None
+    model: str = ""
+    model_folder: Path | None = None
+    recipe: str = ""
+    profile: str = "default"
+    trace: Path | None = None
+    against: str = ""
+    task: str = "gsm8k"
+    reserve: int = 0
+    baseline: Path | None = None
+    baseline_python: Path | None = None
+    workloads: tuple[str, ...] = ()
+    texts: Path | None = None
+    at_once: bool = False
+    fresh: bool = False
+    preheat: float | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Is there a server, or will there be one?"""
+        return bool(self.server or self.serve)
+
+
+class AtHand:
+    """
+    The server of a run, ours or somebody's.
+
+    Args:
+        host: Facts of the machine, for references that are bound to it.
+        folder: An empty one, for the server's log and profiles.
+        stack: Ends the server that was started, when it is left.
+        recipe: How it is started, beside the flags and variables that are named.
+    """
+
+    def __init__(
+        self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack, recipe: Recipe | None = None
+    ) -> None:
+        if inputs.serve and not inputs.python:
+            raise UsageError(
+                "usage", "--serve wants the environment that vLLM is installed in.", todo="Name its interpreter with --python."
+            )
+        if inputs.serve and inputs.server:
+            raise UsageError("usage", "--serve starts a server and --server names one that runs; give one of them.")
+        self._inputs, self._host, self._folder, self._stack, self._recipe = inputs, dict(host), folder, stack, recipe
+
+    @cached_property
+    def _launched(self) -> Server:
+        """The server that we start, once, for all gates."""
+        return self._stack.enter_context(Server(self.launch(), self._folder / "server.log"))
+
+    def launch(self) -> Launch:
+        """
+        Return how the server is started that we start.
+
+        Raises:
+            recipe-unfit: The recipe says nothing of the release in the environment.
+        """
+        one = self._inputs
+        assert one.serve is not None
+        assert one.python is not None
+        plain = Launch(one.python, one.serve)
+        if self._recipe:
+            plain = recipes.launch(self._recipe, installed.version(one.python), one.python, one.serve)
+        return replace(
+            plain, flags=(*plain.flags, *one.flags, *profiled.flags(self._folder / "profiles")),
+            variables={**GATED, **plain.variables, **one.variables}, name=self.name, reserve=max(one.reserve, plain.reserve),
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return self._launched.url if self._inputs.serve else self._inputs.server
+
+    def client(self) -> Client:
+        """Return a client of the server."""
+        return self._launched.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served: ours by the model's own; empty for the only one of a server that runs."""
+        one = self._inputs
+        return one.model or (recipes.served_name(self._recipe, one.serve) if one.serve else "")
+
+    def known_name(self) -> str:
+        """Return the name of the model before anything is started; empty where a server that runs does not tell it."""
+        if not self.name:
+            with contextlib.suppress(ServerInvalid):
+                return Client(self.url, timeout=5, deadline=10).model()
+        return self.name
+
+    @property
+    def served(self) -> Served:
+        """What is known of the server from outside."""
+        folder = self._inputs.serve or self._inputs.model_folder
+        wheel = sha256_file(self._inputs.wheel) if self._inputs.wheel else ""
+        return Served(wheel, model_digest(folder) if folder else "", self._host)
+
+    def running(self) -> Running:
+        """Return what G3 judges: the log, and what is known of the server."""
+        one = self._inputs
+        package = installed.package(one.python) if one.python else None
+        if one.serve:
+            server = self._launched
+            trace = one.trace or self._profile(server)
+            return Running(
+                server.log, server.launch.flags, server.launch.environment(), package, trace,
+                "" if server.ready else server.ended, server.reference,
+            )  # fmt: skip
+        assert one.log is not None
+        return Running(one.log, package=package, profile=one.trace)
+
+    def _profile(self, server: Server) -> Path | None:
+        """Return a profile of one answer; none where the server makes none, which the gate then says."""
+        if server.ready:
+            with contextlib.suppress(ServerInvalid, ProfileInvalid):
+                return profiled.take(server.client(), self._folder / "profiles")
+        return None
+
+    def same_wheel(self) -> Check:
+        """Return whether the environment that serves holds the wheel's files and no others."""
+        return same_wheel(self._inputs.wheel, self._inputs.python, "wheel-served")
+
+    def end(self) -> None:
+        """End the server that we started, if we did; what comes then starts its own."""
+        if "_launched" in self.__dict__:
+            self._launched.stop()
+
+    def pid(self) -> int | None:
+        """Return the server's process; None where it is not on this machine or cannot be found."""
+        if self._inputs.serve:
+            return next((process.pid for process in self._launched.processes()), None)
+        port = self._inputs.server.rpartition(":")[2].partition("/")[0]
+        with contextlib.suppress(psutil.Error):
+            listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            return next((one.pid for one in listening if one.laddr and str(one.laddr.port) == port), None)
+        return None
+
+
+def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
+    """Return the check *name*: whether the environment of *python* holds the files of *wheel* and no others."""
+    if not wheel or not python:
+        return not_run(name, "name the wheel and the Python of its environment, to know that it is this wheel", "not-asked")
+    if found := installed.is_installed(python, wheel):
+        samples = [Sample(mismatch.name, "the wheel's bytes", mismatch.how) for mismatch in found]
+        return failed(name, f"{len(found)} file(s) of the environment are not the wheel's", "wheel-not-served", samples=samples)
+    return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
+
+
+def patient(url: str) -> Client:
+    """Return a client of the server at *url* that waits as long as its first question may take."""
+    return Client(url, timeout=PATIENCE)
+
+
+def model_digest(folder: Path) -> str:
+    """
+    Return a digest over the files of the model in *folder*: its weights by name and size and their headers, everything small by its bytes.
+
+    Hundreds of gigabytes are not read again for each run; a shard of the same size with other numbers and the same header is not noticed.
+    """
+    parts = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as stream:
+            parts.append((path.name, path.stat().st_size, sha256_bytes(stream.read(16 * 1024**2))))
+    return sha256_bytes(canonical(parts))
