@@ -17,9 +17,9 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.accuracy.gate import TasksPolicy
-from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.result import TaskResult
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check
 
@@ -27,7 +27,7 @@ from sparkwright.gates.core.verdict import Check
 pytestmark = [pytest.mark.network, pytest.mark.server]
 
 ROOT = Path(__file__).parents[2]
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "tasks.yaml", TasksPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "accuracy.yaml", AccuracyPolicy)
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def context(tmp_path: Path) -> RunContext:
 
 
 @pytest.fixture
-def before(context: RunContext) -> Outcome:
+def before(context: RunContext) -> TaskResult:
     """Return a baseline that was right everywhere."""
-    settings, count = tasks.settings_digest(context, POLICY.tasks["largest"], harness.version(context)), POLICY.tasks["largest"].questions
+    settings, count = tasks.settings_digest(context, POLICY.tasks["largest"], runner.version(context)), POLICY.tasks["largest"].questions
     questions = tuple(f"{number:016x}" for number in range(count))
-    return Outcome(Served(), "toy", "0", harness.version(context), "largest", settings, questions, "1" * count)
+    return TaskResult(Served(), "toy", "0", runner.version(context), "largest", settings, questions, "1" * count)
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def serving(bad: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
         server.shutdown()
 
 
-def judged(context: RunContext, url: str, before: Outcome | str, task: str = "largest", policy: TasksPolicy = POLICY) -> dict[str, Check]:
+def judged(context: RunContext, url: str, before: TaskResult | str, task: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
     checks = tasks.run(policy, task, context, url, before, served=Served())
     assert all(check.reason in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
@@ -96,7 +96,7 @@ class Bad(http.server.BaseHTTPRequestHandler):
     ids=["page", "empty", "null", "8 GB", "long error"],
 )
 def test_an_answer_that_is_none_ends_the_task(
-    context: RunContext, before: Outcome, status: int, body: bytes, times: int, reason: str
+    context: RunContext, before: TaskResult, status: int, body: bytes, times: int, reason: str
 ) -> None:
     """A page, no answer, an answer without text, one of 8 GB, an error of 900 MB: invalid, within the limits of memory and files."""
     bad = type("Handler", (Bad,), {"status": status, "body": body, "times": times})
@@ -107,7 +107,7 @@ def test_an_answer_that_is_none_ends_the_task(
     assert sum(len(sample.actual) for sample in checks["answers"].samples) < 10_000
 
 
-def test_a_server_that_never_answers_is_ended_in_time(context: RunContext, before: Outcome) -> None:
+def test_a_server_that_never_answers_is_ended_in_time(context: RunContext, before: TaskResult) -> None:
     """The policy's seconds bound the harness, whatever the server does."""
     ended = threading.Event()
 

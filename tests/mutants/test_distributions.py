@@ -14,9 +14,9 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.accuracy.gate import TasksPolicy
-from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.result import TaskResult
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.logprobs import corpus
@@ -33,7 +33,7 @@ REAL = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
 TEXTS = 16
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
 POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))
-TASKS = strict_yaml.load(GATES / "tasks.yaml", TasksPolicy)
+TASKS = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
 MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {
@@ -90,20 +90,20 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Refere
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, context: RunContext) -> Outcome:
+def _before(taught: Broken, context: RunContext) -> TaskResult:
     """Return the answers of the server before it is broken."""
-    return tasks.answer(TASKS, "largest", context, harness.obtain(context), taught.url, Served())
+    return tasks.answer(TASKS, "largest", context, runner.obtain(context), taught.url, Served())
 
 
 @pytest.fixture(scope="module", name="equal")
-def _equal(taught: Broken, context: RunContext, before: Outcome) -> tuple[Check, ...]:
+def _equal(taught: Broken, context: RunContext, before: TaskResult) -> tuple[Check, ...]:
     """Return what the tasks gate says of the server before it is broken, asked a second time."""
     return tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
 
 
 @pytest.mark.parametrize("mutant", LOSSES)
 def test_a_server_that_loses_questions_dies(
-    kill: Kill, taught: Broken, context: RunContext, before: Outcome, equal: tuple[Check, ...], mutant: str
+    kill: Kill, taught: Broken, context: RunContext, before: TaskResult, equal: tuple[Check, ...], mutant: str
 ) -> None:
     """Five points of 1000 questions are beyond the margin; the baseline knows nearly all of them."""
     fault, options = LOSSES[mutant]

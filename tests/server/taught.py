@@ -18,7 +18,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import harness
+from sparkwright.gates.accuracy import runner
 
 GATES = ROOT / "ci" / "gates"
 
@@ -56,5 +56,5 @@ def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
 def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
     context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
-    harness.obtain(context)
+    runner.obtain(context)
     return context

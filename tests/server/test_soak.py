@@ -37,7 +37,7 @@ SHORT = replace(
 
 #: A soak in a process of its own, to be killed. A job that a script put into the background would ignore interruptions.
 PROGRAM = (
-    "import signal, sys, msgspec; from pathlib import Path; from sparkwright.gates import soak\n"
+    "import signal, sys, msgspec; from pathlib import Path; from sparkwright.gates.soak import gate as soak\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "url, journal, pid, policy = sys.argv[1:]\n"
     "soak.run(msgspec.json.decode(policy, type=soak.SoakPolicy), url, Path(journal), pid=int(pid))\n"

@@ -14,9 +14,10 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.accuracy import harness, outcome
-from sparkwright.gates.accuracy.gate import TasksPolicy
-from sparkwright.gates.accuracy.outcome import Outcome
+from sparkwright.gates.accuracy import result as results
+from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.result import TaskResult
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check, worst
 
@@ -24,7 +25,7 @@ __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
-POLICY = strict_yaml.load(GATES / "tasks.yaml", TasksPolicy)
+POLICY = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
 NAMES = ["baseline", "answers", "paired", "floor"]
 
 #: Writes a data set as the hub's library keeps it once it was loaded: of GSM8K's form, with questions of ours.
@@ -49,13 +50,13 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 
 
 @pytest.fixture(scope="module", name="before")
-def _before(taught: Broken, context: RunContext) -> Outcome:
+def _before(taught: Broken, context: RunContext) -> TaskResult:
     """Return the sound server's answers."""
-    return tasks.answer(POLICY, "largest", context, harness.obtain(context), taught.url, Served())
+    return tasks.answer(POLICY, "largest", context, runner.obtain(context), taught.url, Served())
 
 
 def judged(
-    context: RunContext, url: str, before: Outcome | Path | str, task: str = "largest", policy: TasksPolicy = POLICY
+    context: RunContext, url: str, before: TaskResult | Path | str, task: str = "largest", policy: AccuracyPolicy = POLICY
 ) -> dict[str, Check]:
     checks = tasks.run(policy, task, context, url, before, served=Served())
     assert [check.name for check in checks] == [f"{task}-{name}" for name in NAMES]
@@ -63,9 +64,9 @@ def judged(
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 
 
-def test_the_same_server_loses_nothing(taught: Broken, context: RunContext, before: Outcome, tmp_path: Path) -> None:
+def test_the_same_server_loses_nothing(taught: Broken, context: RunContext, before: TaskResult, tmp_path: Path) -> None:
     """A sound server paired with its own saved answers passes: 1000 questions, nothing gained, nothing lost, well above its floor."""
-    outcome.save(before, tmp_path / "baseline.json")
+    results.save(before, tmp_path / "baseline.json")
     checks = judged(context, taught.url, tmp_path / "baseline.json")
 
     assert worst(check.state for check in checks.values()) == "pass"
@@ -73,7 +74,7 @@ def test_the_same_server_loses_nothing(taught: Broken, context: RunContext, befo
     assert sum(before.answers) > 900
 
 
-def test_a_server_that_hangs_is_ended_in_time(taught: Broken, context: RunContext, before: Outcome) -> None:
+def test_a_server_that_hangs_is_ended_in_time(taught: Broken, context: RunContext, before: TaskResult) -> None:
     """The policy's seconds bound the harness, whatever the server does."""
     one = msgspec.structs.replace(POLICY.tasks["largest"], seconds=20)
     with taught.fault("stall", seconds=5):
@@ -84,7 +85,7 @@ def test_a_server_that_hangs_is_ended_in_time(taught: Broken, context: RunContex
 
 def test_gsm8k_runs_where_its_data_is(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The harness's own task runs from a hub cache, offline: here with 400 questions of ours, of which the small model knows none."""
-    subprocess.run([harness.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
+    subprocess.run([runner.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     few = msgspec.structs.replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
     checks = judged(context, taught.url, taught.url, "gsm8k", msgspec.structs.replace(POLICY, tasks={"gsm8k": few}))

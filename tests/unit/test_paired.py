@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.accuracy import paired
-from sparkwright.gates.accuracy.paired import Pairs
+from sparkwright.gates.accuracy import mcnemar
+from sparkwright.gates.accuracy.mcnemar import Pairs
 
 Z, MARGIN = 2.33, 0.02
 
@@ -20,7 +20,7 @@ some = st.builds(Pairs, counts, counts, counts, counts).filter(lambda pairs: pai
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=50))
 def test_every_question_is_counted_once(answers: list[tuple[bool, bool]]) -> None:
     """The difference of the pairs is the difference of the two scores."""
-    pairs = paired.pairs([one for one, _ in answers], [other for _, other in answers])
+    pairs = mcnemar.pairs([one for one, _ in answers], [other for _, other in answers])
 
     assert pairs.count == len(answers)
     assert pairs.difference == pytest.approx((sum(other for _, other in answers) - sum(one for one, _ in answers)) / len(answers))
@@ -109,7 +109,7 @@ def test_uneven_changes_are_less_likely_by_chance() -> None:
 def test_a_part_lies_within_its_limits(count: int, right: int) -> None:
     """Wilson's interval holds the part that was seen and stays between 0 and 1."""
     right = min(right, count)
-    low, high = paired.wilson(right, count, Z)
+    low, high = mcnemar.wilson(right, count, Z)
 
     assert 0 <= low <= right / count + 1e-12
     assert right / count - 1e-12 <= high <= 1

@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
+from sparkwright.bench.machine import kernel_log
+from sparkwright.bench.machine.kernel_log import Finding, KernelLog
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.jsonlines import Writer
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
+from sparkwright.gates.soak import checks as soaked
+from sparkwright.gates.soak import collect as load
 from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.soak import growth, kernellog, load
 from sparkwright.gates.soak import journal as soakjournal
-from sparkwright.gates.soak import judged as soaked
+from sparkwright.gates.soak import theil_sen
+from sparkwright.gates.soak.collect import Fault, Stretch
 from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
-from sparkwright.gates.soak.kernellog import Finding, KernelLog
-from sparkwright.gates.soak.load import Fault, Stretch
 from sparkwright.gates.soak.processes import Processes
 
 ROOT = Path(__file__).parents[2]
@@ -157,25 +159,25 @@ def test_few_samples_decide_nothing() -> None:
     """A slope of some points is a guess."""
     record = sound()
 
-    few = replace(record.observed[-1], memory=record.observed[-1].memory[: growth.FEWEST_POINTS - 1])
+    few = replace(record.observed[-1], memory=record.observed[-1].memory[: theil_sen.FEWEST_POINTS - 1])
     assert states(replace(record, observed=(few,)))["memory-growth"] == ("inconclusive", "too-few-samples")
 
 
-@given(st.floats(-1e3, 1e3), st.floats(-1e6, 1e6), st.integers(growth.FEWEST_POINTS, 400))
+@given(st.floats(-1e3, 1e3), st.floats(-1e6, 1e6), st.integers(theil_sen.FEWEST_POINTS, 400))
 def test_the_slope_of_a_line_is_the_line_s(slope: float, start: float, count: int) -> None:
     """Without noise the interval has no width."""
-    found = growth.slope([(at * 1.5, start + slope * at * 1.5) for at in range(count)])
+    found = theil_sen.slope([(at * 1.5, start + slope * at * 1.5) for at in range(count)])
 
     assert found
     for value in (found.low, found.middle, found.high):
         assert value == pytest.approx(slope, abs=1e-6 * (1 + abs(start) + abs(slope) * count))
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=growth.FEWEST_POINTS, max_size=60), st.floats(-1e6, 1e6))
+@given(st.lists(st.floats(-1e9, 1e9), min_size=theil_sen.FEWEST_POINTS, max_size=60), st.floats(-1e6, 1e6))
 def test_a_trend_adds_to_the_slope_and_order_holds(values: list[float], trend: float) -> None:
     """The interval holds its middle, and a trend that is added moves all three by itself."""
-    flat = growth.slope([(float(at), value) for at, value in enumerate(values)])
-    tilted = growth.slope([(float(at), value + trend * at) for at, value in enumerate(values)])
+    flat = theil_sen.slope([(float(at), value) for at, value in enumerate(values)])
+    tilted = theil_sen.slope([(float(at), value + trend * at) for at, value in enumerate(values)])
 
     assert flat
     assert tilted
@@ -186,7 +188,7 @@ def test_a_trend_adds_to_the_slope_and_order_holds(values: list[float], trend: f
 def test_spikes_do_not_make_a_slope() -> None:
     """A fifth of the points far above the rest, all near the end, moves the median of the slopes little."""
     series = [(float(at), 1e9 if at > 80 and at % 2 else 0.0) for at in range(100)]
-    found = growth.slope(series)
+    found = theil_sen.slope(series)
 
     assert found
     assert found.middle == 0
@@ -197,7 +199,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     draw = random.Random(5)
     lines = [[(float(at), 0.3 * at + draw.gauss(0, 10)) for at in range(60)] for _ in range(300)]
 
-    inside = sum(bool((found := growth.slope(line)) and found.low <= 0.3 <= found.high) for line in lines)
+    inside = sum(bool((found := theil_sen.slope(line)) and found.low <= 0.3 <= found.high) for line in lines)
 
     assert inside >= 270
 
@@ -216,7 +218,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 ])  # fmt: skip
 def test_what_the_kernel_says_is_sorted(text: str, reference: str) -> None:
     """Faults of the GPU, its driver, the memory and the machine are findings; other news is not."""
-    found = kernellog.finding(text)
+    found = kernel_log.finding(text)
 
     assert (found.reference if found else "") == reference
 
@@ -245,7 +247,7 @@ def test_a_log_without_line_ends_takes_no_memory(tmp_path: Path) -> None:
     path.touch()
     log = KernelLog(path)
     try:
-        path.write_bytes(b"x" * kernellog.MOST)
+        path.write_bytes(b"x" * kernel_log.MOST)
         assert list(log.findings()) == []
         assert len(log._rest) <= 8192
     finally:
@@ -258,7 +260,7 @@ def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
         KernelLog(tmp_path / "kmsg")
 
 
-@pytest.mark.skipif(not os.access(kernellog.KMSG, os.R_OK), reason="this user may not read /dev/kmsg")
+@pytest.mark.skipif(not os.access(kernel_log.KMSG, os.R_OK), reason="this user may not read /dev/kmsg")
 def test_this_machine_s_kernel_log_can_be_read() -> None:
     """On the real device, reading begins at the end and does not wait."""
     try:
@@ -358,8 +360,8 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "soak.jsonl"
     program = (
         "import sys; from pathlib import Path; from sparkwright.gates.soak.journal import *\n"
-        "from sparkwright.gates.jsonlines import Writer\n"
-        "from sparkwright.gates.soak.load import Stretch\n"
+        "from sparkwright.gates.core.jsonlines import Writer\n"
+        "from sparkwright.gates.soak.collect import Stretch\n"
         "journal = Writer(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
         "while True:\n  at += 1; journal.add(Observed(at, Stretch(asked=at))); print(at, flush=True)\n"
     )

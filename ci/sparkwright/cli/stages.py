@@ -28,6 +28,9 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import UNRESOLVED, ForkLock, VendoredLock
 from sparkwright.forks.stack import MACHINES, SourceError
 
+#: Requirements of G6's lm-eval that have no wheels, or that only tasks need that G6 does not ask.
+HARNESS_EXCLUDED = ("nltk", "rouge-score", "sqlitedict", "tiktoken", "word2number")
+
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the stages."""
@@ -118,8 +121,6 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Write ``lock.yaml``, ``pylock.toml`` and the lock of G6's harness; report unresolved sources.
     """
-    from sparkwright.gates.accuracy import harness
-
     context = options.checkout(arguments)
     if context.offline:
         raise SourceError(
@@ -129,11 +130,13 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
     resolved = resolve.resolve(context, locks.read(project) if project.lock_file.exists() else None)
     with console.step("lock the tools"):
         tools = pylock.resolve(context.store, project.build_folder / "requirements.in")
-    folder = harness.folder(context)
+    folder = project.root / "ci" / "gates" / "harness"
     # A checkout with stacks alone has no gates.
     if (folder / "requirements.in").exists():
         with console.step(f"lock {folder.name}"):
-            context.store.write(folder / "pylock.toml", harness.lock(context).encode())
+            excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
+            text = pylock.resolve(context.store, folder / "requirements.in", *excluded)
+            context.store.write(folder / "pylock.toml", text.encode())
     context.store.write(project.lock_file, locks.render(resolved).encode())
     context.store.write(project.build_folder / "pylock.toml", tools.encode())
     grafts = [fork for fork, spec in project.spec.forks.items() if spec.build == "graft"]

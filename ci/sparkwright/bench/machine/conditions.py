@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.sentinel import Device, Reading
 from sparkwright.bench.machine.snapshot import Snapshot
-from sparkwright.gates.soak import kernellog
 from sparkwright.gates.throughput.records import Reason
 
 TITLE = "the state of the machine"
@@ -32,7 +32,7 @@ REASONS: Mapping[str, str] = {
     "server less, or end other programs.",
     "sentinel-silent": "The sentinel did not answer, so nobody knows whether the machine was in a slow state. Its log is in the cache "
     "directory, under logs.",
-    "kernel-no-memory": kernellog.MEANINGS["kernel-no-memory"],
+    "kernel-no-memory": kernel_log.MEANINGS["kernel-no-memory"],
 }
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sparkwright.bench.machine import kernel_log
+from sparkwright.bench.machine.kernel_log import KernelLog
 from sparkwright.bench.machine.policy import MemoryPolicy
 from sparkwright.core import process
-from sparkwright.gates.soak import kernellog
-from sparkwright.gates.soak.kernellog import KernelLog
 
 #: Seconds over which a fall is told: between two looks alone, one array that is taken at once would look like a landslide.
 WINDOW = 1.0
@@ -39,7 +39,7 @@ class MemoryWatch:
         lowest: The least that was available, in MB; None before the first look.
     """
 
-    def __init__(self, policy: MemoryPolicy, end: Callable[[str, str], None], *, kernel: Path = kernellog.KMSG) -> None:
+    def __init__(self, policy: MemoryPolicy, end: Callable[[str, str], None], *, kernel: Path = kernel_log.KMSG) -> None:
         self._policy, self._end, self._kernel = policy, end, kernel
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)

@@ -20,10 +20,15 @@ from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core.errors import FileError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.accuracy import harness, outcome, paired
-from sparkwright.gates.accuracy.asking import TaskPolicy, TasksPolicy, answer, settings_digest
-from sparkwright.gates.accuracy.harness import HarnessFailed
-from sparkwright.gates.accuracy.outcome import Outcome, OutcomeInvalid
+from sparkwright.gates.accuracy import mcnemar, result, runner
+from sparkwright.gates.accuracy.result import ResultInvalid, TaskResult
+from sparkwright.gates.accuracy.runner import (
+    AccuracyPolicy,
+    HarnessFailed,
+    TaskPolicy,
+    answer,
+    settings_digest,
+)
 from sparkwright.gates.core.served import Served, same_model
 from sparkwright.gates.core.verdict import (
     Check,
@@ -37,7 +42,7 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 
-__all__ = ["CHECKS", "REASONS", "TITLE", "TaskPolicy", "TasksPolicy", "answer", "run", "settings_digest"]
+__all__ = ["CHECKS", "REASONS", "TITLE", "AccuracyPolicy", "TaskPolicy", "answer", "run", "settings_digest"]
 
 TITLE = "tasks, paired with the baseline"
 
@@ -68,7 +73,7 @@ REASONS: Mapping[str, str] = {
 
 
 def run(
-    policy: TasksPolicy, task: str, context: RunContext, candidate: str, baseline: str | Outcome | Path, *,
+    policy: AccuracyPolicy, task: str, context: RunContext, candidate: str, baseline: str | TaskResult | Path, *,
     served: Served, baseline_served: Served | None = None, model: str = "",
 ) -> tuple[Check, ...]:  # fmt: skip
     """
@@ -87,14 +92,14 @@ def run(
     if task not in policy.tasks:
         raise FileError("file-invalid", f"The policy of the tasks has no {task!r}.", details=[f"tasks: {', '.join(policy.tasks)}"])
     try:
-        python = harness.obtain(context)
+        python = runner.obtain(context)
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return _ended(task, not_run(f"{task}-baseline", f"lm-evaluation-harness is not here: {error.what}", "harness-missing"))
     settings = policy.tasks[task]
     with tempfile.TemporaryDirectory(dir=context.store.folder("work"), prefix="tasks-") as folder:
-        if settings.dataset and not harness.has_data(python, settings.dataset, settings.part, Path(folder)):
+        if settings.dataset and not runner.has_data(python, settings.dataset, settings.part, Path(folder)):
             says = f"The data set {settings.dataset} is not on this machine."
             return _ended(task, not_run(f"{task}-baseline", says, "task-data-missing"))
     about = baseline_served or msgspec.structs.replace(served, wheel="")
@@ -124,24 +129,24 @@ def _broken(name: str, who: str, error: ServerInvalid | HarnessFailed) -> Check:
 
 
 def _baseline(
-    policy: TasksPolicy, task: str, context: RunContext, python: Path, baseline: str | Outcome | Path, served: Served, model: str
-) -> Outcome | Check:
-    if isinstance(baseline, Outcome):
+    policy: AccuracyPolicy, task: str, context: RunContext, python: Path, baseline: str | TaskResult | Path, served: Served, model: str
+) -> TaskResult | Check:
+    if isinstance(baseline, TaskResult):
         return baseline
     try:
         if isinstance(baseline, Path):
-            return outcome.load(baseline)
+            return result.load(baseline)
         return answer(policy, task, context, python, baseline, served, model)
-    except OutcomeInvalid as error:
+    except ResultInvalid as error:
         return invalid(f"{task}-baseline", f"The baseline: {error.says}.", "baseline-damaged")
     except (ServerInvalid, HarnessFailed) as error:
         return _broken(f"{task}-baseline", "The baseline", error)
 
 
-def _fits(policy: TasksPolicy, task: str, context: RunContext, before: Outcome) -> Check:
+def _fits(policy: AccuracyPolicy, task: str, context: RunContext, before: TaskResult) -> Check:
     """Return whether the baseline was asked what the policy asks, and knows enough for anything to follow."""
     name, settings = f"{task}-baseline", policy.tasks[task]
-    if before.task != task or before.settings != settings_digest(context, settings, harness.version(context)):
+    if before.task != task or before.settings != settings_digest(context, settings, runner.version(context)):
         return invalid(name, "The baseline was asked another task, or in another way.", "baseline-other")
     if len(before.right) != settings.questions:
         return invalid(name, f"The baseline has {len(before.right)} answers instead of {settings.questions}.", "baseline-other")
@@ -158,8 +163,8 @@ def _ended(task: str, *done: Check) -> tuple[Check, ...]:
     return (*done, *(not_run(name, f"{done[-1].name} ended the task.", "not-measured") for name in missing))
 
 
-def _paired(policy: TasksPolicy, task: str, before: Outcome, now: Outcome) -> Check:
-    name, pairs = f"{task}-paired", paired.pairs(before.answers, now.answers)
+def _paired(policy: AccuracyPolicy, task: str, before: TaskResult, now: TaskResult) -> Check:
+    name, pairs = f"{task}-paired", mcnemar.pairs(before.answers, now.answers)
     low, high = pairs.limits(policy.z)
     figures = [
         Figure("candidate less baseline", 100 * pairs.difference, "points", pairs.count, 100 * pairs.error, -100 * policy.margin),
@@ -182,18 +187,18 @@ def _paired(policy: TasksPolicy, task: str, before: Outcome, now: Outcome) -> Ch
     return inconclusive(name, says, "questions-do-not-decide", figures=figures, samples=samples)
 
 
-def floors(policy: TasksPolicy, task: str, name: str) -> list[float]:
+def floors(policy: AccuracyPolicy, task: str, name: str) -> list[float]:
     """Return the floors of *task* for the model served as *name*."""
     return [floor for pattern, floor in policy.tasks[task].floors.items() if fnmatchcase(name, pattern)]
 
 
-def _floor(policy: TasksPolicy, task: str, now: Outcome) -> Check:
+def _floor(policy: AccuracyPolicy, task: str, now: TaskResult) -> Check:
     name, right, count = f"{task}-floor", sum(now.answers), len(now.right)
     known = floors(policy, task, now.name)
     if not known:
         return not_run(name, f"The policy has no floor for {now.name!r}; it answers {right / count:.1%} right.", "floor-unknown")
     floor = max(known)
-    low, high = paired.wilson(right, count, policy.z)
+    low, high = mcnemar.wilson(right, count, policy.z)
     figure = Figure("right answers", 100 * right / count, "%", count, bound=100 * floor)
     says = f"The candidate answers {right / count:.1%} right, truly between {low:.1%} and {high:.1%}; the floor is {floor:.1%}."
     if low >= floor:

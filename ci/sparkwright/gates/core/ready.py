@@ -21,7 +21,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit as audited
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.accuracy.gate import TasksPolicy
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract.gate import ContractPolicy
 from sparkwright.gates.core import athand
@@ -210,17 +210,17 @@ class Ready:
         return client(against) if against.startswith(("http://", "https://")) else Path(against, name)
 
     def _tasks(self) -> Gate:
-        policy, sha256 = self._policy("tasks", TasksPolicy)
+        policy, sha256 = self._policy("accuracy", AccuracyPolicy)
         one = self._inputs
         if not one.serves or not one.against:
             return _unasked("G6", "baseline", "name a server, and --against what it is compared")
         if one.task not in policy.tasks:
-            raise UsageError("usage", f"tasks.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
+            raise UsageError("usage", f"accuracy.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
         if (name := self.server.known_name()) and not tasks.floors(policy, one.task, name):
             raise GateError("recipe-unfit",
                 f"G6 has no floor of {one.task} for the model {name}.",
                 details=[f"floors: {', '.join(policy.tasks[one.task].floors) or 'none'}"],
-                todo="Measure a trusted wheel, and add the floor to ci/gates/tasks.yaml; or choose another --task, or --only without G6.",
+                todo="Measure a trusted wheel, and add the floor to ci/gates/accuracy.yaml; or choose another --task, or --only without G6.",
             )
 
         def run() -> tuple[Check, ...]:

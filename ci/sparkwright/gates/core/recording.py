@@ -9,9 +9,10 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.accuracy import harness, outcome
-from sparkwright.gates.accuracy.gate import TasksPolicy
-from sparkwright.gates.accuracy.harness import HarnessFailed
+from sparkwright.gates.accuracy import result as results
+from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.runner import HarnessFailed
 from sparkwright.gates.core.athand import Inputs
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ready import Ready
@@ -37,10 +38,10 @@ def record(context: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> t
             policy = strict_yaml.load(gates / "distributions.yaml", DistributionsPolicy)
             reference.save(distributions.record(policy, ready.paragraphs(), ready.server.client(), ready.server.served), scored)
         with console.step(f"record the answers to {inputs.task}"):
-            python = harness.obtain(context)
-            wanted = strict_yaml.load(gates / "tasks.yaml", TasksPolicy)
+            python = runner.obtain(context)
+            wanted = strict_yaml.load(gates / "accuracy.yaml", AccuracyPolicy)
             here = ready.server
-            outcome.save(tasks.answer(wanted, inputs.task, context, python, here.url, here.served, here.name), asked)
+            results.save(tasks.answer(wanted, inputs.task, context, python, here.url, here.served, here.name), asked)
     except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
         raise GateError("measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]) from None
     return scored, asked

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.machine import kernel_log
+from sparkwright.bench.machine.kernel_log import KernelLog
 from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.wire import ServerInvalid
@@ -21,12 +23,10 @@ from sparkwright.core.console import Progress, console
 from sparkwright.gates.core.jsonlines import Writer
 from sparkwright.gates.core.verdict import Check, declare, invalid
 from sparkwright.gates.generation import prompts
+from sparkwright.gates.soak import checks as soaked
 from sparkwright.gates.soak import journal as soakjournal
-from sparkwright.gates.soak import judged as soaked
-from sparkwright.gates.soak import kernellog
+from sparkwright.gates.soak.collect import Load, LoadPolicy, Stretch
 from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
-from sparkwright.gates.soak.kernellog import KernelLog
-from sparkwright.gates.soak.load import Load, LoadPolicy, Stretch
 from sparkwright.gates.soak.processes import Processes
 
 TITLE = "hours of mixed load"
@@ -39,7 +39,7 @@ CHECKS = (
     *declare("again", role="reports"),
 )
 
-REASONS: Mapping[str, str] = {**SERVER_REASONS, **kernellog.MEANINGS, **soaked.MEANINGS}
+REASONS: Mapping[str, str] = {**SERVER_REASONS, **kernel_log.MEANINGS, **soaked.MEANINGS}
 
 #: vLLM's gauges of the requests that it works on, and of those that wait.
 RUNNING = frozenset({"vllm:num_requests_running", "vllm:num_requests_waiting"})
@@ -93,7 +93,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def run(
     policy: SoakPolicy, url: str, journal: Path, *,
-    model: str = "", pid: int | None = None, again: Again | None = None, kernel: Path = kernellog.KMSG,
+    model: str = "", pid: int | None = None, again: Again | None = None, kernel: Path = kernel_log.KMSG,
 ) -> tuple[Check, ...]:  # fmt: skip
     """
     Return the checks of the gate, after the time that *policy* sets.
@@ -153,7 +153,7 @@ class _Watch:
 
     def observed(self, at: float, load: Stretch) -> Observed:
         """Return what was seen since the last call."""
-        findings: list[kernellog.Finding] = []
+        findings: list[kernel_log.Finding] = []
         if self.log:
             try:
                 findings += self.log.findings()

@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from sparkwright.bench.machine.kernel_log import Finding
 from sparkwright.core.errors import FileError
 from sparkwright.gates.core import jsonlines
-from sparkwright.gates.soak.kernellog import Finding
-from sparkwright.gates.soak.load import Stretch
+from sparkwright.gates.soak.collect import Stretch
 
 #: The most bytes read of a journal; a day of minutes has about 3 MB.
 LARGEST = 64 * 1024 * 1024

@@ -179,7 +179,7 @@ def load(root: Path) -> ReleasePolicy:
 
 
 def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
-    from sparkwright.gates.accuracy.gate import TasksPolicy
+    from sparkwright.gates.accuracy.gate import AccuracyPolicy
     from sparkwright.gates.contract.gate import ContractPolicy
     from sparkwright.gates.device.gate import DevicePolicy
     from sparkwright.gates.generation.gate import WordsPolicy
@@ -189,7 +189,7 @@ def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
 
     kinds: Mapping[str, tuple[str, type[Any]]] = {
         "G1": ("numerics", NumericsPolicy), "G2": ("device", DevicePolicy), "G3": ("contract", ContractPolicy),
-        "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("tasks", TasksPolicy),
+        "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("accuracy", AccuracyPolicy),
         "G7": ("soak", SoakPolicy),
     }  # fmt: skip
     files = {gate: (folder / f"{name}.yaml", kind) for gate, (name, kind) in kinds.items() if gate in asked}

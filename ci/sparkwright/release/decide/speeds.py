@@ -13,8 +13,7 @@ from sparkwright.bench.recipes import cells as shapes
 from sparkwright.bench.recipes.cells import Cell
 from sparkwright.bench.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.core.verdict import Verdict
-from sparkwright.gates.throughput import calibration, tracks
-from sparkwright.gates.throughput import gate
+from sparkwright.gates.throughput import calibration, gate, tracks
 from sparkwright.gates.throughput.calibration import Calibration, Day
 from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
 from sparkwright.gates.throughput.tracks import Known

@@ -16,9 +16,9 @@ from sparkwright.gates.core.verdict import (
     passed,
     worst,
 )
-from sparkwright.gates.soak import growth
+from sparkwright.gates.soak import theil_sen
+from sparkwright.gates.soak.collect import MOST_KEPT, Stretch
 from sparkwright.gates.soak.journal import Observed, Record
-from sparkwright.gates.soak.load import MOST_KEPT, Stretch
 
 if TYPE_CHECKING:
     from sparkwright.gates.soak.gate import SoakPolicy
@@ -113,7 +113,7 @@ def _memory(policy: SoakPolicy, record: Record) -> Check:
     if record.begun.processes:
         return not_run("memory-growth", record.begun.processes, "processes-unknown")
     series = [point for one in record.observed for point in one.memory if point[0] >= policy.warm * policy.seconds]
-    slope = growth.slope(series, policy.confidence)
+    slope = theil_sen.slope(series, policy.confidence)
     if slope is None:
         return inconclusive("memory-growth", f"{len(series)} samples after the warm-up are too few", "too-few-samples")
     low, middle, high = (one * 3600 / 1e6 for one in (slope.low, slope.middle, slope.high))

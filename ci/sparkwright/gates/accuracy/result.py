@@ -15,7 +15,7 @@ from sparkwright.gates.core.served import Served
 LARGEST = 8 * 1024 * 1024
 
 
-class OutcomeInvalid(Exception):
+class ResultInvalid(Exception):
     """A saved outcome that does not count; *says* tells why."""
 
     def __init__(self, says: str) -> None:
@@ -23,7 +23,7 @@ class OutcomeInvalid(Exception):
         self.says = says
 
 
-class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One server's answers.
 
@@ -55,34 +55,34 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    outcome: Outcome
+    outcome: TaskResult
     digest: str
 
 
-def save(outcome: Outcome, path: Path) -> None:
+def save(outcome: TaskResult, path: Path) -> None:
     """Write *outcome* to *path*, whole or not at all."""
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_bytes(msgspec.json.encode(_File(outcome, content_key("task-outcome", outcome))))
     temporary.replace(path)
 
 
-def load(path: Path) -> Outcome:
+def load(path: Path) -> TaskResult:
     """
     Return the outcome in the file at *path*.
 
     Raises:
-        OutcomeInvalid: It is too large, no such file, cut short or changed.
+        ResultInvalid: It is too large, no such file, cut short or changed.
     """
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise OutcomeInvalid(f"{path.name} is larger than {LARGEST} bytes")
+            raise ResultInvalid(f"{path.name} is larger than {LARGEST} bytes")
         file = msgspec.json.decode(data, type=_File)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise OutcomeInvalid(f"{path.name} is no saved outcome: {error!s:.200}") from error
+        raise ResultInvalid(f"{path.name} is no saved outcome: {error!s:.200}") from error
     if file.digest != content_key("task-outcome", file.outcome):
-        raise OutcomeInvalid(f"{path.name} was changed after it was written")
+        raise ResultInvalid(f"{path.name} was changed after it was written")
     if len(file.outcome.questions) != len(file.outcome.right) or len(set(file.outcome.questions)) != len(file.outcome.questions):
-        raise OutcomeInvalid(f"{path.name} does not have one answer for each question")
+        raise ResultInvalid(f"{path.name} does not have one answer for each question")
     return file.outcome
