@@ -21,9 +21,9 @@ from sparkwright.core.files import sha256_bytes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-WORDS = ROOT / "ci" / "gates" / "words.yaml"
+WORDS = ROOT / "ci" / "gates" / "generation.yaml"
 #: What the learnt model follows from.
-SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "words" / "prompts.py")
+SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "generation" / "policy.py")
 class Broken:
     """A running server whose fault can be chosen, and what is known of it."""
 

@@ -44,7 +44,7 @@ def rows(made: Any, policy: Path) -> list[tuple[list[int], int]]:
     """Return each prompt with its answer as tokens, and how many of them are the prompt's."""
     import msgspec
 
-    from sparkwright.gates.generation import prompts
+    from sparkwright.gates.generation import policy as prompts
 
     data, answers = (yaml.safe_load(path.read_text("utf-8")) for path in (policy, TEXTS))
     found = []

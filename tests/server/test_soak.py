@@ -18,6 +18,7 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import gate as words
+from sparkwright.gates.generation.policy import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.soak import journal as soakjournal
 
@@ -26,7 +27,7 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 pytestmark = pytest.mark.server
 
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
-WORDS_POLICY = replace(strict_yaml.load(WORDS, words.WordsPolicy), batch=0)
+WORDS_POLICY = replace(strict_yaml.load(WORDS, GenerationPolicy), batch=0)
 #: Half a minute instead of two hours. The shape of the load is the same; the bound of the growth is what so short a time can tell.
 SHORT = replace(
     POLICY, seconds=30, stretch=5, sample=0.25, growth=20_000, least=3, drain=60,

@@ -75,10 +75,10 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
 
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "words.yaml", learnt.TEXTS))
+    prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "generation.yaml", learnt.TEXTS))
     lines = texts(gates)
     made = tokenizer(folder, [prompt["text"] for prompt in prompts["prompts"]] + list(said.values()) + lines)
-    known, net = learnt.batches(learnt.rows(made, gates / "words.yaml")), learnt.model()
+    known, net = learnt.batches(learnt.rows(made, gates / "generation.yaml")), learnt.model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
     # Smoothed labels keep the model from being sure of every token, which would be the collapse that the words gate looks for.

@@ -436,7 +436,7 @@ def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     for name in ("ci/release.yaml", "ci/audit.yaml"):
         shutil.copyfile(wheels.ROOT / name, copy / name)
     assert policy.load(copy).digest == rules.digest
-    words = copy / "ci" / "gates" / "words.yaml"
+    words = copy / "ci" / "gates" / "generation.yaml"
     words.write_text(words.read_text().replace("tokens: 200", "tokens: 100", 1))
     assert policy.load(copy).digest != rules.digest
 

@@ -161,7 +161,7 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="default",
         metavar="NAME",
-        help="kind of model for G4 (ci/gates/words.yaml)",
+        help="kind of model for G4 (ci/gates/generation.yaml)",
     )
     add(
         "--trace",

@@ -32,10 +32,10 @@ from sparkwright.gates.core.verdict import Check, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device.gate import DevicePolicy
 from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation.gate import WordsPolicy
-from sparkwright.gates.logprobs import corpus
+from sparkwright.gates.generation.policy import GenerationPolicy
 from sparkwright.gates.logprobs import gate as distributions
-from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs import reference
+from sparkwright.gates.logprobs.reference import LogprobsPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics import trees
 from sparkwright.gates.numerics.gate import NumericsPolicy
@@ -182,27 +182,27 @@ class Ready:
         return (way.contract if way else "") or self._recipe.contract
 
     def _words(self) -> Gate:
-        policy, sha256 = self._policy("words", WordsPolicy)
+        policy, sha256 = self._policy("generation", GenerationPolicy)
         if not self._inputs.serves:
             return _unasked("G4", "streams", "--serve a model, or name a --server")
         if self._inputs.profile not in policy.profiles:
-            raise UsageError("usage", f"words.yaml has no profile {self._inputs.profile!r}.", todo=f"Choose: {', '.join(policy.profiles)}.")
+            raise UsageError("usage", f"generation.yaml has no profile {self._inputs.profile!r}.", todo=f"Choose: {', '.join(policy.profiles)}.")
         return Gate("G4", sha256, lambda: words.run(policy, self.server.client(), self._inputs.profile))
 
     def _distributions(self) -> Gate:
-        policy, sha256 = self._policy("distributions", DistributionsPolicy)
+        policy, sha256 = self._policy("logprobs", LogprobsPolicy)
         if not self._inputs.serves or not self._inputs.against:
             return _unasked("G5", "reference", "name a server, and --against what it is compared")
 
         def run() -> tuple[Check, ...]:
-            against = self._against("distributions.json", patient)
+            against = self._against("logprobs.json", patient)
             return distributions.run(policy, self.server.client(), against, paragraphs=self.paragraphs(), served=self.server.served)
 
         return Gate("G5", sha256, run)
 
     def paragraphs(self) -> Mapping[str, tuple[str, ...]]:
         """Return the corpus of G5."""
-        return corpus.load(self._context.project.root / "ci" / "gates" / "corpus.yaml")
+        return reference.load_corpus(self._context.project.root / "ci" / "gates" / "corpus.yaml")
 
     def _against(self, name: str, client: Callable[[str], Any]) -> Any:
         """Return the reference: *client* of its URL, or the file *name* of the folder."""

@@ -18,7 +18,7 @@ from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ready import Ready
 from sparkwright.gates.logprobs import gate as distributions
 from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs.gate import LogprobsPolicy
 from sparkwright.gates.logprobs.reference import ReferenceInvalid
 
 
@@ -32,10 +32,10 @@ def record(context: RunContext, ready: Ready, inputs: Inputs, folder: Path) -> t
     """
     gates = context.project.root / "ci" / "gates"
     folder.mkdir(parents=True, exist_ok=True)
-    scored, asked = folder / "distributions.json", folder / f"{inputs.task}.json"
+    scored, asked = folder / "logprobs.json", folder / f"{inputs.task}.json"
     try:
         with console.step("record the distributions"):
-            policy = strict_yaml.load(gates / "distributions.yaml", DistributionsPolicy)
+            policy = strict_yaml.load(gates / "logprobs.yaml", LogprobsPolicy)
             reference.save(distributions.record(policy, ready.paragraphs(), ready.server.client(), ready.server.served), scored)
         with console.step(f"record the answers to {inputs.task}"):
             python = runner.obtain(context)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
@@ -20,11 +19,9 @@ from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import Progress, console
 from sparkwright.gates.core.verdict import Check, Sample, declare, invalid, not_run, passed
-from sparkwright.gates.generation import detectors, prompts
-from sparkwright.gates.generation import judged as saidwords
-from sparkwright.gates.generation.detectors import Bounds
-from sparkwright.gates.generation.judged import Said
-from sparkwright.gates.generation.prompts import Fitted, Prompt
+from sparkwright.gates.generation import checks, detectors
+from sparkwright.gates.generation.checks import Said
+from sparkwright.gates.generation.policy import Fitted, GenerationPolicy, Profile, fit, holds
 
 TITLE = "the words a model says"
 
@@ -34,80 +31,13 @@ CHECKS = (
     *declare("cold-and-cached", "batch-identity", measured=True, role="informs"),
 )
 
-REASONS: Mapping[str, str] = {**SERVER_REASONS, **saidwords.MEANINGS}
+REASONS: Mapping[str, str] = {**SERVER_REASONS, **checks.MEANINGS}
 
 #: vLLM's counter of requests with NaN logits, and that of tokens found in the prefix cache (Prometheus adds `_total`).
 CORRUPTED, CACHED = "vllm:corrupted_requests_total", "vllm:prefix_cache_hits_total"
 #: A server that gives no answer so many times in a row is not asked again: each time may take the client's whole deadline.
 MOST_SILENT = 3
-#: Every check that a profile may leave out.
-OPTIONAL = ("answers", "entropy", *(detector.name for detector in detectors.DETECTORS))
-
-
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What can be asked of a kind of model.
-
-    Attributes:
-        about: Which kind it is.
-        answers: How many answers must be right.
-        long: Length of the long prompt in tokens.
-        wrap: What stands around every prompt, with ``{prompt}``.
-        ends: Texts of tokens that end an answer; those that are no single token of the model are passed over.
-        not_run: Checks that this kind cannot be judged by, and why.
-    """
-
-    about: str
-    answers: int
-    long: int
-    wrap: str = "{prompt}"
-    ends: tuple[str, ...] = ()
-    not_run: dict[str, str] = {}
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.not_run) - set(OPTIONAL)):
-            raise ValueError(f"no check that may be left out is named {', '.join(unknown)}")
-        if "{prompt}" not in self.wrap:
-            raise ValueError("wrap has no place for the {prompt}")
-        if self.long < 1 or self.answers < 0:
-            raise ValueError("a long prompt has at least a token, and answers are counted from 0")
-
-
-class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pass that asks for log probabilities: its tokens, and how many of the likeliest; 0 tokens leave it out."""
-
-    tokens: int
-    top: int
-
-
-class WordsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    ``ci/gates/words.yaml``, which says where each threshold comes from.
-
-    Attributes:
-        tokens: Of each answer (gates.md §3.3: 200).
-        bounds: Of the detectors.
-        logprobs: For the entropy.
-        batch: How many prompts are asked at once for the row that informs; 0 leaves it out.
-        profiles: By kind of model.
-        prompts: At least one; names are unique.
-    """
-
-    tokens: int
-    bounds: Bounds
-    logprobs: Logprobs
-    batch: int
-    profiles: dict[str, Profile]
-    prompts: tuple[Prompt, ...]
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or not self.prompts or not prompts.unique(self.prompts):
-            raise ValueError("there are prompts with unique names, and tokens to be said")
-        if few := [name for name, profile in self.profiles.items() if profile.answers > len(self.prompts)]:
-            raise ValueError(f"more right answers than prompts are asked for by {', '.join(few)}")
-
-
-def run(policy: WordsPolicy, client: Client, profile: str = "default") -> tuple[Check, ...]:
+def run(policy: GenerationPolicy, client: Client, profile: str = "default") -> tuple[Check, ...]:
     """
     Return the checks of the gate.
 
@@ -134,18 +64,18 @@ def run(policy: WordsPolicy, client: Client, profile: str = "default") -> tuple[
         together = _batch(policy, asking, said)
     return (
         fit,
-        saidwords.streams(asking.asked, asking.broken),
-        saidwords.count(said, policy.tokens),
+        checks.streams(asking.asked, asking.broken),
+        checks.count(said, policy.tokens),
         *reruns,
         *(_detected(policy, kind, said, detector) for detector in detectors.DETECTORS),
         surprise,
-        _skipped(kind, "answers") or saidwords.answers(said, kind.answers),
+        _skipped(kind, "answers") or checks.answers(said, kind.answers),
         _corrupted(client, before),
         together,
     )
 
 
-def _steps(policy: WordsPolicy, asked: int) -> float:
+def _steps(policy: GenerationPolicy, asked: int) -> float:
     return asked * (2 + bool(policy.logprobs.tokens) + bool(policy.batch))
 
 
@@ -194,18 +124,18 @@ def _ends(client: Client, texts: Sequence[str]) -> frozenset[int]:
     return frozenset(tokens[-1] for tokens in found if len(tokens) == len(prefix) + 1)
 
 
-def _fit(policy: WordsPolicy, kind: Profile, client: Client) -> tuple[Check, list[Fitted]]:
+def _fit(policy: GenerationPolicy, kind: Profile, client: Client) -> tuple[Check, list[Fitted]]:
     """Return whether the model can hold the prompts, and those that it can."""
     limit = client.limit() - policy.tokens
     fitted: list[Fitted] = []
     unfit: list[tuple[str, Sample]] = []
     for prompt in policy.prompts:
-        made = prompts.fit(prompt, kind.wrap, kind.long, lambda text: len(client.tokenize(text)))
+        made = fit(prompt, kind.wrap, kind.long, lambda text: len(client.tokenize(text)))
         if made.tokens > limit:
             found = f"{made.tokens} tokens, and {policy.tokens} to be said"
             unfit.append(("prompt-too-long", Sample(prompt.name, f"at most {limit + policy.tokens} together", found)))
-        elif not prompts.holds(made.text, again := client.detokenize(client.tokenize(made.text))):
-            unfit.append(("prompt-unencodable", Sample(prompt.name, saidwords.excerpt(made.text), saidwords.excerpt(again))))
+        elif not holds(made.text, again := client.detokenize(client.tokenize(made.text))):
+            unfit.append(("prompt-unencodable", Sample(prompt.name, checks.excerpt(made.text), checks.excerpt(again))))
         else:
             fitted.append(made)
     if unfit:
@@ -215,7 +145,7 @@ def _fit(policy: WordsPolicy, kind: Profile, client: Client) -> tuple[Check, lis
     return passed("prompts", f"{len(fitted)} prompts of up to {longest} tokens fit, and come back from the tokenizer as they were"), fitted
 
 
-def _said(policy: WordsPolicy, asking: _Asking, fitted: Sequence[Fitted], ends: frozenset[int]) -> list[Said]:
+def _said(policy: GenerationPolicy, asking: _Asking, fitted: Sequence[Fitted], ends: frozenset[int]) -> list[Said]:
     """Return what was said to each prompt in two passes; other prompts come between the two runs of one."""
     first = [asking.ask(one, policy.tokens) for one in fitted]
     second = [asking.ask(one, policy.tokens) for one in fitted]
@@ -234,7 +164,7 @@ def _parted(client: Client, said: Said, ends: frozenset[int]) -> Said:
     return replace(said, body=body, words=words)
 
 
-def _reruns(policy: WordsPolicy, asking: _Asking, said: Sequence[Said], before: Mapping[str, float]) -> tuple[Check, ...]:
+def _reruns(policy: GenerationPolicy, asking: _Asking, said: Sequence[Said], before: Mapping[str, float]) -> tuple[Check, ...]:
     """
     Return whether both runs said the same.
 
@@ -242,13 +172,13 @@ def _reruns(policy: WordsPolicy, asking: _Asking, said: Sequence[Said], before: 
     the answers differ and the cache was used, a third run, which finds the same in the cache as the second, decides.
     """
     pairs = [(one.name, one.first, one.second) for one in said if one.first and one.second]
-    found = saidwords.identity(pairs)
+    found = checks.identity(pairs)
     if found.state != "fail" or not _cached(asking.client, before):
         return (found,)
     thirds = [asking.ask(one.fitted, policy.tokens) for one in said]
     warm = [(one.name, one.second, third) for one, third in zip(said, thirds, strict=True) if one.second and third]
     cold = replace(found, name="cold-and-cached", required=False)
-    return saidwords.identity(warm, "two runs with the same prefix cache"), cold
+    return checks.identity(warm, "two runs with the same prefix cache"), cold
 
 
 def _cached(client: Client, before: Mapping[str, float]) -> bool:
@@ -263,30 +193,30 @@ def _skipped(kind: Profile, name: str) -> Check | None:
     return not_run(name, reason, "policy-skips") if reason else None
 
 
-def _detected(policy: WordsPolicy, kind: Profile, said: Sequence[Said], detector: detectors.Detector) -> Check:
-    return _skipped(kind, detector.name) or saidwords.detected(said, detector, policy.bounds)
+def _detected(policy: GenerationPolicy, kind: Profile, said: Sequence[Said], detector: detectors.Detector) -> Check:
+    return _skipped(kind, detector.name) or checks.detected(said, detector, policy.bounds)
 
 
-def _entropy(policy: WordsPolicy, kind: Profile, asking: _Asking, fitted: Sequence[Fitted]) -> Check:
+def _entropy(policy: GenerationPolicy, kind: Profile, asking: _Asking, fitted: Sequence[Fitted]) -> Check:
     if skipped := _skipped(kind, "entropy"):
         return skipped
     if not policy.logprobs.tokens:
         return not_run("entropy", "the policy asks for no log probabilities", "not-asked")
     found = {one.prompt.name: asking.ask(one, policy.logprobs.tokens, policy.logprobs.top) for one in fitted}
-    return saidwords.entropy({name: answer.logprobs for name, answer in found.items() if answer}, policy.bounds.entropy)
+    return checks.entropy({name: answer.logprobs for name, answer in found.items() if answer}, policy.bounds.entropy)
 
 
-def _batch(policy: WordsPolicy, asking: _Asking, said: Sequence[Said]) -> Check:
+def _batch(policy: GenerationPolicy, asking: _Asking, said: Sequence[Said]) -> Check:
     alone = {one.name: one.first for one in said if one.first}
     if policy.batch < 2 or asking.silent >= MOST_SILENT:
         return not_run("batch-identity", "nothing is asked in a batch", "not-asked", required=False)
     asked = [one.fitted for one in said if one.first]
-    return saidwords.batch(alone, dict(zip(alone, asking.together(asked, policy.tokens, policy.batch), strict=True)), policy.batch)
+    return checks.batch(alone, dict(zip(alone, asking.together(asked, policy.tokens, policy.batch), strict=True)), policy.batch)
 
 
 def _corrupted(client: Client, before: Mapping[str, float]) -> Check:
     try:
-        return saidwords.corrupted(before, client.metrics(), CORRUPTED)
+        return checks.corrupted(before, client.metrics(), CORRUPTED)
     except ServerInvalid as error:
         return invalid("corrupted-requests", error.says, error.reference)
 

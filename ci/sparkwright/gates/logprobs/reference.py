@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, content_key, sha256_bytes
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.logprobs.divergence import Floats, Scores
@@ -28,6 +31,141 @@ LARGEST = 64 * 1024 * 1024
 
 #: Entries of one array; four times the texts above.
 MOST_ENTRIES = 64 * 512 * 21 * 4
+
+#: Texts below which a bootstrap over texts means nothing.
+FEWEST_TEXTS = 8
+
+
+class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/logprobs.yaml``, which says where each number comes from.
+
+    Attributes:
+        texts, tokens, top: Texts scored, tokens of each, and logarithms per position.
+        corpus: The sha256 of the texts that the corpus gives.
+        kl_most, kl_floors: The mean lower bound of KL is at most the larger of *kl_most* nat and *kl_floors* times the A/A floor.
+        text_most: The largest mean of one text, likewise.
+        floor_most: The floor above which a reference counts as unstable, in nat.
+        agreement_least, agreement_drop: The part of positions with the same best token is at least the larger of *agreement_least* and the
+            reference's own less *agreement_drop*.
+        perplexity_most: The difference of ln perplexity, either way.
+        confidence: Of each one-sided limit.
+    """
+
+    texts: int
+    tokens: int
+    top: int
+    corpus: str
+    kl_most: float
+    kl_floors: float
+    text_most: float
+    floor_most: float
+    agreement_least: float
+    agreement_drop: float
+    perplexity_most: float
+    confidence: float
+
+    def __post_init__(self) -> None:
+        if self.texts < FEWEST_TEXTS:
+            raise ValueError(f"{self.texts} texts: a bootstrap over fewer than {FEWEST_TEXTS} means nothing")
+        if self.tokens < 2 or not 1 <= self.top <= 1000:
+            raise ValueError("tokens must be at least 2 and top from 1 to 1000")
+        if self.texts * self.tokens * (self.top + 1) > MOST_ENTRIES:
+            raise ValueError(f"more than {MOST_ENTRIES} logarithms would be kept")
+        if not (min(self.kl_most, self.text_most, self.floor_most, self.perplexity_most) > 0 and self.kl_floors >= 1):
+            raise ValueError("kl_most, text_most, floor_most and perplexity_most must be above 0, kl_floors at least 1")
+        if not (0 < self.agreement_least <= 1 and 0 <= self.agreement_drop < 1 and 0.5 < self.confidence < 1):
+            raise ValueError("agreement_least, agreement_drop and confidence are parts of 1, confidence above 0.5")
+
+
+#: Characters of a text: enough for 512 tokens of any tokenizer whose tokens have less than 12 characters on average.
+LENGTH = 6000
+
+NAMES = ("Ada", "Bruno", "Chen", "Dalia", "Emeka", "Farah", "Goran", "Hana", "Ivo", "Jun", "Katya", "Luis", "Mira", "Noor", "Oskar")
+THINGS = ("apples", "books", "candles", "drums", "envelopes", "forks", "gloves", "hammers", "jars", "keys", "lamps", "maps", "nails")
+
+
+class _Draw:
+    """Numbers in an order that only *seed* decides."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed, self._count = seed, 0
+
+    def below(self, limit: int) -> int:
+        self._count += 1
+        return int.from_bytes(hashlib.sha256(f"{self._seed}/{self._count}".encode()).digest()[:8], "big") % limit
+
+
+def _sums(draw: _Draw) -> str:
+    lines = []
+    for _ in range(12):
+        a, b = draw.below(900) + 100, draw.below(90) + 10
+        lines.append((f"{a} + {b} = {a + b}", f"{a} - {b} = {a - b}", f"{a} * {b} = {a * b}")[draw.below(3)])
+    return "\n".join(lines)
+
+
+def _stories(draw: _Draw) -> str:
+    lines = []
+    for _ in range(4):
+        who, other = NAMES[draw.below(len(NAMES))], NAMES[draw.below(len(NAMES))]
+        what, many, some = THINGS[draw.below(len(THINGS))], draw.below(60) + 20, draw.below(19) + 1
+        lines.append(f"{who} has {many} {what} and gives {some} of them to {other}. Now {who} has {many - some} {what} left.")
+    return "\n".join(lines)
+
+
+def _records(draw: _Draw) -> str:
+    lines = ["id,name,item,count,price"]
+    for row in range(10):
+        name, thing = NAMES[draw.below(len(NAMES))], THINGS[draw.below(len(THINGS))]
+        lines.append(f"{1000 + row * 7},{name},{thing},{draw.below(40) + 1},{draw.below(90) + 1}.{draw.below(100):02d}")
+    return "\n".join(lines)
+
+
+def _functions(draw: _Draw) -> str:
+    lines = []
+    for _ in range(3):
+        thing, factor, offset = THINGS[draw.below(len(THINGS))], draw.below(12) + 2, draw.below(50)
+        lines += [f"def price_of_{thing}(count: int) -> int:", f"    return {factor} * count + {offset}", ""]
+    return "\n".join(lines)
+
+
+MADE: tuple[Callable[[_Draw], str], ...] = (_sums, _stories, _records, _functions)
+
+
+def load_corpus(path: Path) -> Mapping[str, tuple[str, ...]]:
+    """
+    Return the paragraphs in the file at *path*, by genre.
+
+    Raises:
+        file-invalid: It is not such a file, or has a genre without a paragraph.
+    """
+    read = strict_yaml.load(path, dict[str, tuple[str, ...]])
+    if not read or any(not paragraphs or not all(map(str.strip, paragraphs)) for paragraphs in read.values()):
+        raise FileError("file-invalid", f"{path} has a genre without a paragraph.")
+    return read
+
+
+def corpus_texts(paragraphs: Mapping[str, tuple[str, ...]], count: int) -> tuple[str, ...]:
+    """Return *count* texts of at least `LENGTH` characters, each with another beginning and another order of genres."""
+    return tuple(_text(paragraphs, number) for number in range(count))
+
+
+def _text(paragraphs: Mapping[str, tuple[str, ...]], number: int) -> str:
+    genres, draw = sorted(paragraphs), _Draw(f"text {number}")
+    parts: list[str] = []
+    # The first paragraphs are scored whole, so the genres take turns in coming first.
+    genre = genres[number % len(genres)]
+    while sum(map(len, parts)) < LENGTH:
+        parts.append(paragraphs[genre][draw.below(len(paragraphs[genre]))].strip())
+        if draw.below(3) == 0:
+            parts.append(MADE[draw.below(len(MADE))](draw))
+        genre = genres[draw.below(len(genres))]
+    return "\n\n".join(parts)
+
+
+def digest_of(made: tuple[str, ...]) -> str:
+    """Return the sha256 of texts."""
+    return sha256_bytes(canonical(made))
 
 
 class ReferenceInvalid(Exception):

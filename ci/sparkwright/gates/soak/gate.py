@@ -22,7 +22,7 @@ from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import Progress, console
 from sparkwright.gates.core.jsonlines import Writer
 from sparkwright.gates.core.verdict import Check, declare, invalid
-from sparkwright.gates.generation import prompts
+from sparkwright.gates.generation import policy as prompts
 from sparkwright.gates.soak import checks as soaked
 from sparkwright.gates.soak import journal as soakjournal
 from sparkwright.gates.soak.collect import Load, LoadPolicy, Stretch

@@ -182,14 +182,14 @@ def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
     from sparkwright.gates.accuracy.gate import AccuracyPolicy
     from sparkwright.gates.contract.gate import ContractPolicy
     from sparkwright.gates.device.gate import DevicePolicy
-    from sparkwright.gates.generation.gate import WordsPolicy
-    from sparkwright.gates.logprobs.gate import DistributionsPolicy
+    from sparkwright.gates.generation.policy import GenerationPolicy
+    from sparkwright.gates.logprobs.reference import LogprobsPolicy
     from sparkwright.gates.numerics.gate import NumericsPolicy
     from sparkwright.gates.soak.gate import SoakPolicy
 
     kinds: Mapping[str, tuple[str, type[Any]]] = {
         "G1": ("numerics", NumericsPolicy), "G2": ("device", DevicePolicy), "G3": ("contract", ContractPolicy),
-        "G4": ("words", WordsPolicy), "G5": ("distributions", DistributionsPolicy), "G6": ("accuracy", AccuracyPolicy),
+        "G4": ("generation", GenerationPolicy), "G5": ("logprobs", LogprobsPolicy), "G6": ("accuracy", AccuracyPolicy),
         "G7": ("soak", SoakPolicy),
     }  # fmt: skip
     files = {gate: (folder / f"{name}.yaml", kind) for gate, (name, kind) in kinds.items() if gate in asked}

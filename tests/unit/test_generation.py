@@ -15,15 +15,16 @@ from tests.refusals import refusal
 from sparkwright.bench.server.answers import Answer
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import detectors, prompts
+from sparkwright.gates.generation import checks as saidwords
+from sparkwright.gates.generation import detectors
 from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation import judged as saidwords
-from sparkwright.gates.generation.judged import Said
-from sparkwright.gates.generation.prompts import Fitted, Long, Prompt
+from sparkwright.gates.generation import policy as prompts
+from sparkwright.gates.generation.checks import Said
+from sparkwright.gates.generation.policy import Fitted, Long, Prompt
 
 ROOT = Path(__file__).parents[2]
-POLICY_FILE = ROOT / "ci" / "gates" / "words.yaml"
-POLICY = strict_yaml.load(POLICY_FILE, words.WordsPolicy)
+POLICY_FILE = ROOT / "ci" / "gates" / "generation.yaml"
+POLICY = strict_yaml.load(POLICY_FILE, prompts.GenerationPolicy)
 LONG = next(prompt for prompt in POLICY.prompts if prompt.kind == "long")
 FACT = Prompt("fact", "fact", "Two and two are", r"\bfour\b")
 
@@ -75,7 +76,7 @@ def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str)
     assert before in text
 
     with refusal("file-invalid") as refused:
-        strict_yaml.parse(text.replace(before, after, 1), words.WordsPolicy, "words.yaml")
+        strict_yaml.parse(text.replace(before, after, 1), prompts.GenerationPolicy, "generation.yaml")
 
     assert message.lower() in "\n".join(refused.value.details).lower()
 

@@ -19,20 +19,20 @@ from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.result import TaskResult
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.logprobs import corpus
 from sparkwright.gates.logprobs import gate as distributions
-from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs import reference
+from sparkwright.gates.logprobs.gate import LogprobsPolicy
 from sparkwright.gates.logprobs.reference import Reference
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
-PARAGRAPHS = corpus.load(GATES / "corpus.yaml")
-REAL = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
+PARAGRAPHS = reference.load_corpus(GATES / "corpus.yaml")
+REAL = strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy)
 TEXTS = 16
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
-POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))
+POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=reference.digest_of(reference.corpus_texts(PARAGRAPHS, TEXTS)))
 TASKS = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.

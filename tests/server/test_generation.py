@@ -13,17 +13,17 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.gates.core.verdict import Check, worst
 from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation import prompts
-from sparkwright.gates.generation.judged import Said
+from sparkwright.gates.generation import policy as prompts
+from sparkwright.gates.generation.checks import Said
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 
 pytestmark = pytest.mark.server
 
-POLICY = strict_yaml.load(WORDS, words.WordsPolicy)
+POLICY = strict_yaml.load(WORDS, prompts.GenerationPolicy)
 #: Three prompts and short answers, for tests that are about the way and not about the words.
 SHORT = replace(
-    POLICY, tokens=24, batch=0, prompts=POLICY.prompts[:3], logprobs=words.Logprobs(0, 0),
+    POLICY, tokens=24, batch=0, prompts=POLICY.prompts[:3], logprobs=prompts.Logprobs(0, 0),
     profiles={name: replace(profile, answers=0) for name, profile in POLICY.profiles.items()},
 )  # fmt: skip
 

@@ -15,20 +15,20 @@ from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check, worst
-from sparkwright.gates.logprobs import corpus, reference
 from sparkwright.gates.logprobs import gate as distributions
-from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs import reference
+from sparkwright.gates.logprobs.gate import LogprobsPolicy
 from sparkwright.gates.logprobs.reference import Reference
 
 __all__ = ["_server", "_taught", "_toy", "_trained", "_vllm_python"]
 
 pytestmark = pytest.mark.server
 
-PARAGRAPHS = corpus.load(GATES / "corpus.yaml")
-REAL = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
+PARAGRAPHS = reference.load_corpus(GATES / "corpus.yaml")
+REAL = strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy)
 TEXTS = 12
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
-POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=corpus.digest_of(corpus.texts(PARAGRAPHS, TEXTS)))
+POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=reference.digest_of(reference.corpus_texts(PARAGRAPHS, TEXTS)))
 
 
 @pytest.fixture(scope="module", name="known")

@@ -1,4 +1,4 @@
-"""The prompts of the words gate: reviewed texts, one that is made to length around a needle, and whether a model can hold them."""
+"""The policy of the generation gate: its prompts, one of them made to length around a needle, and the profiles of kinds of model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
+
+from sparkwright.gates.generation import detectors
+from sparkwright.gates.generation.detectors import Bounds
 
 Kind = Literal["fact", "arithmetic", "translation", "code", "cjk", "long"]
 
@@ -141,3 +144,70 @@ def answered(prompt: Prompt, text: str) -> bool:
 def unique(prompts: Sequence[Prompt]) -> bool:
     """Return whether every prompt has a name of its own."""
     return len({prompt.name for prompt in prompts}) == len(prompts)
+
+
+#: Every check that a profile may leave out.
+OPTIONAL = ("answers", "entropy", *(detector.name for detector in detectors.DETECTORS))
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What can be asked of a kind of model.
+
+    Attributes:
+        about: Which kind it is.
+        answers: How many answers must be right.
+        long: Length of the long prompt in tokens.
+        wrap: What stands around every prompt, with ``{prompt}``.
+        ends: Texts of tokens that end an answer; those that are no single token of the model are passed over.
+        not_run: Checks that this kind cannot be judged by, and why.
+    """
+
+    about: str
+    answers: int
+    long: int
+    wrap: str = "{prompt}"
+    ends: tuple[str, ...] = ()
+    not_run: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.not_run) - set(OPTIONAL)):
+            raise ValueError(f"no check that may be left out is named {', '.join(unknown)}")
+        if "{prompt}" not in self.wrap:
+            raise ValueError("wrap has no place for the {prompt}")
+        if self.long < 1 or self.answers < 0:
+            raise ValueError("a long prompt has at least a token, and answers are counted from 0")
+
+
+class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pass that asks for log probabilities: its tokens, and how many of the likeliest; 0 tokens leave it out."""
+
+    tokens: int
+    top: int
+
+
+class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/generation.yaml``, which says where each threshold comes from.
+
+    Attributes:
+        tokens: Of each answer (gates.md §3.3: 200).
+        bounds: Of the detectors.
+        logprobs: For the entropy.
+        batch: How many prompts are asked at once for the row that informs; 0 leaves it out.
+        profiles: By kind of model.
+        prompts: At least one; names are unique.
+    """
+
+    tokens: int
+    bounds: Bounds
+    logprobs: Logprobs
+    batch: int
+    profiles: dict[str, Profile]
+    prompts: tuple[Prompt, ...]
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not self.prompts or not unique(self.prompts):
+            raise ValueError("there are prompts with unique names, and tokens to be said")
+        if few := [name for name, profile in self.profiles.items() if profile.answers > len(self.prompts)]:
+            raise ValueError(f"more right answers than prompts are asked for by {', '.join(few)}")

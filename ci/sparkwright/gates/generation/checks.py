@@ -21,9 +21,9 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.generation import detectors, prompts
+from sparkwright.gates.generation import detectors
 from sparkwright.gates.generation.detectors import Bounds, Detector
-from sparkwright.gates.generation.prompts import Fitted
+from sparkwright.gates.generation.policy import Fitted, answered
 
 #: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.answers.REASONS`.
 MEANINGS: Mapping[str, str] = {
@@ -149,7 +149,7 @@ def answers(said: Sequence[Said], least: int) -> Check:
     judged = [one for one in said if one.first]
     if not judged:
         return not_run("answers", "no answer arrived", "no-answers")
-    wrong = [one for one in judged if not prompts.answered(one.fitted.prompt, one.words)]
+    wrong = [one for one in judged if not answered(one.fitted.prompt, one.words)]
     right = len(judged) - len(wrong)
     figure = Figure("right answers", right, count=len(judged), bound=least)
     samples = [Sample(one.name, f"/{one.fitted.prompt.answer}/", excerpt(one.words)) for one in wrong]

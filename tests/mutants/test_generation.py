@@ -17,6 +17,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import gate as words
+from sparkwright.gates.generation import policy as prompts
 from sparkwright.gates.soak import gate as soak
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
@@ -24,7 +25,7 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
 #: The row that only informs is left out, as it takes as long as a run.
-POLICY = replace(strict_yaml.load(WORDS, words.WordsPolicy), batch=0)
+POLICY = replace(strict_yaml.load(WORDS, prompts.GenerationPolicy), batch=0)
 SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.

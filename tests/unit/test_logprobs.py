@@ -20,10 +20,10 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.served import Served
 from sparkwright.gates.core.verdict import Check, worst
-from sparkwright.gates.logprobs import corpus, reference
 from sparkwright.gates.logprobs import gate as distributions
+from sparkwright.gates.logprobs import reference
 from sparkwright.gates.logprobs.divergence import Floats
-from sparkwright.gates.logprobs.gate import DistributionsPolicy
+from sparkwright.gates.logprobs.gate import LogprobsPolicy
 from sparkwright.gates.logprobs.reference import Reference, ReferenceInvalid
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
@@ -34,11 +34,11 @@ PARAGRAPHS = {f"genre {number:02d}": (f"{number * 7919} cats sat on {number * 10
 Fault = Callable[[Floats, list[int]], Floats]
 
 
-def policy(**changes: Any) -> DistributionsPolicy:
+def policy(**changes: Any) -> LogprobsPolicy:
     """Return the real policy on fewer and shorter texts."""
-    real = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
+    real = strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy)
     texts = changes.get("texts", TEXTS)
-    few = {"texts": texts, "tokens": TOKENS, "top": TOP, "corpus": corpus.digest_of(corpus.texts(PARAGRAPHS, texts))}
+    few = {"texts": texts, "tokens": TOKENS, "top": TOP, "corpus": reference.digest_of(reference.corpus_texts(PARAGRAPHS, texts))}
     return msgspec.structs.replace(real, **{**few, **changes})
 
 
@@ -189,7 +189,7 @@ def one_of_a_hundred(logits: Floats, prompt: list[int]) -> Floats:
 
 
 def garbage_for_one(logits: Floats, prompt: list[int]) -> Floats:
-    return logits[:, ::-1] if prompt == list(corpus.texts(PARAGRAPHS, TEXTS)[5].encode()[:TOKENS]) else logits
+    return logits[:, ::-1] if prompt == list(reference.corpus_texts(PARAGRAPHS, TEXTS)[5].encode()[:TOKENS]) else logits
 
 
 def favourite_lost(logits: Floats, prompt: list[int]) -> Floats:
@@ -442,12 +442,12 @@ def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:
 
 def test_the_policy_names_the_corpus() -> None:
     """The reviewed policy is valid and its digest is that of the reviewed corpus; the texts differ, from their beginning on."""
-    real = strict_yaml.load(GATES / "distributions.yaml", DistributionsPolicy)
-    texts = corpus.texts(corpus.load(GATES / "corpus.yaml"), real.texts)
+    real = strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy)
+    texts = reference.corpus_texts(reference.load_corpus(GATES / "corpus.yaml"), real.texts)
 
-    assert corpus.digest_of(texts) == real.corpus
+    assert reference.digest_of(texts) == real.corpus
     assert len({text[:1500] for text in texts}) == real.texts
-    assert all(len(text) >= corpus.LENGTH for text in texts)
+    assert all(len(text) >= reference.LENGTH for text in texts)
 
 
 def test_another_corpus_is_refused(server: Bytes) -> None:
@@ -463,9 +463,9 @@ def test_another_corpus_is_refused(server: Bytes) -> None:
 def test_a_policy_that_makes_no_sense_is_refused(change: str) -> None:
     """Limits that nobody can mean are refused when the file is read."""
     name = change.partition(":")[0]
-    lines = [line for line in (GATES / "distributions.yaml").read_text("utf-8").splitlines() if not line.startswith(f"{name}:")]
+    lines = [line for line in (GATES / "logprobs.yaml").read_text("utf-8").splitlines() if not line.startswith(f"{name}:")]
     with refusal("file-invalid"):
-        strict_yaml.parse("\n".join([*lines, change]), DistributionsPolicy, "distributions.yaml")
+        strict_yaml.parse("\n".join([*lines, change]), LogprobsPolicy, "logprobs.yaml")
 
 
 @pytest.mark.parametrize("text", ["{}", "one: []", "one: ['']", "one: two"])
@@ -474,4 +474,4 @@ def test_a_corpus_without_text_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "corpus.yaml"
     path.write_text(text)
     with refusal("file-invalid"):
-        corpus.load(path)
+        reference.load_corpus(path)
