@@ -1,8 +1,9 @@
 """
 The cache directory: results by key, downloads, and folders that are continued.
 
-Nothing else creates files there. A result is written to a temporary name on the same file system,
-flushed, and renamed, so that a killed run leaves either the whole result or none.
+Nothing else creates files there. A result is written to a temporary name on the same file system
+and renamed, so that a killed run leaves either the whole result or none; single files are flushed
+to the disk first, folders are not.
 """
 
 from __future__ import annotations

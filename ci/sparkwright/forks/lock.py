@@ -133,7 +133,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a build of the stack may read, by hash."""
 
-    format: int
+    format: Literal[1]
     stack: str
     forks: dict[str, ForkLock]
 

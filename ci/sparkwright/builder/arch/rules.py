@@ -194,13 +194,11 @@ class Argument(msgspec.Struct, frozen=True):
         text: The text between the quotes or brackets, with references and escapes as written.
         start: Offset of the first byte of *text* in the file.
         end: Offset after its last byte.
-        quoted: Is it quoted or bracketed, so that CMake never splits it?
     """
 
     text: str
     start: int
     end: int
-    quoted: bool
 
 
 class CMakeCommand(msgspec.Struct, frozen=True):
@@ -246,7 +244,7 @@ def parse_cmake(data: bytes, origin: str) -> tuple[CMakeCommand, ...]:
         elif depth == 0:
             _refuse_cmake(text, origin, token.start())
         elif kind != "parenthesis":
-            arguments.append(Argument(token[kind], *token.span(kind), kind != "unquoted"))
+            arguments.append(Argument(token[kind], *token.span(kind)))
         elif token[0] == "(" or depth > 1:
             depth += 1 if token[0] == "(" else -1
         else:
