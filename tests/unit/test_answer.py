@@ -239,4 +239,4 @@ def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixt
     words = ["gate", "--json", "--only", "G8", "--root", str(place), "--cache-dir", str(place.parent / "cache")]
     assert main.main(words) == 4
     document = json.loads(capfd.readouterr().out)
-    assert document["ladder"]["verdicts"][0]["checks"][0]["says"].endswith("name the --baseline-python to compare with")
+    assert document["ladder"]["verdicts"][0]["checks"][0]["message"].endswith("name the --baseline-python to compare with")

@@ -503,7 +503,7 @@ def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old
         ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
         ("keys: []", "keys: [abc]", "keys"),
         ("retain: 12", "retains: 12", "retains"),
-        ("days: 30", "days: 30\ngates: {G1: abc}", "follows from other files"),
+        ("days: 30", "days: 30\ndigests: {G1: abc}", "follows from other files"),
     ],
 )
 def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:

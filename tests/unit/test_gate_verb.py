@@ -62,7 +62,7 @@ def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
 
     assert (done.returncode, document["error"]["reference"], document["ladder"]["state"]) == (4, "gate-not-run", "not-run")
     assert set(states(document).values()) == {"not-run"}
-    assert all("--" in check["says"] for verdict in document["ladder"]["verdicts"] for check in verdict["checks"])
+    assert all("--" in check["message"] for verdict in document["ladder"]["verdicts"] for check in verdict["checks"])
 
 
 def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, words: list[str], nobody: str) -> None:
@@ -72,7 +72,7 @@ def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, words: list[str],
 
     assert (done.returncode, document["error"]["reference"]) == (1, "measurement-invalid")
     assert states(document) == {"G4": "invalid", "G7": "not-run"}
-    assert document["ladder"]["verdicts"][0]["checks"][0]["reference"] == "server-unreachable"
+    assert document["ladder"]["verdicts"][0]["checks"][0]["reason"] == "server-unreachable"
     assert "G4 the words it says: invalid" in done.stderr
 
 
@@ -162,7 +162,7 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[
     assert error["what"] == "G6 has no floor of gsm8k for the model Toy-1M."
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
     ready = json.loads(cli("gate", *asked, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *words).stdout)
-    assert ready["ladder"]["verdicts"][0]["checks"][0]["reference"] == "harness-missing"
+    assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"
 
 
 @pytest.mark.parametrize(

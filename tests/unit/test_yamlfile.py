@@ -143,6 +143,11 @@ def locked(project: Project, text: str) -> Lock:
     return lock.read(project)
 
 
+def test_a_lock_of_a_later_format_is_refused(project: Project) -> None:
+    with refusal("file-invalid"):
+        locked(project, LOCK.replace("format: 1", "format: 2", 1))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

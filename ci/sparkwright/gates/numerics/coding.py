@@ -89,7 +89,7 @@ def packing(one: Converter, call: Call) -> Check:
     samples = (Sample(f"lane {i % lanes} of {_listed(inputs.values, i, lanes)}", shown(int(codes[i])), shown(int(found[i])))
                for i in wrong[:SHOWN])  # fmt: skip
     made = judged(name, len(codes), wrong, samples, "the first value in the lowest four bits, the others above it in order")
-    return msgspec.structs.replace(made, says=f"{made.message}{_order(codes, found, lanes)}") if len(wrong) else made
+    return msgspec.structs.replace(made, message=f"{made.message}{_order(codes, found, lanes)}") if len(wrong) else made
 
 
 def _listed(values: NDArray[np.float32], index: int, lanes: int) -> str:

@@ -56,7 +56,7 @@ def checks(one: Converter, program: Callee) -> Iterator[Check]:
     for suffix, judge in judges(one):
         try:
             check = judge(one, lambda inputs: program.call(one, inputs))
-            yield msgspec.structs.replace(check, says=f"{check.message} ({PTX})") if program.evaluated(one) else check
+            yield msgspec.structs.replace(check, message=f"{check.message} ({PTX})") if program.evaluated(one) else check
         except ConverterInvalid as error:
             make = failed if error.reference == "converter-missing" else invalid
             yield make(f"{one.name}-{suffix}", error.says, error.reference)
