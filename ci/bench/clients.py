@@ -28,10 +28,10 @@ from sparkwright.bench.load import detailed, metrology, vllmrs
 from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.bench.load.reference.running import started
 from sparkwright.cli.options import default_cache
+from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import limited
 
 #: Peers that are installed here: name → what is asked of the package index, in turns.
 PEERS = {"aiperf": ("aiperf==0.13.0",), "guidellm": ("torch", "guidellm==0.8.1")}
@@ -97,7 +97,7 @@ def tokenizer(folder: Path) -> Path:
 def run(command: list[str], folder: Path, order: Order, **variables: str) -> None:
     """Run a peer in *folder*; raise `LoadInvalid` where it fails."""
     words = ["env", f"HOME={folder}", "NO_PROXY=*", "no_proxy=*", *(f"{name}={value}" for name, value in variables.items())]
-    ended = limited.run([*words, *command], limited.Limits(order.patience, 65536, 1024), folder / "said.log")
+    ended = process.run_limited([*words, *command], process.Limits(order.patience, 65536, 1024), folder / "said.log")
     if ended.status or ended.late:
         raise LoadInvalid("generator-failed", f"status {ended.status}: {vllmrs.last(ended.tail)}")
 

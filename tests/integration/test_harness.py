@@ -20,7 +20,7 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.result import TaskResult
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 # It installs lm-evaluation-harness (66 wheels) and asks it thousands of questions.
@@ -41,7 +41,7 @@ def before(context: RunContext) -> TaskResult:
     """Return a baseline that was right everywhere."""
     settings, count = tasks.settings_digest(context, POLICY.tasks["largest"], runner.version(context)), POLICY.tasks["largest"].questions
     questions = tuple(f"{number:016x}" for number in range(count))
-    return TaskResult(Served(), "toy", "0", runner.version(context), "largest", settings, questions, "1" * count)
+    return TaskResult(ServerIdentity(), "toy", "0", runner.version(context), "largest", settings, questions, "1" * count)
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def serving(bad: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def judged(context: RunContext, url: str, before: TaskResult | str, task: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
-    checks = tasks.run(policy, task, context, url, before, served=Served())
+    checks = tasks.run(policy, task, context, url, before, served=ServerIdentity())
     assert all(check.reason in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}
 

@@ -17,7 +17,7 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.result import TaskResult
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.logprobs import gate as distributions
 from sparkwright.gates.logprobs import reference
@@ -52,13 +52,13 @@ LOSSES: Mapping[str, tuple[str, dict[str, object]]] = {
 
 
 def distances(taught: Broken, known: Reference) -> tuple[Check, ...]:
-    return distributions.run(POLICY, patient(taught.url), known, paragraphs=PARAGRAPHS, served=Served())
+    return distributions.run(POLICY, patient(taught.url), known, paragraphs=PARAGRAPHS, served=ServerIdentity())
 
 
 @pytest.fixture(scope="module", name="known")
 def _known(taught: Broken) -> Reference:
     """Return what the server says before it is broken."""
-    return distributions.record(POLICY, PARAGRAPHS, patient(taught.url), Served())
+    return distributions.record(POLICY, PARAGRAPHS, patient(taught.url), ServerIdentity())
 
 
 @pytest.fixture(scope="module", name="sound")
@@ -92,13 +92,13 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Refere
 @pytest.fixture(scope="module", name="before")
 def _before(taught: Broken, context: RunContext) -> TaskResult:
     """Return the answers of the server before it is broken."""
-    return tasks.answer(TASKS, "largest", context, runner.obtain(context), taught.url, Served())
+    return tasks.answer(TASKS, "largest", context, runner.obtain(context), taught.url, ServerIdentity())
 
 
 @pytest.fixture(scope="module", name="equal")
 def _equal(taught: Broken, context: RunContext, before: TaskResult) -> tuple[Check, ...]:
     """Return what the tasks gate says of the server before it is broken, asked a second time."""
-    return tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
+    return tasks.run(TASKS, "largest", context, taught.url, before, served=ServerIdentity())
 
 
 @pytest.mark.parametrize("mutant", LOSSES)
@@ -108,7 +108,7 @@ def test_a_server_that_loses_questions_dies(
     """Five points of 1000 questions are beyond the margin; the baseline knows nearly all of them."""
     fault, options = LOSSES[mutant]
     with taught.fault(fault, **options):
-        checks = tasks.run(TASKS, "largest", context, taught.url, before, served=Served())
+        checks = tasks.run(TASKS, "largest", context, taught.url, before, served=ServerIdentity())
 
     kill(mutant=mutant, gate="G6", sound=equal, mutant_checks=checks)
     assert {check.name: check.state for check in checks}["largest-paired"] == "fail"

@@ -13,7 +13,7 @@ from tests.support.serving import _server, _toy, _vllm_python
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
 from sparkwright.gates.logprobs import gate as distributions
 from sparkwright.gates.logprobs import reference
@@ -34,11 +34,11 @@ POLICY = msgspec.structs.replace(REAL, texts=TEXTS, tokens=256, corpus=reference
 @pytest.fixture(scope="module", name="known")
 def _known(taught: Broken) -> Reference:
     """Return what the sound server says."""
-    return distributions.record(POLICY, PARAGRAPHS, patient(taught.url), Served())
+    return distributions.record(POLICY, PARAGRAPHS, patient(taught.url), ServerIdentity())
 
 
 def judged(client: Client, against: Reference | Path) -> dict[str, Check]:
-    checks = distributions.run(POLICY, client, against, paragraphs=PARAGRAPHS, served=Served())
+    checks = distributions.run(POLICY, client, against, paragraphs=PARAGRAPHS, served=ServerIdentity())
     assert all(check.reason in distributions.REASONS for check in checks if check.state != "pass")
     return {check.name: check for check in checks}
 

@@ -18,7 +18,7 @@ from sparkwright.gates.accuracy import result as results
 from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.result import TaskResult
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
@@ -52,13 +52,13 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 @pytest.fixture(scope="module", name="before")
 def _before(taught: Broken, context: RunContext) -> TaskResult:
     """Return the sound server's answers."""
-    return tasks.answer(POLICY, "largest", context, runner.obtain(context), taught.url, Served())
+    return tasks.answer(POLICY, "largest", context, runner.obtain(context), taught.url, ServerIdentity())
 
 
 def judged(
     context: RunContext, url: str, before: TaskResult | Path | str, task: str = "largest", policy: AccuracyPolicy = POLICY
 ) -> dict[str, Check]:
-    checks = tasks.run(policy, task, context, url, before, served=Served())
+    checks = tasks.run(policy, task, context, url, before, served=ServerIdentity())
     assert [check.name for check in checks] == [f"{task}-{name}" for name in NAMES]
     assert all(check.reason in tasks.REASONS for check in checks if check.state != "pass")
     return {check.name.removeprefix(f"{task}-"): check for check in checks}

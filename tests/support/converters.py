@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core.process import Limits
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.numerics.pythonsource import Table, Template
 from sparkwright.gates.numerics.units import Converter, Unit

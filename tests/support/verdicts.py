@@ -33,10 +33,10 @@ from sparkwright.bench.statistics.decision import Rule, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core import declared
 from sparkwright.gates.core import ladder as ladders
-from sparkwright.gates.core.athand import Inputs
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, Gate, Ladder
+from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -73,7 +73,7 @@ HOST = {
 BEGAN = 1_795_305_600.0
 SPEED, NOISE = 0.024, 0.003
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
-RECIPE, TASK, LIBRARY = "qwen3-30b-a3b-nvfp4", Inputs().task, "vllm/_C_stable_libtorch.abi3.so"
+RECIPE, TASK, LIBRARY = "qwen3-30b-a3b-nvfp4", GateOptions().task, "vllm/_C_stable_libtorch.abi3.so"
 MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
     "fail": failed,
     "invalid": invalid,
@@ -126,7 +126,7 @@ def _checks(path: Path, gate: str) -> Iterator[Check]:
         yield passed("candidate-wheel", "the environment holds every file of the wheel")
         yield passed("baseline-wheel", "the environment holds every file of the baseline")
         return
-    for one in declared.declared(gate):
+    for one in gate_policy.declared(gate):
         figures = [Figure("mismatches", 0, bound=0)] if one.measured else ()
         samples = [Sample("bf16 0x3e80", "0.25", "0.25")] if one.measured else ()
         for name in names(gate, one.name) if one.role != "reports" else ():
@@ -137,7 +137,7 @@ def names(gate: str, pattern: str) -> tuple[str, ...]:
     """Return the names that the repository's recipes, tasks, converters and a wheel of vLLM give to the declared *pattern* of *gate*."""
     if "*" not in pattern:
         return (pattern,)
-    literal = {one.name for one in declared.declared(gate)}
+    literal = {one.name for one in gate_policy.declared(gate)}
     return tuple(name for name in _given(gate) if fnmatchcase(name, pattern) and name not in literal)
 
 

@@ -18,8 +18,8 @@ from tests.refusals import refusal
 from tests.support import converters
 from tests.support.converters import HEADER
 
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core import process
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import e2m1, inlineasm
 from sparkwright.gates.numerics import gate as numerics
@@ -228,7 +228,7 @@ def test_headers_that_are_not_here_are_said(tmp_path: Path) -> None:
 def test_a_child_takes_nothing_with_it_that_lives_on(tmp_path: Path) -> None:
     """What a child starts in the background is ended with it."""
     log = tmp_path / "log"
-    ended = limited.run(["sh", "-c", "sleep 600 & echo $!"], PATIENT, log)
+    ended = process.run_limited(["sh", "-c", "sleep 600 & echo $!"], PATIENT, log)
 
     assert (ended.status, ended.late) == (0, False)
     deadline = time.monotonic() + 60
@@ -241,7 +241,7 @@ def test_a_child_takes_nothing_with_it_that_lives_on(tmp_path: Path) -> None:
 def test_a_program_that_does_not_exist_is_said(tmp_path: Path) -> None:
     """Without a C++ compiler, G1 cannot be set up, and that is no verdict."""
     with refusal("tool-missing"):
-        limited.run([str(tmp_path / "none")], PATIENT, tmp_path / "log")
+        process.run_limited([str(tmp_path / "none")], PATIENT, tmp_path / "log")
 
 
 @given(st.text(alphabet="asmASM_ \n\t(){}:;,\"'\\xyz#/%=+r1").filter(lambda text: "asm" not in text))

@@ -21,7 +21,7 @@ from sparkwright.bench.recipes.cells import Cell
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.bench.statistics.noise import Machine, Noise
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core import jsonlines
+from sparkwright.gates.core import journal as journal_file
 from sparkwright.gates.throughput import course, journal, places, tracks
 from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Journal
@@ -299,6 +299,6 @@ def test_a_full_disk_loses_no_leg(tmp_path: Path) -> None:
     first, lines, second = done.stdout.split("\n")[:3]
     assert (first, second) == ("first 1", "second 0")
     assert "StoreError: " in done.stderr
-    past = jsonlines.read(tmp_path / "after", journal.Line, largest=journal.LARGEST, what="journal")
+    past = journal_file.read(tmp_path / "after", journal.Line, largest=journal.LARGEST, what="journal")
     assert len(past) > int(lines) > 3
     assert any(isinstance(line, journal.Resumed) for line in past)

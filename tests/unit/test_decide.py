@@ -21,7 +21,7 @@ from tests.support import wheels
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
-from sparkwright.gates.core import declared
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, Ladder
 from sparkwright.gates.core.verdict import ORDER, Check, State, Verdict, failed, passed
 from sparkwright.gates.throughput.records import Result
@@ -445,16 +445,16 @@ def test_the_policy_of_the_demo_can_be_met() -> None:
     """The demo's own policy is held against the declarations, too, when it is loaded; its stacks are not needed for that."""
     path = wheels.ROOT / "ci" / "sparkwright" / "demo" / "project" / "ci" / "release.yaml"
     asked = strict_yaml.parse(path.read_text("utf-8").replace("PYTHON", "3.12"), policy.ReleasePolicy, path.name)
-    assert [one for gate, rule in asked.gates.items() for one in declared.faults(gate, rule.checks, rule.measured, rule.wanted)] == []
+    assert [one for gate, rule in asked.gates.items() for one in gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted)] == []
 
 
 @pytest.mark.parametrize("gate", GATES)
 def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
     """Every check that a pass rests on is one that the gate's own code can make and pass, with a figure where one is asked for."""
     rule = made.policy().gates[gate]
-    assert not list(declared.faults(gate, rule.checks, rule.measured, rule.wanted))
+    assert not list(gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted))
     # The same with the names that the repository's own converters, recipes and tasks give to the declared patterns.
-    given = {name: one for one in declared.declared(gate) if one.role == "decides" for name in made.names(gate, one.name)}
+    given = {name: one for one in gate_policy.declared(gate) if one.role == "decides" for name in made.names(gate, one.name)}
     assert [pattern for pattern in (*rule.checks, *rule.wanted) if not fnmatch.filter(given, pattern)] == []
     measured = {name for pattern in rule.measured for name in fnmatch.filter(given, pattern)}
     assert [name for name in sorted(measured) if not given[name].measured] == []

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import verdicts
 
-from sparkwright.gates.core import declared
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, Gate, climb, verdict
-from sparkwright.gates.core.verdict import Check, Figure, failed, not_run, passed
+from sparkwright.gates.core.verdict import Check, Figure, failed, not_run, overlap, passed
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.throughput.records import METRICS
 
-FOLDER = Path(declared.__file__).parents[1]
+FOLDER = Path(gate_policy.__file__).parents[1]
 
 
 @pytest.mark.parametrize("gate", GATES)
 def test_every_gate_declares_each_name_once(gate: str) -> None:
     """A declaration that stood there twice could say two things."""
-    names = [one.name for one in declared.declared(gate)]
+    names = [one.name for one in gate_policy.declared(gate)]
     assert len(set(names)) == len(names)
 
 
@@ -77,9 +77,9 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _emitting(gate: str) -> list[Path]:
     """Return the modules that make checks of *gate*: its own package, and those that serve all gates."""
-    own = FOLDER.joinpath(*declared.MODULES[gate].split("."))
+    own = FOLDER.joinpath(*gate_policy.MODULES[gate].split("."))
     package = sorted(own.parent.glob("*.py")) if own.parent != FOLDER else [own.with_suffix(".py")]
-    return [*package, FOLDER / "core" / "ready.py", FOLDER / "core" / "athand.py", FOLDER / "core" / "ladder.py"]
+    return [*package, FOLDER / "core" / "builder.py", FOLDER / "core" / "server_under_test.py", FOLDER / "core" / "ladder.py"]
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -88,7 +88,7 @@ def test_every_declared_check_is_emitted(gate: str) -> None:
     texts = {text for path in _emitting(gate) for text in _texts(path)}
     patterns = {text for text in texts if "*" in text and text.strip("*- ")}
     stale = [
-        one.name for one in declared.declared(gate)
+        one.name for one in gate_policy.declared(gate)
         if not {one.name, one.name.removeprefix("*-")} & texts and not any(fnmatch.fnmatchcase(one.name, pattern) for pattern in patterns)
     ]  # fmt: skip
     # Declared from the tables that the emitting code itself runs through.
@@ -99,13 +99,13 @@ def test_every_declared_check_is_emitted(gate: str) -> None:
 @pytest.mark.parametrize("gate", GATES)
 def test_every_pattern_is_given_a_name(gate: str) -> None:
     """The repository's recipes, tasks, converters and workloads give each declared pattern at least one name."""
-    assert [one.name for one in declared.declared(gate) if one.role != "reports" and not verdicts.names(gate, one.name)] == []
+    assert [one.name for one in gate_policy.declared(gate) if one.role != "reports" and not verdicts.names(gate, one.name)] == []
 
 
 @given(st.text("ab*", max_size=6), st.text("ab*", max_size=6), st.text("ab", max_size=8))
 def test_patterns_overlap_where_a_name_matches_both(one: str, other: str, name: str) -> None:
     """A name that both match is proof; it does not matter which is first; a name alone is matched as fnmatch does."""
-    assert declared.overlap(one, other) == declared.overlap(other, one)
+    assert overlap(one, other) == overlap(other, one)
     if fnmatch.fnmatchcase(name, one) and fnmatch.fnmatchcase(name, other):
-        assert declared.overlap(one, other)
-    assert declared.overlap(name, one) == fnmatch.fnmatchcase(name, one)
+        assert overlap(one, other)
+    assert overlap(name, one) == fnmatch.fnmatchcase(name, one)

@@ -17,8 +17,9 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import gate, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.gates.core import ladder
-from sparkwright.gates.core.athand import AtHand, Inputs
 from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.server_under_test import ServerUnderTest
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
@@ -136,25 +137,25 @@ def _cut(*_: object) -> None:
 
 
 @pytest.fixture(name="served")
-def _served(tmp_path: Path) -> Inputs:
+def _served(tmp_path: Path) -> GateOptions:
     """Return an environment that says it has vLLM, and a model to serve from it."""
     model = tmp_path / "Toy-1M"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    return Inputs(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
+    return GateOptions(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
 
 
 @pytest.mark.parametrize(("recipe", "name"), [("", "Toy-1M"), ("toy-cpu", "Toy-1M"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
-def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: Inputs, tmp_path: Path, recipe: str, name: str) -> None:
+def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: GateOptions, tmp_path: Path, recipe: str, name: str) -> None:
     """The name is that of the recipe's repository, or the folder's; G4 finds the counter that it needs."""
     plan = recipes.load(ROOT, recipe) if recipe else None
     with contextlib.ExitStack() as stack:
-        launch = AtHand(served, {}, tmp_path, stack, plan).launch()
+        launch = ServerUnderTest(served, {}, tmp_path, stack, plan).launch()
     assert launch.name == name
     assert launch.environment()["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
 
 
-def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[str], served: Inputs, tmp_path: Path) -> None:
+def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[str], served: GateOptions, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
     asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
     error = json.loads(cli("gate", *asked, *words).stdout)["error"]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.gates.core import ladder
-from sparkwright.gates.core.declared import declared
 from sparkwright.gates.core.ladder import GATES, Gate, Ladder, climb
+from sparkwright.gates.core.policy import declared
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,

@@ -18,7 +18,7 @@ from tests.refusals import refusal
 
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
 from sparkwright.gates.logprobs import gate as distributions
 from sparkwright.gates.logprobs import reference
@@ -132,11 +132,11 @@ def server(start: Callable[[], Bytes]) -> Bytes:
 @pytest.fixture
 def known(server: Bytes) -> Reference:
     """Return what the sound server says."""
-    return distributions.record(policy(), PARAGRAPHS, server.client, Served(wheel="a" * 64))
+    return distributions.record(policy(), PARAGRAPHS, server.client, ServerIdentity(wheel="a" * 64))
 
 
 def judged(server: Bytes, against: Reference | Path | Client, **changes: Any) -> dict[str, Check]:
-    found = distributions.run(policy(**changes), server.client, against, paragraphs=PARAGRAPHS, served=Served())
+    found = distributions.run(policy(**changes), server.client, against, paragraphs=PARAGRAPHS, served=ServerIdentity())
     assert [check.name for check in found] == ["reference", "candidate", *distributions.COMPARED]
     assert all(check.reason in distributions.REASONS for check in found if check.state != "pass")
     return {check.name: check for check in found}
@@ -327,8 +327,8 @@ def test_no_server_is_invalid(server: Bytes, known: Reference) -> None:
 
 def test_models_are_told_apart_by_digest(server: Bytes, known: Reference) -> None:
     """Where digests of both models are known, the same name does not make them the same model."""
-    known = msgspec.structs.replace(known, served=Served(model="1" * 64))
-    found = distributions.run(policy(), server.client, known, paragraphs=PARAGRAPHS, served=Served(model="2" * 64))
+    known = msgspec.structs.replace(known, served=ServerIdentity(model="1" * 64))
+    found = distributions.run(policy(), server.client, known, paragraphs=PARAGRAPHS, served=ServerIdentity(model="2" * 64))
 
     assert found[1].reason == "reference-other-model"
 
@@ -351,9 +351,9 @@ def test_an_unsteady_reference_judges_nobody(server: Bytes) -> None:
 def test_a_noisy_host_widens_the_limit(server: Bytes) -> None:
     """The floor of a reference that is a little noisy raises the limit to three times the floor, on its own machine only."""
     server.fault = shaky(0.03)
-    known = distributions.record(policy(), PARAGRAPHS, server.client, Served(host={"gpu": "one"}))
+    known = distributions.record(policy(), PARAGRAPHS, server.client, ServerIdentity(host={"gpu": "one"}))
     here, there = (
-        distributions.run(policy(kl_most=0.0001), server.client, known, paragraphs=PARAGRAPHS, served=Served(host={"gpu": name}))
+        distributions.run(policy(kl_most=0.0001), server.client, known, paragraphs=PARAGRAPHS, served=ServerIdentity(host={"gpu": name}))
         for name in ("one", "two")
     )
 
@@ -453,7 +453,7 @@ def test_the_policy_names_the_corpus() -> None:
 def test_another_corpus_is_refused(server: Bytes) -> None:
     """A corpus that changed without its policy is a fault of set-up."""
     with refusal("file-invalid", match="corpus"):
-        distributions.run(policy(), server.client, server.client, paragraphs={"one": ("another",)}, served=Served())
+        distributions.run(policy(), server.client, server.client, paragraphs={"one": ("another",)}, served=ServerIdentity())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sparkwright.bench.model import checkpoint, modules, roofline, schemes
 from sparkwright.bench.model.checkpoint import BITS, Tensor
 from sparkwright.bench.model.modules import Audit
 from sparkwright.bench.model.roofline import GB10, Bandwidth
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core.process import Limits
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini

@@ -20,7 +20,7 @@ from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.machine.kernel_log import Finding, KernelLog
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.jsonlines import Writer
+from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
 from sparkwright.gates.soak import checks as soaked
 from sparkwright.gates.soak import collect as load
@@ -318,7 +318,7 @@ def test_a_journal_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "soak.jsonl"
     path.write_text("an earlier one")
     record = sound(seconds=600)
-    journal = Writer(path)
+    journal = JournalWriter(path)
     for line in (record.begun, *record.observed, record.ended):
         assert line
         journal.add(line)
@@ -360,9 +360,9 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "soak.jsonl"
     program = (
         "import sys; from pathlib import Path; from sparkwright.gates.soak.journal import *\n"
-        "from sparkwright.gates.core.jsonlines import Writer\n"
+        "from sparkwright.gates.core.journal import JournalWriter\n"
         "from sparkwright.gates.soak.collect import Stretch\n"
-        "journal = Writer(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
+        "journal = JournalWriter(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
         "while True:\n  at += 1; journal.add(Observed(at, Stretch(asked=at))); print(at, flush=True)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)

@@ -24,7 +24,7 @@ from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.result import ResultInvalid, TaskResult
 from sparkwright.gates.accuracy.runner import HarnessFailed
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def context(store: Store, tmp_path: Path) -> RunContext:
 def answered(right: str, **changes: Any) -> TaskResult:
     """Return the outcome of as many questions as *right* has marks."""
     questions = tuple(f"{number:016x}" for number in range(len(right)))
-    made = TaskResult(Served(), "toy", "0.33.0", "0.4.13", "largest", "settings", questions, right)
+    made = TaskResult(ServerIdentity(), "toy", "0.33.0", "0.4.13", "largest", "settings", questions, right)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -115,7 +115,7 @@ def test_what_decides_the_questions_changes_the_settings(policy: AccuracyPolicy,
 
 def test_without_the_harness_nothing_ran(policy: AccuracyPolicy, context: RunContext) -> None:
     """Offline with an empty store, every row of the gate is there, and none is a pass."""
-    found = tasks.run(policy, "gsm8k", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
+    found = tasks.run(policy, "gsm8k", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=ServerIdentity())
 
     assert [check.name for check in found] == ["gsm8k-baseline", "gsm8k-answers", "gsm8k-paired", "gsm8k-floor"]
     assert {check.state for check in found} == {"not-run"}
@@ -125,7 +125,7 @@ def test_without_the_harness_nothing_ran(policy: AccuracyPolicy, context: RunCon
 def test_a_task_that_is_not_named_is_a_fault_of_set_up(policy: AccuracyPolicy, context: RunContext) -> None:
     """The policy lists the tasks; no other one is asked for by name."""
     with refusal("file-invalid"):
-        tasks.run(policy, "hellaswag", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=Served())
+        tasks.run(policy, "hellaswag", context, "http://127.0.0.1:9", "http://127.0.0.1:9", served=ServerIdentity())
 
 
 def line(number: int, right: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_damaged_baseline_ends_the_gate(policy: AccuracyPolicy, context: RunContext, tmp_path: Path) -> None:
     """A baseline that cannot be read is a check, not a traceback."""
-    found = tasks._baseline(policy, "largest", context, Path("python"), tmp_path / "none.json", Served(), "")
+    found = tasks._baseline(policy, "largest", context, Path("python"), tmp_path / "none.json", ServerIdentity(), "")
 
     assert isinstance(found, Check)
     assert (found.state, found.reason) == ("invalid", "baseline-damaged")
@@ -230,7 +230,7 @@ def page() -> Iterator[str]:
 
 def test_a_server_that_is_none_is_seen_before_the_harness_starts(policy: AccuracyPolicy, context: RunContext, page: str) -> None:
     """A page in place of a model list is invalid at once; no questions are put to it."""
-    found = tasks._baseline(policy, "largest", context, Path("python"), page, Served(), "")
+    found = tasks._baseline(policy, "largest", context, Path("python"), page, ServerIdentity(), "")
 
     assert isinstance(found, Check)
     assert (found.state, found.reason) == ("invalid", "server-html")

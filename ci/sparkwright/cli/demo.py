@@ -36,9 +36,9 @@ from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, lock, resolve
 from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.stack import Project, SourceError
-from sparkwright.gates.core import host
-from sparkwright.gates.core.athand import Inputs
-from sparkwright.gates.core.ready import Ready
+from sparkwright.gates.core.builder import GateBuilder
+from sparkwright.gates.core.ladder import machine_facts
+from sparkwright.gates.core.options import GateOptions
 from sparkwright.release.client import back, install
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.publish import sequence
@@ -177,10 +177,10 @@ def _release_stages(
     """Run the stages from the gates to the words of the model, and remove the release again."""
     from uv import find_uv_bin
 
-    folder, facts = context.project.root.parent, host.facts()
+    folder, facts = context.project.root.parent, machine_facts()
     for path in wheels:
-        inputs = Inputs(wheel=path)
-        with Ready(context, inputs, facts) as ready:
+        inputs = GateOptions(wheel=path)
+        with GateBuilder(context, inputs, facts) as ready:
             verdicts = gate.climb(context, inputs, ready, ("G0", "G2"), facts).verdicts
         _require(verdicts[0].state == "pass", "G0 does not pass for a wheel of the demo.", path)
     yield "gate", f"G0 passes for {len(wheels)} wheels; G2 is {verdicts[1].state} without a GB10"

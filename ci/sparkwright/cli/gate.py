@@ -20,11 +20,11 @@ from sparkwright.builder import pipeline
 from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import host, ladder, recording, show
-from sparkwright.gates.core.athand import Inputs
+from sparkwright.gates.core import ladder, report
+from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.errors import GateError
-from sparkwright.gates.core.ladder import GATES
-from sparkwright.gates.core.ready import Ready
+from sparkwright.gates.core.ladder import GATES, machine_facts
+from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.throughput import claims
 from sparkwright.gates.throughput.answer import Answer
 from sparkwright.gates.throughput.question import Environment, Question
@@ -287,31 +287,31 @@ def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the gates, show their verdicts, add them to the wheel's file; raise unless all pass."""
-    context, facts = options.checkout(arguments), host.facts()
+    context, facts = options.checkout(arguments), machine_facts()
     inputs = _inputs(context, arguments)
     if inputs.wheel and not arguments.record:
         # Refuse a damaged file before hours are spent on measuring.
         _stored(verdicts_path(context, inputs.wheel.name))
-    with Ready(context, inputs, facts) as ready:
+    with GateBuilder(context, inputs, facts) as ready:
         if arguments.record:
-            recorded = recording.record(context, ready, inputs, arguments.record)
+            recorded = ready.record(arguments.record)
             return {"recorded": [str(path) for path in recorded]}
         names = [name for name in GATES if not arguments.only or name in arguments.only]
         result = climb(context, inputs, ready, names, facts, keep_going=arguments.keep_going)
-    show.show(result)
+    report.show(result)
     if ready.throughput:
         console.note(f"throughput: {keep_result(context, ready.throughput)}")
     if result.wheel:
         console.note(f"verdicts: {verdicts_path(context, result.wheel.file)}")
     console.document({"ladder": ladder.document(result)})
-    show.raise_for_state(result)
+    report.raise_for_state(result)
     return None
 
 
 def climb(
     context: RunContext,
-    inputs: Inputs,
-    ready: Ready,
+    inputs: GateOptions,
+    ready: GateBuilder,
     names: Sequence[str],
     facts: Mapping[str, str],
     *,
@@ -334,8 +334,8 @@ def climb(
     return result
 
 
-def _inputs(context: RunContext, arguments: argparse.Namespace) -> Inputs:
-    return Inputs(
+def _inputs(context: RunContext, arguments: argparse.Namespace) -> GateOptions:
+    return GateOptions(
         wheel=arguments.wheel or _last_wheel(context),
         python=arguments.python,
         serve=arguments.serve,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint, modules, roofline
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
-from sparkwright.gates.core.errors import ModelError
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

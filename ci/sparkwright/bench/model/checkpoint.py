@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.core.errors import ModelError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
 HEADER = 100_000_000

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.gates.core.errors import ModelError
+from sparkwright.bench.errors import ModelError
 
 #: What a layer keeps: all of the context, the last tokens of it, a state of fixed size, or nothing.
 Kind = Literal["full", "window", "state", "none"]

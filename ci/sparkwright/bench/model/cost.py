@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import names as modulenames
 from sparkwright.bench.model import roofline, schemes
 from sparkwright.bench.model.checkpoint import Checkpoint, Tensor
 from sparkwright.bench.model.config import Architecture
 from sparkwright.bench.model.names import APART, Name
 from sparkwright.bench.model.schemes import Scheme
-from sparkwright.gates.core.errors import ModelError
 
 #: Parameters that a server drops when it loads the model.
 _UNREAD = ("weight_shape", "g_idx", "weight_g_idx")

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import config as modelconfig
 from sparkwright.bench.model import cost as modulecost
 from sparkwright.bench.model import names as modulenames
@@ -23,7 +24,6 @@ from sparkwright.bench.model.config import SIZES, Architecture
 from sparkwright.bench.model.cost import Module
 from sparkwright.bench.model.names import APART, GROUPS
 from sparkwright.bench.model.schemes import Told
-from sparkwright.gates.core.errors import ModelError
 
 #: What the quantisation config says of a row: nothing to be said of norms and tables; that the method itself leaves it alone.
 Word = Literal["", "quantise", "ignore", "left by the method"]

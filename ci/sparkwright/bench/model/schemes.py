@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model.checkpoint import Tensor
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.errors import ModelError
+from sparkwright.core import process
 
 #: Types of plain numbers.
 PLAIN = ("F64", "F32", "F16", "BF16")
@@ -30,7 +30,7 @@ _BY_PART = ("modelopt", "awq", "gptq")
 INSIDE_ALONE = ("awq", "gptq", "fp8", "mxfp4", "bitsandbytes")
 #: A config lists some hundred patterns; expressions of strangers may run for ever, and are given this much.
 MOST_PATTERNS, MOST_LENGTH = 50_000, 500
-_PATIENCE = limited.Limits(seconds=20, memory=512, written=64)
+_PATIENCE = process.Limits(seconds=20, memory=512, written=64)
 
 #: Matches expressions in a program of its own: names and expressions in, for each name whether one of them matches.
 _MATCH = """\
@@ -211,7 +211,7 @@ def _by_expression(patterns: Sequence[str], modules: Sequence[str]) -> set[str]:
         folder = Path(name)
         (folder / "asked").write_bytes(msgspec.json.encode([modules, patterns]))
         command = [sys.executable, "-I", "-S", "-c", _MATCH, str(folder / "asked"), str(folder / "answer")]
-        ended = limited.run(command, _PATIENCE, folder / "log")
+        ended = process.run_limited(command, _PATIENCE, folder / "log")
         if ended.status:
             says = "take too long to match" if ended.late else "cannot be used"
             raise ModelError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import lint, memory, workloads
 from sparkwright.bench.recipes.memory import Finding
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core.errors import GateError
 
 #: What `lint.of_checkpoint` finds as well, with the bytes on disk in place of the plan's.
 SIZES = ("memory-short", "memory-utilization", "memory-unpinned", "cache-short")
@@ -50,5 +50,5 @@ def check(
     found = [one for one in found if measured or one.reference not in MEASURING]
     errors = [f"{one.reference}: {one.says}. {lint.REASONS[one.reference]}" for one in found if one.weight == "error"]
     if errors:
-        raise GateError("recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors)
+        raise RecipeError("recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors)
     return tuple(dict.fromkeys(found))

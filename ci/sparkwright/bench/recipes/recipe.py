@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
+from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes.expected import Expected, Report
 from sparkwright.bench.recipes.memory import Plan
 from sparkwright.bench.recipes.ways import Model, Speculation, Way
@@ -21,7 +22,6 @@ from sparkwright.bench.recipes.workloads import Name
 from sparkwright.bench.server.serve import Launch
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, UsageError
-from sparkwright.gates.core.errors import GateError
 
 __all__ = ["Model", "Recipe", "Speculation", "Way", "folder", "launch", "load", "names", "read", "served_name"]
 
@@ -77,13 +77,13 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             release = Version(version)
         except InvalidVersion:
-            raise GateError("recipe-unfit", f"{version!r:.80} is no version of vLLM.") from None
+            raise RecipeError("recipe-unfit", f"{version!r:.80} is no version of vLLM.") from None
         found = next((one for one in self.ways if one.holds(release)), None)
         if found is None:
             ranges = "; ".join(one.vllm for one in self.ways)
-            raise GateError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {ranges}"])
+            raise RecipeError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {ranges}"])
         if found.lacks and not (release.local or "").startswith("spark."):
-            raise GateError("recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[found.lacks])
+            raise RecipeError("recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[found.lacks])
         return found
 
     def flags(self, way: Way) -> tuple[str, ...]:

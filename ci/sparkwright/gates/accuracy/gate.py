@@ -29,7 +29,7 @@ from sparkwright.gates.accuracy.runner import (
     answer,
     settings_digest,
 )
-from sparkwright.gates.core.served import Served, same_model
+from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -74,7 +74,7 @@ REASONS: Mapping[str, str] = {
 
 def run(
     policy: AccuracyPolicy, task: str, context: RunContext, candidate: str, baseline: str | TaskResult | Path, *,
-    served: Served, baseline_served: Served | None = None, model: str = "",
+    served: ServerIdentity, baseline_served: ServerIdentity | None = None, model: str = "",
 ) -> tuple[Check, ...]:  # fmt: skip
     """
     Return the checks of *task*.
@@ -129,7 +129,7 @@ def _broken(name: str, who: str, error: ServerInvalid | HarnessFailed) -> Check:
 
 
 def _baseline(
-    policy: AccuracyPolicy, task: str, context: RunContext, python: Path, baseline: str | TaskResult | Path, served: Served, model: str
+    policy: AccuracyPolicy, task: str, context: RunContext, python: Path, baseline: str | TaskResult | Path, served: ServerIdentity, model: str
 ) -> TaskResult | Check:
     if isinstance(baseline, TaskResult):
         return baseline

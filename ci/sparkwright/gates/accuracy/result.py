@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.core.files import content_key
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: Bytes; 1319 questions take 30 kB.
 LARGEST = 8 * 1024 * 1024
@@ -38,7 +38,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         right: ``1`` or ``0`` per question, in the same order.
     """
 
-    served: Served
+    served: ServerIdentity
     name: str
     vllm: str
     harness: str

@@ -27,7 +27,7 @@ from sparkwright.core.errors import CommandError, FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy.result import TaskResult
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: Bytes of memory that the harness may map, and that one of its files may have.
 MEMORY, FILE = 4 << 30, 256 << 20
@@ -282,7 +282,7 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("no task is named")
 
 
-def answer(policy: AccuracyPolicy, task: str, context: RunContext, python: Path, url: str, served: Served, model: str = "") -> TaskResult:
+def answer(policy: AccuracyPolicy, task: str, context: RunContext, python: Path, url: str, served: ServerIdentity, model: str = "") -> TaskResult:
     """
     Ask the server at *url* the questions of *task* and return what came of it.
 

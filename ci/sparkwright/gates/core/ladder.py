@@ -7,16 +7,20 @@ comfort. A gate that cannot run here stops nothing; a ladder with one is not a p
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
+from sparkwright.builder import host_info
 from sparkwright.core.console import console, duration
-from sparkwright.gates.core import declared
+from sparkwright.gates.core import policy
 from sparkwright.gates.core.verdict import Check, State, Verdict, not_run, worst
 
 #: The gates by name, and what each looks at.
@@ -41,6 +45,20 @@ REASONS: Mapping[str, str] = {
 }
 
 FORMAT = 1
+
+
+def machine_facts() -> dict[str, str]:
+    """Return processor, cores, memory, kernel and GPUs with their driver, by name; a machine without a GPU says so."""
+    gpus = host_info.gpus()
+    return {
+        "processor": host_info.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
+        "kernel": platform.release(),
+        "gpu": ", ".join(f"{gpu.name} (SM {gpu.capability})" for gpu in gpus) or "none",
+        "driver": gpus[0].driver if gpus else "none",
+    }
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -143,7 +161,7 @@ def verdict(
     Raises:
         ValueError: A check is not as the gate's ``CHECKS`` declare it.
     """
-    declared.check(gate.name, checks)
+    policy.check(gate.name, checks)
     about, facts = wheel.sha256 if wheel else "", dict(host or {})
     return Verdict(gate.name, GATES[gate.name], about, gate.policy, tuple(checks), host=facts, began=began, seconds=seconds)
 

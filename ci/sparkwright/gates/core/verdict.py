@@ -7,6 +7,7 @@ for a file at hand. A state is never better than its worst required check, and w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Literal
 
@@ -181,3 +182,13 @@ def inconclusive(name: str, message: str, reason: str, *, figures: Iterable[Figu
 def not_run(name: str, message: str, reason: str, *, required: bool = True) -> Check:
     """Return a check that did not run; *message* tells why, in a sentence (``no CUDA GPU is here``)."""
     return Check(name, "not-run", message, reason, required)
+
+
+@functools.cache
+def overlap(one: str, other: str) -> bool:
+    """Return whether some name matches both patterns; ``*`` stands for any text."""
+    if not one or not other:
+        return set(one + other) <= {"*"}
+    if one[0] == "*":
+        return overlap(one[1:], other) or overlap(one, other[1:])
+    return overlap(other, one) if other[0] == "*" else one[0] == other[0] and overlap(one[1:], other[1:])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -209,7 +209,7 @@ def fuzzed(backend: Backend, policy: FuzzPolicy, seconds: float, scratch: Path) 
 def _fuzzed(name: str, cases: Sequence[Case], backend: Backend, policy: FuzzPolicy, seconds: float, scratch: Path) -> Check:
     source, out = scratch / f"{name}.cases", scratch / f"{name}.out"
     source.write_bytes(b"".join(fuzz.data(one) for one in cases))
-    ended = limited.run(backend.command(source, out, policy.repeats), Limits(seconds, NO_LIMIT, 1000), scratch / f"{name}.log")
+    ended = process.run_limited(backend.command(source, out, policy.repeats), Limits(seconds, NO_LIMIT, 1000), scratch / f"{name}.log")
     if ended.late or ended.status:
         return probe.unanswered(name, ended)
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core import process
+from sparkwright.core.process import Limits
 
 DRIVER = Path(__file__).parent / "inside" / "driver.py"
 
@@ -57,7 +57,7 @@ class Absent(msgspec.Struct, frozen=True):
 
 def ask(scratch: Path, seconds: float = 60) -> Gpu | Absent:
     """Return the first GPU, or why there is none that answers within *seconds*."""
-    ended = limited.run([sys.executable, str(DRIVER), "facts"], Limits(seconds, NO_LIMIT, 1), scratch / "facts.log")
+    ended = process.run_limited([sys.executable, str(DRIVER), "facts"], Limits(seconds, NO_LIMIT, 1), scratch / "facts.log")
     if ended.late:
         return Absent(f"the CUDA driver did not answer within {seconds:g} s")
     try:

@@ -16,8 +16,8 @@ from sparkwright.audit import device_code
 from sparkwright.audit import wheel as audit_wheel
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.elf import Buffer, ElfUnreadable
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core import process
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
@@ -119,7 +119,7 @@ def load(cubins: Sequence[Cubin], seconds: float, scratch: Path) -> dict[int, Li
     while start < len(cubins) and crashes < _MOST_CRASHES:
         log = scratch / f"load-{start}.log"
         command = [sys.executable, str(gpus.DRIVER), "load", str(listed), str(start)]
-        ended = limited.run(command, Limits(seconds, NO_LIMIT, 200), log)
+        ended = process.run_limited(command, Limits(seconds, NO_LIMIT, 200), log)
         begun = start
         for line in _lines(log):
             begun = max(begun, line.begins)

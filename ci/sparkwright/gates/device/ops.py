@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Ended, Limits
+from sparkwright.core import process
+from sparkwright.core.process import Ended, Limits
 from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device import fuzz
 from sparkwright.gates.device.fuzz import Case
@@ -112,7 +112,7 @@ def checks(policy: OpsPolicy, python: Path | None, scratch: Path, libraries: Seq
     def asked(name: str, jobs: list[dict[str, object]]) -> Answers:
         listed, log = scratch / f"{name}.json", scratch / f"{name}.log"
         listed.write_bytes(msgspec.json.encode({"libraries": [str(path) for path in libraries], "jobs": jobs}))
-        return _answers(log, limited.run([str(python), str(SCRIPT), str(listed)], Limits(policy.seconds, NO_LIMIT, 2000), log))
+        return _answers(log, process.run_limited([str(python), str(SCRIPT), str(listed)], Limits(policy.seconds, NO_LIMIT, 2000), log))
 
     # A process for each, as a CUDA error stays with the process that made it.
     quantised = asked(NAMES[0], [_quantise_job(number, one, scratch) for number, one in enumerate(shapes)])

@@ -15,8 +15,7 @@ import msgspec
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 from sparkwright.gates.device.gpu import NO_LIMIT, Gpu
 
@@ -81,10 +80,10 @@ class Uncompilable(Exception):
     """The probe does not compile; the message holds the compiler's last words."""
 
 
-def _nvcc(toolkit: Toolkit, target: str, source: Path, out: Path, limits: Limits, *options: str) -> limited.Ended:
+def _nvcc(toolkit: Toolkit, target: str, source: Path, out: Path, limits: Limits, *options: str) -> process.Ended:
     arch = f"arch=compute_{target},code=sm_{target}"
     command = [str(toolkit.program("nvcc")), "-O3", "-std=c++17", f"-I{toolkit.root / 'include'}", "-gencode", arch]
-    return limited.run([*command, *options, "-o", str(out), str(source)], limits, out.with_suffix(".log"))
+    return process.run_limited([*command, *options, "-o", str(out), str(source)], limits, out.with_suffix(".log"))
 
 
 def compile_probe(toolkit: Toolkit, target: str, limits: Limits, scratch: Path, sources: Path = SOURCES) -> Probe:
@@ -149,7 +148,7 @@ def row_checks(probe: Probe, gpu: Gpu, seconds: float, scratch: Path) -> Iterato
     """Run the probe's sweeps and yield a check for each of `ROWS`, and one for the opcodes."""
     yield opcodes_check(probe)
     log = scratch / "rows.log"
-    ended = limited.run([str(probe.program), "rows"], Limits(seconds, NO_LIMIT, 10), log)
+    ended = process.run_limited([str(probe.program), "rows"], Limits(seconds, NO_LIMIT, 10), log)
     answered = {}
     for line in log.read_bytes().splitlines():
         try:
@@ -181,7 +180,7 @@ def opcodes_check(probe: Probe) -> Check:
     return passed("e2m1-opcodes", f"conversion to E2M1 is native to sm_{probe.target}: {count} F2FP…E2M1 in the probe", figures=figures)
 
 
-def unanswered(name: str, ended: limited.Ended) -> Check:
+def unanswered(name: str, ended: process.Ended) -> Check:
     """Return the check *name* of a program that ended without an answer to it."""
     if ended.late:
         return invalid(name, "the program did not end in its time", "probe-slow")

@@ -19,7 +19,7 @@ from sparkwright.bench.server import answers
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
-from sparkwright.gates.core.served import Served, same_model
+from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -72,7 +72,7 @@ CHECKS = (
 
 def run(
     policy: LogprobsPolicy, candidate: Client, against: Client | Reference | Path, *,
-    paragraphs: Mapping[str, tuple[str, ...]], served: Served, reference_served: Served | None = None, again: Client | None = None,
+    paragraphs: Mapping[str, tuple[str, ...]], served: ServerIdentity, reference_served: ServerIdentity | None = None, again: Client | None = None,
 ) -> tuple[Check, ...]:  # fmt: skip
     """
     Return the checks of the gate.
@@ -141,7 +141,7 @@ NOT_A_NUMBER = "Out of range float values"
 
 
 def record(
-    policy: LogprobsPolicy, paragraphs: Mapping[str, tuple[str, ...]], server: Client, served: Served, again: Client | None = None
+    policy: LogprobsPolicy, paragraphs: Mapping[str, tuple[str, ...]], server: Client, served: ServerIdentity, again: Client | None = None
 ) -> Reference:
     """
     Return what *server* says of the corpus, with its floor from a second pass.
@@ -207,7 +207,7 @@ def _score(policy: LogprobsPolicy, tokens: Sequence[Sequence[int]], server: Clie
 
 
 def candidate_scores(
-    policy: LogprobsPolicy, server: Client, known: Reference, served: Served, made: tuple[str, ...]
+    policy: LogprobsPolicy, server: Client, known: Reference, served: ServerIdentity, made: tuple[str, ...]
 ) -> Scores | Check:
     """Return the candidate's scores, or the check that says why there are none that count."""
     try:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, content_key, sha256_bytes
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.logprobs.divergence import Floats, Scores
 
 #: Bytes; 64 texts of 512 tokens with 20 logarithms each take 5 to 7 MB.
@@ -192,7 +192,7 @@ class Reference(msgspec.Struct, frozen=True):
             best token, and the difference of the mean logarithm.
     """
 
-    served: Served
+    served: ServerIdentity
     name: str
     vllm: str
     corpus: str
@@ -221,7 +221,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The saved form: arrays are base64 of deflated little-endian numbers, a row per position."""
 
     format: Literal[1]
-    served: Served
+    served: ServerIdentity
     name: str
     vllm: str
     corpus: str

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkwright.builder import toolchain
-from sparkwright.gates.core import limited
-from sparkwright.gates.core.limited import Ended, Limits
+from sparkwright.core import process
+from sparkwright.core.process import Ended, Limits
 from sparkwright.gates.numerics import inlineasm
 from sparkwright.gates.numerics.units import Converter, Unit, dtypes, native, source
 
@@ -112,7 +112,7 @@ class Program:
         raise ConverterInvalid("converter-missing", f"the tree of {unit.fork} has no {' and no '.join(unit.files)}")
 
     def _tool(self, command: list[str]) -> None:
-        ended = limited.run(command, self._limits, self._folder / "compiler.log")
+        ended = process.run_limited(command, self._limits, self._folder / "compiler.log")
         if ended.late:
             raise ConverterInvalid("converter-slow", f"the compiler did not end within {self._limits.seconds:g} s")
         if ended.status:
@@ -155,7 +155,7 @@ class Program:
         source_file.write_bytes(np.ascontiguousarray(inputs, given).tobytes())
         made.unlink(missing_ok=True)
         command = [str(self._folder / "driver"), one.name, str(source_file), str(made)]
-        ended = limited.run(command, self._limits, self._folder / f"{one.name}.log")
+        ended = process.run_limited(command, self._limits, self._folder / f"{one.name}.log")
         self._judge(ended)
         if EVALUATED in ended.tail:
             self._evaluated.add(one.name)

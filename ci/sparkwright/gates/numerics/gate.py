@@ -16,7 +16,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from sparkwright.gates.core.limited import Limits
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check, declare, failed, invalid, not_run
 from sparkwright.gates.numerics import coding, e2m1, nvfp4, pythonsource, sweeps, values
 from sparkwright.gates.numerics.converter import Broken, Callee, ConverterInvalid, Program

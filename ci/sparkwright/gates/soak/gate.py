@@ -20,7 +20,7 @@ from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import Progress, console
-from sparkwright.gates.core.jsonlines import Writer
+from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, declare, invalid
 from sparkwright.gates.generation import policy as prompts
 from sparkwright.gates.soak import checks as soaked
@@ -174,7 +174,7 @@ class _Watch:
 
 def _watched(policy: SoakPolicy, client: Client, load: Load, path: Path, pid: int | None, kernel: Path, model: str) -> Record:
     """Return the record of the load, which is also what the journal holds."""
-    watch, journal = _Watch(client, pid, kernel), Writer(path)
+    watch, journal = _Watch(client, pid, kernel), JournalWriter(path)
     try:
         record = Record(Begun(policy.seconds, model, watch.processes.unknown, watch.unreadable), (), None)
         journal.add(record.begun)

@@ -14,7 +14,7 @@ import msgspec
 
 from sparkwright.bench.machine.kernel_log import Finding
 from sparkwright.core.errors import FileError
-from sparkwright.gates.core import jsonlines
+from sparkwright.gates.core import journal as journal_file
 from sparkwright.gates.soak.collect import Stretch
 
 #: The most bytes read of a journal; a day of minutes has about 3 MB.
@@ -95,7 +95,7 @@ def read(path: Path) -> Record:
     Raises:
         file-invalid: It cannot be read, is larger than `LARGEST`, or holds something else.
     """
-    lines = jsonlines.read(path, Line, largest=LARGEST, what="journal of a soak")
+    lines = journal_file.read(path, Line, largest=LARGEST, what="journal of a soak")
     if not lines or not isinstance(begun := lines[0], Begun):
         raise FileError("file-invalid", f"{path} does not begin like the journal of a soak.")
     observed = tuple(line for line in lines if isinstance(line, Observed))

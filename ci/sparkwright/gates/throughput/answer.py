@@ -24,7 +24,8 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import athand, host
+from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.throughput import calibration, course, summary, tracks
 from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
@@ -140,7 +141,7 @@ class Answer:
     def _model(self) -> str:
         """What names the model: a digest of its files, or its name at a server that runs."""
         question = self._question
-        return athand.model_digest(question.model) if question.model else question.served_name
+        return server_under_test.model_digest(question.model) if question.model else question.served_name
 
     def _ready(self, machine: Machine, journal: Journal) -> Outcome | None:
         """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
@@ -196,7 +197,7 @@ class Answer:
             cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth()),
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
             recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.served_name,
-            quantization=question.quantization, stack=self._context.project.stack, host={**host.facts(), **machine.fingerprint()},
+            quantization=question.quantization, stack=self._context.project.stack, host={**machine_facts(), **machine.fingerprint()},
             margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
             quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),
             calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from sparkwright.bench.machine.conditions import Normal
-from sparkwright.gates.core import jsonlines
+from sparkwright.gates.core import journal as journal_file
 from sparkwright.gates.throughput.records import Leg, Reason, Side
 
 #: The most bytes read of a journal; twelve blocks of six cells with 64 requests each have about 100 MB.
@@ -123,7 +123,7 @@ def read(path: Path) -> Past | None:
     """
     if not path.exists():
         return None
-    lines: list[Line] = jsonlines.read(path, Line, largest=LARGEST, what="journal of a throughput gate")
+    lines: list[Line] = journal_file.read(path, Line, largest=LARGEST, what="journal of a throughput gate")
     if not lines or not isinstance(begun := lines[0], Begun) or any(isinstance(line, Ended) for line in lines):
         return None
     return Past(
@@ -169,7 +169,7 @@ class Journal:
             self.refused = tuple(name for name in sorted({*now, *then}) if now.get(name) != then.get(name))
         self.past = msgspec.structs.replace(found, resumed=found.resumed + 1) if found and same else Past(begun)
         self.path = path
-        self._writer = jsonlines.Writer(path, more=same)
+        self._writer = journal_file.JournalWriter(path, more=same)
         self.add(Resumed(begun.at) if same else begun)
 
     def add(self, line: Line) -> None:

@@ -185,7 +185,7 @@ class Result(msgspec.Struct, frozen=True):
         state: The verdict; ``not-run`` for a bench, which judges nothing. *says*: it in a sentence.
         culprits: Cells that e-BH names as slower, by name and metric (``1024/1024 c8: time per token``).
         recipe: Its name, or empty. *model*: its name. *quantization*: as the recipe says (``NVFP4``, ``AWQ``), or empty.
-        host: Facts of the machine (`sparkwright.gates.core.host.facts`).
+        host: Facts of the machine (`sparkwright.gates.core.ladder.machine_facts`).
         margin: The ratio that still passes (0.02 is 2 %). *alpha*: the error rate. *blocks*: the most that are measured. *quads*: in each.
         generator: Name and version. *qualified*: what its metrology found, as sentences.
         bandwidth: Of the memory, measured in the same session; None where it was not.

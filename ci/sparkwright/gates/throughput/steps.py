@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint, modules, roofline
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.cells import Cell
 from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.core.errors import ModelError
 from sparkwright.gates.throughput.records import CellResult
 
 

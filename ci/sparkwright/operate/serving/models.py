@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.core.errors import ModelError
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _COMMIT = re.compile("[0-9a-f]{40}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import fitting
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -17,7 +18,6 @@ from sparkwright.bench.server.serve import Launch
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core.errors import GateError
 from sparkwright.operate.serving import known, models, variables
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving.models import Found
@@ -182,7 +182,7 @@ def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int
     weights, free = model.weights / (wish.nodes or 1) / 1e6, floor(wish) * GIB
     if weights + free > total:
         says = f"{weights:,.0f} MB of weights and {free:,.0f} MB that stay free; the machine has {total:,} MB"
-        raise GateError(
+        raise RecipeError(
             "recipe-unfit", f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"]
         )
     said = known.value(wish.flags, "--gpu-memory-utilization")

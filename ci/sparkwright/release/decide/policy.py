@@ -17,7 +17,7 @@ from sparkwright.bench.recipes.cells import Cell
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.core import declared
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
@@ -171,7 +171,7 @@ def load(root: Path) -> ReleasePolicy:
     read = strict_yaml.load(path, ReleasePolicy)
     if read.digests or read.speeds:
         raise FileError("file-invalid", f"{path} states what follows from other files.", details=["digests and speeds are not written there"])
-    if unknown := [fault for gate, rule in read.gates.items() for fault in declared.faults(gate, rule.checks, rule.measured, rule.wanted)]:
+    if unknown := [fault for gate, rule in read.gates.items() for fault in gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted)]:
         raise FileError("file-invalid", f"{path} asks for checks that no gate gives.", details=unknown[:30])
     asked = {gate for rule in read.forks.values() for gate in rule.gates}
     digests = {**_audits(root), **_gates(root / "ci" / "gates", asked)}

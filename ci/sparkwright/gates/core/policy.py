@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from sparkwright.gates.core.verdict import Check, Declared, declare
+from sparkwright.gates.core.verdict import Check, Declared, declare, overlap
 
 #: Gate → the module whose ``CHECKS`` declares its checks.
 MODULES: Mapping[str, str] = {
@@ -65,13 +65,3 @@ def faults(gate: str, checks: Iterable[str], measured: Iterable[str] = (), wante
         bare = [entry.name for entry in matching if not entry.measured]
         if not matching or bare:
             yield f"{gate}: {', '.join(bare) or pattern} shows neither figure nor sample"
-
-
-@functools.cache
-def overlap(one: str, other: str) -> bool:
-    """Return whether some name matches both patterns; ``*`` stands for any text."""
-    if not one or not other:
-        return set(one + other) <= {"*"}
-    if one[0] == "*":
-        return overlap(one[1:], other) or overlap(one, other[1:])
-    return overlap(other, one) if other[0] == "*" else one[0] == other[0] and overlap(one[1:], other[1:])

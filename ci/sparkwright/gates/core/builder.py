@@ -11,23 +11,32 @@ from typing import Any, TypeVar
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
+from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import installed
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit as audited
 from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates.accuracy import result as results
+from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.runner import HarnessFailed
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract.gate import ContractPolicy
-from sparkwright.gates.core import athand
-from sparkwright.gates.core.athand import AtHand, Inputs, patient
+from sparkwright.gates.contract import kernel_trace
+from sparkwright.gates.contract.gate import ContractPolicy, Running
+from sparkwright.gates.contract.kernel_trace import ProfileInvalid
+from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import Gate
+from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.server_under_test import ServerUnderTest, patient
 from sparkwright.gates.core.verdict import Check, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device.gate import DevicePolicy
@@ -35,7 +44,7 @@ from sparkwright.gates.generation import gate as words
 from sparkwright.gates.generation.policy import GenerationPolicy
 from sparkwright.gates.logprobs import gate as distributions
 from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.logprobs.reference import LogprobsPolicy, ReferenceInvalid
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics import trees
 from sparkwright.gates.numerics.gate import NumericsPolicy
@@ -58,7 +67,7 @@ REASONS: Mapping[str, str] = {
 Policy = TypeVar("Policy")
 
 
-class Ready:
+class GateBuilder:
     """
     The gates of one run; leave its ``with`` block to end what it started.
 
@@ -69,16 +78,18 @@ class Ready:
         throughput: What G8 measured, once it has run.
     """
 
-    def __init__(self, context: RunContext, inputs: Inputs, host: Mapping[str, str]) -> None:
+    def __init__(self, context: RunContext, inputs: GateOptions, host: Mapping[str, str]) -> None:
         self._context, self._inputs, self._host = context, inputs, dict(host)
         self._stack = contextlib.ExitStack()
         self.throughput: Result | None = None
         self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))))
         root = context.project.root
         self._recipe = recipes.load(root, inputs.recipe) if inputs.recipe in recipes.names(root) else None
-        self.server = AtHand(inputs, host, self._folder("server"), self._stack, self._recipe)
+        folder = self._folder("server")
+        self._profiles = folder / "profiles"
+        self.server = ServerUnderTest(inputs, host, folder, self._stack, self._recipe, kernel_trace.flags(self._profiles))
 
-    def __enter__(self) -> Ready:
+    def __enter__(self) -> GateBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,11 +178,30 @@ class Ready:
             )
 
         def run() -> tuple[Check, ...]:
-            running = self.server.running()
+            running = self._running()
             client = None if running.ended else self.server.client()
             return (*contract.run(policy, policy.recipes[expected], running, client), self.server.same_wheel())
 
         return Gate("G3", sha256, run)
+
+    def _running(self) -> Running:
+        """Return the server as G3 judges it: its log, and what is known of it."""
+        one = self._inputs
+        package = installed.package(one.python) if one.python else None
+        if one.serve:
+            server = self.server.started
+            trace = one.trace or self._profile()
+            ended = "" if server.ready else server.ended
+            return Running(server.log, server.launch.flags, server.launch.environment(), package, trace, ended, server.reference)
+        assert one.log is not None
+        return Running(one.log, package=package, profile=one.trace)
+
+    def _profile(self) -> Path | None:
+        """Return a profile of one answer; None if the server makes none, which the gate then reports."""
+        if self.server.started.ready:
+            with contextlib.suppress(ServerInvalid, ProfileInvalid):
+                return kernel_trace.take(self.server.client(), self._profiles)
+        return None
 
     def _expected(self) -> str:
         """Return the name under which ``contract.yaml`` says what is expected: the recipe's, or what was named in its place."""
@@ -217,7 +247,7 @@ class Ready:
         if one.task not in policy.tasks:
             raise UsageError("usage", f"accuracy.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
         if (name := self.server.known_name()) and not tasks.floors(policy, one.task, name):
-            raise GateError("recipe-unfit",
+            raise RecipeError("recipe-unfit",
                 f"G6 has no floor of {one.task} for the model {name}.",
                 details=[f"floors: {', '.join(policy.tasks[one.task].floors) or 'none'}"],
                 todo="Measure a trusted wheel, and add the floor to ci/gates/accuracy.yaml; or choose another --task, or --only without G6.",
@@ -261,11 +291,39 @@ class Ready:
 
         return Gate("G8", answer.digest, run)
 
+    def record(self, folder: Path) -> tuple[Path, ...]:
+        """
+        Write the distributions and the answers of the server into *folder*, and return the files.
+
+        Raises:
+            measurement-invalid: The server does not answer as it should, or does not agree with itself.
+            offline, source-unreachable, command-failed: The harness of the tasks cannot be installed.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        scored, answers = folder / "logprobs.json", folder / f"{self._inputs.task}.json"
+        try:
+            with console.step("record the distributions"):
+                policy, _ = self._policy("logprobs", LogprobsPolicy)
+                made = distributions.record(policy, self.paragraphs(), self.server.client(), self.server.served)
+                reference.save(made, scored)
+            with console.step(f"record the answers to {self._inputs.task}"):
+                python = runner.obtain(self._context)
+                wanted, _ = self._policy("accuracy", AccuracyPolicy)
+                here = self.server
+                results.save(
+                    tasks.answer(wanted, self._inputs.task, self._context, python, here.url, here.served, here.name), answers
+                )
+        except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
+            raise GateError(
+                "measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]
+            ) from None
+        return scored, answers
+
     def _both_wheels(self) -> list[Check]:
         """Return whether each environment holds its wheel's files and no others."""
         one = self._inputs
         sides = (("candidate", one.wheel, one.python), ("baseline", one.baseline, one.baseline_python))
-        return [athand.same_wheel(wheel, python, f"{side}-wheel") for side, wheel, python in sides]
+        return [server_under_test.same_wheel(wheel, python, f"{side}-wheel") for side, wheel, python in sides]
 
 
 def _unasked(name: str, check: str, wants: str) -> Gate:

@@ -22,68 +22,29 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.serve import GATED, Launch, Server
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
-from sparkwright.gates.contract import kernel_trace as profiled
-from sparkwright.gates.contract.gate import Running
-from sparkwright.gates.contract.kernel_trace import ProfileInvalid
-from sparkwright.gates.core.served import Served
+from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
 #: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
 PATIENCE = 600.0
 
 
-class Inputs(msgspec.Struct, frozen=True):
+class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What the command line names.
+    One server as the caller knows it; a server cannot tell these of itself.
 
     Attributes:
-        wheel: The wheel in question.
-        python: The Python of an environment that the wheel is installed in.
-        serve: Folder of the model that is to be served from there.
-        flags, variables: Of the server that is started.
-        server: URL of a server that runs already, and *log* what it prints.
-        model: The name under which it serves; empty for the model's own, or the only one of a server that runs.
-        model_folder: Its files, where they are not *serve*; their digest names the model.
-        recipe: How the model is served (``ci/recipes``), or only what G3 expects of the log.
-        profile: Of G4: what kind of model it is.
-        trace: A profiler's file, for G3.
-        against: The reference: the URL of its server, or a folder that ``--record`` wrote.
-        task: Of G6.
-        reserve: Megabytes that must stay free on the machine while we serve.
-        baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
-        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.question.Question`.
+        wheel: The sha256 of the wheel that it was installed from; empty where that is not known.
+        model: A digest over the files of the model; empty where that is not known, and then the model's name has to do.
+        host: Facts of the machine that bear on the numbers (GPU, driver), by name.
     """
 
-    wheel: Path | None = None
-    python: Path | None = None
-    serve: Path | None = None
-    flags: tuple[str, ...] = ()
-    variables: dict[str, str] = {}
-    server: str = ""
-    log: Path | None = None
+    wheel: str = ""
     model: str = ""
-    model_folder: Path | None = None
-    recipe: str = ""
-    profile: str = "default"
-    trace: Path | None = None
-    against: str = ""
-    task: str = "gsm8k"
-    reserve: int = 0
-    baseline: Path | None = None
-    baseline_python: Path | None = None
-    workloads: tuple[str, ...] = ()
-    texts: Path | None = None
-    at_once: bool = False
-    fresh: bool = False
-    preheat: float | None = None
-
-    @property
-    def serves(self) -> bool:
-        """Is there a server, or will there be one?"""
-        return bool(self.server or self.serve)
+    host: dict[str, str] = {}
 
 
-class AtHand:
+class ServerUnderTest:
     """
     The server of a run, ours or somebody's.
 
@@ -92,10 +53,12 @@ class AtHand:
         folder: An empty one, for the server's log and profiles.
         stack: Ends the server that was started, when it is left.
         recipe: How it is started, beside the flags and variables that are named.
+        flags: Further arguments of ``vllm serve``, of the gates themselves.
     """
 
     def __init__(
-        self, inputs: Inputs, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack, recipe: Recipe | None = None
+        self, inputs: GateOptions, host: Mapping[str, str], folder: Path, stack: contextlib.ExitStack, recipe: Recipe | None = None,
+        flags: tuple[str, ...] = (),
     ) -> None:
         if inputs.serve and not inputs.python:
             raise UsageError(
@@ -104,9 +67,10 @@ class AtHand:
         if inputs.serve and inputs.server:
             raise UsageError("usage", "--serve starts a server and --server names one that runs; give one of them.")
         self._inputs, self._host, self._folder, self._stack, self._recipe = inputs, dict(host), folder, stack, recipe
+        self._flags = flags
 
     @cached_property
-    def _launched(self) -> Server:
+    def started(self) -> Server:
         """The server that we start, once, for all gates."""
         return self._stack.enter_context(Server(self.launch(), self._folder / "server.log"))
 
@@ -124,18 +88,18 @@ class AtHand:
         if self._recipe:
             plain = recipes.launch(self._recipe, installed.version(one.python), one.python, one.serve)
         return replace(
-            plain, flags=(*plain.flags, *one.flags, *profiled.flags(self._folder / "profiles")),
+            plain, flags=(*plain.flags, *one.flags, *self._flags),
             variables={**GATED, **plain.variables, **one.variables}, name=self.name, reserve=max(one.reserve, plain.reserve),
         )  # fmt: skip
 
     @property
     def url(self) -> str:
         """Where the server answers."""
-        return self._launched.url if self._inputs.serve else self._inputs.server
+        return self.started.url if self._inputs.serve else self._inputs.server
 
     def client(self) -> Client:
         """Return a client of the server."""
-        return self._launched.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
+        return self.started.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
 
     @property
     def name(self) -> str:
@@ -151,32 +115,11 @@ class AtHand:
         return self.name
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServerIdentity:
         """What is known of the server from outside."""
         folder = self._inputs.serve or self._inputs.model_folder
         wheel = sha256_file(self._inputs.wheel) if self._inputs.wheel else ""
-        return Served(wheel, model_digest(folder) if folder else "", self._host)
-
-    def running(self) -> Running:
-        """Return what G3 judges: the log, and what is known of the server."""
-        one = self._inputs
-        package = installed.package(one.python) if one.python else None
-        if one.serve:
-            server = self._launched
-            trace = one.trace or self._profile(server)
-            return Running(
-                server.log, server.launch.flags, server.launch.environment(), package, trace,
-                "" if server.ready else server.ended, server.reference,
-            )  # fmt: skip
-        assert one.log is not None
-        return Running(one.log, package=package, profile=one.trace)
-
-    def _profile(self, server: Server) -> Path | None:
-        """Return a profile of one answer; none where the server makes none, which the gate then says."""
-        if server.ready:
-            with contextlib.suppress(ServerInvalid, ProfileInvalid):
-                return profiled.take(server.client(), self._folder / "profiles")
-        return None
+        return ServerIdentity(wheel, model_digest(folder) if folder else "", self._host)
 
     def same_wheel(self) -> Check:
         """Return whether the environment that serves holds the wheel's files and no others."""
@@ -184,13 +127,13 @@ class AtHand:
 
     def end(self) -> None:
         """End the server that we started, if we did; what comes then starts its own."""
-        if "_launched" in self.__dict__:
-            self._launched.stop()
+        if "started" in self.__dict__:
+            self.started.stop()
 
     def pid(self) -> int | None:
         """Return the server's process; None where it is not on this machine or cannot be found."""
         if self._inputs.serve:
-            return next((process.pid for process in self._launched.processes()), None)
+            return next((process.pid for process in self.started.processes()), None)
         port = self._inputs.server.rpartition(":")[2].partition("/")[0]
         with contextlib.suppress(psutil.Error):
             listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
@@ -224,3 +167,10 @@ def model_digest(folder: Path) -> str:
         with path.open("rb") as stream:
             parts.append((path.name, path.stat().st_size, sha256_bytes(stream.read(16 * 1024**2))))
     return sha256_bytes(canonical(parts))
+
+
+def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
+    """Return whether two servers serve the same model: by digest where both are known, else by the last part of the served name."""
+    if one.model and other.model:
+        return one.model == other.model
+    return one_name.rstrip("/").rpartition("/")[2] == other_name.rstrip("/").rpartition("/")[2]

@@ -19,7 +19,7 @@ from sparkwright.core.store import translate_disk_full
 T = TypeVar("T")
 
 
-class Writer:
+class JournalWriter:
     """
     Appends to the file at *path*.
 
