@@ -28,6 +28,7 @@ from msgspec.structs import replace
 import measure
 from index import child
 from sparkwright.bench.load.order import Request, Run
+from sparkwright.bench.records import Side
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
 from sparkwright.core.files import canonical, sha256_bytes
@@ -35,7 +36,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series, Side, Subject
+from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series, Subject
 from sparkwright.operate.site import making, measured, night
 from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import Night, Stage
@@ -137,7 +138,7 @@ class Books:
         made = Result("gate", "pass", "made up", subject, cells, legs, recipe="qwen3-next-80b-nvfp4", host=host)
         return replace(made, began=times.moment(at).timestamp())
 
-    def _legs(self, slower: float, day: float) -> Iterator[Leg]:
+    def _legs(self, slower: float, day: float) -> Iterator[Measurement]:
         for block in range(6):
             for name, prompt, answer, count in _cells():
                 for position, letter in enumerate("ABBA"):
@@ -148,7 +149,7 @@ class Books:
                         Request(0.1 * at, 0.3, 0.3 + each * (answer - 1) * self.random.gauss(1, 0.002), prompt, answer) for at in range(8)
                     )
                     run = Run("made up", "e" * 64, max(one.began + one.seconds for one in requests), requests)
-                    yield Leg(name, block, block, side, 0, position, 0, 0.0, run)
+                    yield Measurement(name, block, block, side, 0, position, 0, 0.0, run)
 
     def night(self, number: int) -> None:
         """Record a night; some fail, some are missing, each third measures."""

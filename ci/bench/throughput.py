@@ -24,20 +24,20 @@ from scipy.stats import chi2, nct, t
 import measure
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.recipes.cells import Cell
-from sparkwright.bench.statistics import bounds, calibration, decision, many, simulated
+from sparkwright.bench.statistics import calibration, decision, intervals, many, simulated
 from sparkwright.bench.statistics.calibration import ENOUGH
 from sparkwright.bench.statistics.decision import Rule, Track
 from sparkwright.bench.statistics.noise import PRESETS, Machine, Noise
 from sparkwright.bench.statistics.simulated import Design
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.gates.throughput import course
+from sparkwright.gates.throughput import runner
 from sparkwright.gates.throughput.calibration import Calibration, known
-from sparkwright.gates.throughput.course import Course, Outcome
 from sparkwright.gates.throughput.journal import Begun, Journal
+from sparkwright.gates.throughput.paired_differences import NoiseModel
 from sparkwright.gates.throughput.policy import ThroughputPolicy
+from sparkwright.gates.throughput.runner import RunOutcome, RunSpec
 from sparkwright.gates.throughput.simulated import Simulated
-from sparkwright.gates.throughput.tracks import Known
 
 MARGIN, LEAST, MOST = 0.02, 3, 12
 #: True slowdowns, in margins (of the logarithm). At half a margin either verdict is right, and the test has most to do.
@@ -56,7 +56,7 @@ LEG = 10.0
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A share of gates, and its bounds."""
+    """A share of gates, and its intervals."""
 
     value: float
     low: float
@@ -121,8 +121,8 @@ class Single(msgspec.Struct, frozen=True):
 
 
 def rate(hits: int, count: int) -> Rate:
-    """Return a share with its bounds."""
-    return Rate(hits / count, *bounds.clopper_pearson(hits, count))
+    """Return a share with its intervals."""
+    return Rate(hits / count, *intervals.clopper_pearson(hits, count))
 
 
 def fixed(delta: float, spread: float, alpha: float, power: float, cells: int) -> int:
@@ -237,7 +237,7 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
         for gate in range(gates):
             progress.update(gate)
             world = Simulated(Machine(noise, seed + gate), policy, states)
-            plain = Course((cell,), rule, "both", policy.quads, policy.calibration, gate, 1000, whole=True)
+            plain = RunSpec((cell,), rule, "both", policy.quads, policy.calibration, gate, 1000, whole=True)
             path = folder / "gate.jsonl"
             made = calibration_of(run_course(plain, world, path), cell, policy.calibration)
             world.slow_down(slowdown * rule.delta)
@@ -249,14 +249,14 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
     return Whole(name, slowdown, passed, failed, undecided, spoiled, blocks / gates)
 
 
-def run_course(plan: Course, world: Simulated, path: Path) -> Outcome:
+def run_course(plan: RunSpec, world: Simulated, path: Path) -> RunOutcome:
     """Run *plan* with a new journal at *path*."""
     path.unlink(missing_ok=True)
     with Journal(path, Begun("bench", {}, plan.seed, 0.0)) as journal:
-        return course.run(plan, world, journal)
+        return runner.run(plan, world, journal)
 
 
-def calibration_of(outcome: Outcome, cell: Cell, enough: int) -> dict[str, Known]:
+def calibration_of(outcome: RunOutcome, cell: Cell, enough: int) -> dict[str, NoiseModel]:
     """Return what the A/A blocks of *outcome* teach, as `bench --calibrate` keeps it."""
     made = Calibration({}, {}).with_((cell,), outcome.legs, sorted(outcome.blocks), "2026-01-01")
     return known(made, enough)
@@ -275,7 +275,7 @@ COLUMNS = ["machine", "cells", ">δ", ">α", "judged", ">FAIL at 0", ">PASS at �
 COLUMNS += [">n at 0", ">a cell", ">.5δ", ">δ", ">1.5δ", ">fixed", ">same", "errors", "power"]
 #: What the columns mean.
 ABOUT = """\
-cells: in one launch, each with an effect of its own or a shared one; one of them is slowed. Rates in % with 95 % bounds.
+cells: in one launch, each with an effect of its own or a shared one; one of them is slowed. Rates in % with 95 % intervals.
 n: blocks until the verdict, on average, at each true slowdown; "a cell": of one cell, as one that has passed is not measured again.
 fixed: blocks of t-tests with both error rates at α, planned with the true spread; same: of those that pass equal builds as often as ours.
 errors: FAIL at 0 and PASS at δ are both at most α, by their bounds; power: FAIL at 1.5 δ is at least 95 %."""

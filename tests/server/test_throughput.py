@@ -12,8 +12,7 @@ from tests.support.load.client import Own
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import main, options
 from sparkwright.gates.throughput import gate
-from sparkwright.gates.throughput.answer import Answer
-from sparkwright.gates.throughput.question import Environment, Question
+from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Result
 
 pytestmark = pytest.mark.server
@@ -25,11 +24,11 @@ def answered(tmp_path: Path, candidate: Path, baseline: Path, model: Path) -> Re
     """Return the result of a gate; not calibrated, so the signs of at least five blocks decide."""
     place = refserved.project(tmp_path / "project", least=3, most=7, quads=2)
     words = ["bench", "--root", str(place), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
-    asked = Question(
+    asked = ExperimentSpec(
         "gate", Environment(candidate), Environment(baseline), model=model, recipe=recipes.load(place, "toy-cpu"),
         variables={"SPARKWRIGHT_TEST_FAULT": FAULT}, workloads=("16/32 c1",), resident="both",
     )  # fmt: skip
-    return Answer(options.checkout(main.parse(words)), asked, Own()).result()
+    return Experiment(options.checkout(main.parse(words)), asked, Own()).result()
 
 
 def test_an_equal_server_does_not_fail(tmp_path: Path, vllm_python: Path, toy: Path) -> None:

@@ -51,11 +51,11 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.device import kernels
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
+from sparkwright.gates.throughput import abba_schedule, paired_differences, summary
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import places, summary, tracks
-from sparkwright.gates.throughput.course import Outcome
-from sparkwright.gates.throughput.records import Calibrated, Leg, Result, Subject
-from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput.paired_differences import NoiseModel
+from sparkwright.gates.throughput.records import Calibrated, Measurement, Result, Subject
+from sparkwright.gates.throughput.runner import RunOutcome
 from sparkwright.release import content
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
@@ -175,9 +175,9 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     chance, asked = random.Random(seed), cells or speeds.cells
     legs = tuple(leg for block in range(blocks) for cell in asked for leg in _legs(chance, cell, block, slower))
     aa = tuple(_calibrated(chance, cell, metric) for cell in asked for metric in cell.primary)
-    known = {tracks.name(one.cell, one.metric): Known(one.sigma) for one in aa}
+    known = {paired_differences.name(one.cell, one.metric): NoiseModel(one.sigma) for one in aa}
     rule = Rule(speeds.margin, speeds.alpha, speeds.least, 12)
-    outcome = Outcome(legs, frozenset(range(blocks)), decide(rule, tracks.of(asked, legs, range(blocks), known)))
+    outcome = RunOutcome(legs, frozenset(range(blocks)), decide(rule, paired_differences.of(asked, legs, range(blocks), known)))
     state, says = summary.state("gate", outcome)
     candidate = Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK)
     upstream = about.version.partition("+")[0]
@@ -192,10 +192,10 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     )  # fmt: skip
 
 
-def _legs(chance: random.Random, cell: Cell, block: int, slower: float) -> Iterator[Leg]:
-    for position, side in enumerate(places.sides(1, block)):
+def _legs(chance: random.Random, cell: Cell, block: int, slower: float) -> Iterator[Measurement]:
+    for position, side in enumerate(abba_schedule.sides(1, block)):
         run = _run(chance, cell, slower if side == "candidate" else 0.0)
-        yield Leg(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
+        yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
 
 
 def _run(chance: random.Random, cell: Cell, slower: float) -> Run:

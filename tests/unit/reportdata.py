@@ -18,16 +18,14 @@ import msgspec
 from sparkwright.bench.load.order import Request, Run
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import (
     Calibrated,
     CellResult,
-    Leg,
-    Metric,
-    Reason,
+    Measurement,
     Result,
     Series,
-    Side,
     Speculation,
     Subject,
 )
@@ -88,7 +86,7 @@ class Maker:
         gemv, clock = 0.00431 * math.exp(self.random.gauss(0, 0.004)), 2405 + 5 * self.random.randint(-2, 2)
         return Snapshot(at, at - BEGAN, gemv, 0.00217, clock, None, round(degrees, 1), 41.5, (), 71_000, 0.02, (), None, ("memory clock",))
 
-    def legs(self, blocks: int, quads: int, *, baseline: bool = True) -> Iterator[Leg]:
+    def legs(self, blocks: int, quads: int, *, baseline: bool = True) -> Iterator[Measurement]:
         """Yield the legs of a whole gate or bench, one of them discarded and one invalid."""
         at, order = BEGAN, "ABBA" if baseline else "B"
         for block in range(blocks):
@@ -102,7 +100,7 @@ class Maker:
                             at += 31.5
                             yield self.leg(name, (prompt, answer, concurrency), at, (block, side, quad, position, attempt), odd)
 
-    def leg(self, name: str, point: tuple[int, int, int], at: float, place: tuple[int, Side, int, int, int], odd: float) -> Leg:
+    def leg(self, name: str, point: tuple[int, int, int], at: float, place: tuple[int, Side, int, int, int], odd: float) -> Measurement:
         """Return one leg; *odd* decides whether something is wrong with it."""
         block, side, quad, position, attempt = place
         run, discarded = self.run(*point, side), odd < 0.02 and attempt == 0
@@ -115,7 +113,7 @@ class Maker:
             reasons = (Reason("tokens-missing", f"request 3 ended after 17 of {point[1]} tokens"),)
         told = Speculation(1 / (run.tpot * (1 + 0.6 * self.drafts)), 1 + 0.6 * self.drafts, 0.6) if self.drafts else None
         use = min(0.99, 0.62 * 0.024 / run.tpot) if point[2] == 1 else None
-        return Leg(
+        return Measurement(
             name,
             block,
             block,
@@ -134,7 +132,7 @@ class Maker:
             discarded,
         )
 
-    def series(self, legs: Sequence[Leg], metric: Metric, *, primary: bool, baseline: bool) -> Series:
+    def series(self, legs: Sequence[Measurement], metric: Metric, *, primary: bool, baseline: bool) -> Series:
         """Return what the legs of a cell come to."""
         take: Callable[[Run], float] = lambda run: float(getattr(run, metric))  # noqa: E731
         values = {
@@ -181,7 +179,7 @@ class Maker:
         mean, half = statistics.fmean(logs), 2.8 * statistics.stdev(logs) / math.sqrt(len(logs))
         return math.exp(mean - half), math.exp(mean + half)
 
-    def cells(self, legs: Sequence[Leg], *, baseline: bool) -> Iterator[CellResult]:
+    def cells(self, legs: Sequence[Measurement], *, baseline: bool) -> Iterator[CellResult]:
         """Yield a cell for each point."""
         for index, (prompt, answer, concurrency) in enumerate(self.points):
             name = f"{prompt}/{answer} c{concurrency}"

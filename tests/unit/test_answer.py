@@ -19,14 +19,14 @@ from tests.support.load.client import Own
 from sparkwright.bench.load.reference.behaviour import Behaviour
 from sparkwright.bench.load.reference.running import started
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.records import Side
 from sparkwright.cli import gate, main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.verdict import worst
-from sparkwright.gates.throughput import calibration, claims
+from sparkwright.gates.throughput import calibration, published_figures
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.answer import Answer
-from sparkwright.gates.throughput.question import Environment, Question
-from sparkwright.gates.throughput.records import Result, Side
+from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.records import Result
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
@@ -50,14 +50,14 @@ def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environm
     return Environment(refserved.environment(place.parent / name, behaviour))
 
 
-def question(place: Path, **changes: object) -> Question:
+def question(place: Path, **changes: object) -> ExperimentSpec:
     candidate = changes.pop("candidate", None) or environment(place, "candidate")
-    plain = Question("bench", candidate, model=place.parent / "toy", workloads=CELLS, resident="both")  # type: ignore[arg-type]  # see above
+    plain = ExperimentSpec("bench", candidate, model=place.parent / "toy", workloads=CELLS, resident="both")  # type: ignore[arg-type]  # see above
     return msgspec.structs.replace(plain, **changes)
 
 
-def answered(place: Path, asked: Question) -> Result:
-    return Answer(context(place), asked, Own()).result()
+def answered(place: Path, asked: ExperimentSpec) -> Result:
+    return Experiment(context(place), asked, Own()).result()
 
 
 def ratio(result: Result, metric: str = "tpot") -> float:
@@ -140,7 +140,7 @@ def test_a_calibration_is_kept_for_this_machine_and_used(place: Path) -> None:
     gate = answered(place, question(place, kind="gate", candidate=environment(place, "other"), baseline=base))
     assert {one.metric: one.sigma is not None for one in gate.cells[0].series} == {"tpot": True, "ttft": True, "rate": False}
     found = context(place)
-    what = calibration.about(Answer(found, question(place, candidate=base), Own())._model, "0.33.0", "both", 1, Own().name)
+    what = calibration.about(Experiment(found, question(place, candidate=base), Own())._model, "0.33.0", "both", 1, Own().name)
     assert not calibration.stored(found.store, {"driver": "another"}, what).series
 
 
@@ -153,7 +153,7 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
         "from tests.unit.test_answer import *\n"
         "place = Path(sys.argv[1])\n"
         "one, other = Environment(Path(sys.argv[2])), Environment(Path(sys.argv[3]))\n"
-        "ask = Question('gate', one, other, model=place.parent / 'toy', workloads=CELLS, resident='both')\n"
+        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, resident='both')\n"
         "answered(place, ask)\n"
     )
     words = [sys.executable, "-c", program, str(place), str(slow.python), str(base.python)]
@@ -210,7 +210,7 @@ def test_a_question_names_what_it_needs(place: Path) -> None:
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
-        result = answered(place, Question("bench", url=server.url, name="reference", workloads=CELLS, blocks=1))
+        result = answered(place, ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1))
     assert result.candidate.label == server.url
     assert [leg.launch for leg in result.legs] == [0]
     assert result.cells[0].series[0].candidate
@@ -227,11 +227,11 @@ def test_a_claim_is_held_against_what_was_measured(place: Path) -> None:
     """A figure that others published holds, is exceeded, or is not reached; without enough launches it is open."""
     plain = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
     result = answered(place, question(place, workloads=("128/128 c1",)))
-    found = claims.held(plain, result, 0.05)
+    found = published_figures.held(plain, result, 0.05)
     assert found
     assert {one.agreement for one in found if one.metric == "tpot"} == {"faster"}
     assert all(one.source for one in found)
-    assert claims.only(question(place, workloads=()), plain).workloads
+    assert published_figures.only(question(place, workloads=()), plain).workloads
 
 
 def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

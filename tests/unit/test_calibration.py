@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.bench.statistics import bounds, calibration, many
+from sparkwright.bench.statistics import calibration, intervals, many
 from sparkwright.bench.statistics.decision import Rule
 
 SIGMA = 0.008
@@ -31,7 +31,7 @@ def test_the_bound_of_thirty_blocks_is_1_28_times_the_spread() -> None:
 def test_the_bound_is_above_the_truth_nineteen_times_of_twenty() -> None:
     """2,000 calibrations of 30 blocks: 95 % within the bounds of chance."""
     above = sum(calibration.upper_sigma(blocks) >= SIGMA for blocks in nights(2000, 30))
-    low, high = bounds.clopper_pearson(above, 2000, 0.999)
+    low, high = intervals.clopper_pearson(above, 2000, 0.999)
 
     assert low <= 0.95 <= high
 
@@ -58,7 +58,7 @@ def test_a_machine_that_has_not_changed_is_rarely_out_of_band(newest: int) -> No
     """2,000 machines: at most one in a hundred nights, within the bounds of chance."""
     out = sum(not calibration.in_band(blocks[newest:], blocks[:newest]) for blocks in nights(2000, 30 + newest))
 
-    assert bounds.clopper_pearson(out, 2000, 0.999)[0] <= calibration.LEVEL
+    assert intervals.clopper_pearson(out, 2000, 0.999)[0] <= calibration.LEVEL
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_smallest_margin_is_the_smallest(alpha: float, series: int) -> None:
 
     def passing(of: float) -> tuple[float, float]:
         found = many.decide(Rule(of, alpha, 3, 12), noise, sigma).states == many.STATES.index("pass")
-        return bounds.clopper_pearson(int(found.sum()), 10_000, 0.99)
+        return intervals.clopper_pearson(int(found.sum()), 10_000, 0.99)
 
     low, high = passing(margin)
     assert low - 0.01 <= calibration.POWER <= high + 0.01

@@ -18,29 +18,30 @@ from tests.support.mounts import mounting_shell
 from sparkwright.bench.load.order import Order, Request, Run
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Side
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.bench.statistics.noise import Machine, Noise
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core import journal as journal_file
-from sparkwright.gates.throughput import course, journal, places, tracks
-from sparkwright.gates.throughput.course import Course, Outcome
+from sparkwright.gates.throughput import abba_schedule, journal, paired_differences, runner
 from sparkwright.gates.throughput.journal import Begun, Journal
+from sparkwright.gates.throughput.paired_differences import NoiseModel
 from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Leg, Side
+from sparkwright.gates.throughput.records import Measurement
+from sparkwright.gates.throughput.runner import RunOutcome, RunSpec
 from sparkwright.gates.throughput.simulated import Simulated
-from sparkwright.gates.throughput.tracks import Known
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
 STATES = strict_yaml.load(GATES / "machine.yaml", MachinePolicy).resolved(unified=True)
 ONE, MANY = Cell(1024, 1024, 1, 2, primary=("tpot", "ttft")), Cell(1024, 1024, 8, 8, primary=("rate",))
 QUIET = Noise(run=0.002, launch=0.003, drift=0.003, tail=0.0)
-KNOWN = {name: Known(0.006) for cell in (ONE, MANY) for name in tracks.names(cell)}
+KNOWN = {name: NoiseModel(0.006) for cell in (ONE, MANY) for name in paired_differences.names(cell)}
 
 
-def asked(**changes: object) -> Course:
+def asked(**changes: object) -> RunSpec:
     rule = Rule(POLICY.margin, POLICY.alpha, POLICY.least, POLICY.most)
-    plain = Course((ONE, MANY), rule, "both", 3, POLICY.most, 7, STATES.discards + 1, KNOWN)
+    plain = RunSpec((ONE, MANY), rule, "both", 3, POLICY.most, 7, STATES.discards + 1, KNOWN)
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -52,9 +53,9 @@ def opened(path: Path, identity: str = "same") -> Journal:
     return Journal(path, Begun(identity, {"wheel": identity}, 7, 0.0))
 
 
-def ran(path: Path, world: course.World, plan: Course) -> Outcome:
+def ran(path: Path, world: runner.Servers, plan: RunSpec) -> RunOutcome:
     with opened(path) as kept:
-        return course.run(plan, world, kept)
+        return runner.run(plan, world, kept)
 
 
 class Killed(BaseException):
@@ -75,7 +76,7 @@ class Fragile(Simulated):
         return super().measure(order)
 
 
-def counted(legs: Sequence[Leg]) -> list[tuple[str, int, Side, int, int, float]]:
+def counted(legs: Sequence[Measurement]) -> list[tuple[str, int, Side, int, int, float]]:
     return [(leg.cell, leg.block, leg.side, leg.quad, leg.position, round(leg.run.tpot, 9)) for leg in legs if leg.counts and leg.run]
 
 
@@ -97,7 +98,7 @@ def test_an_equal_candidate_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resident", ["both", "turns"])
-def test_every_block_has_fresh_launches_in_abba(resident: places.Resident, tmp_path: Path) -> None:
+def test_every_block_has_fresh_launches_in_abba(resident: abba_schedule.Resident, tmp_path: Path) -> None:
     """A quad is A B B A or B A A B; with both servers up they are two launches a block, taking turns they are four."""
     found = ran(tmp_path / "j", simulated(), asked(resident=resident, blocks=3, whole=True))
     for block in range(3):
@@ -112,22 +113,22 @@ def test_every_block_has_fresh_launches_in_abba(resident: places.Resident, tmp_p
 
 def test_both_orders_come_up() -> None:
     """Which side is first is a fair coin for each block, decided by the seed."""
-    firsts = [places.sides(seed, block)[0] for seed in range(20) for block in range(10)]
+    firsts = [abba_schedule.sides(seed, block)[0] for seed in range(20) for block in range(10)]
     assert 60 < firsts.count("baseline") < 140
 
 
 def test_no_two_legs_have_the_same_prompts() -> None:
     """The seed of the prompts is another one for each leg and attempt."""
     every = [
-        places.prompts_seed(7, block, place, attempt)
-        for block in range(5) for attempt in range(2) for place in places.legs("both", 0, 4, 3)
+        abba_schedule.prompts_seed(7, block, place, attempt)
+        for block in range(5) for attempt in range(2) for place in abba_schedule.legs("both", 0, 4, 3)
     ]  # fmt: skip
     assert len(set(every)) == len(every)
 
 
 def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
     """Once all series of a cell have passed, later blocks spend their time on the others."""
-    noisy = {**KNOWN, tracks.names(MANY)[0]: Known(0.03)}
+    noisy = {**KNOWN, paired_differences.names(MANY)[0]: NoiseModel(0.03)}
     found = ran(tmp_path / "j", simulated(), asked(known=noisy))
     blocks = {cell.name: {leg.block for leg in found.legs if leg.cell == cell.name} for cell in (ONE, MANY)}
     assert blocks[ONE.name] < blocks[MANY.name]
@@ -137,7 +138,7 @@ def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(kills=st.lists(st.integers(0, 40), max_size=4))
 def test_a_course_that_is_killed_anywhere_ends_with_the_same_verdict(
-    resident: places.Resident, kills: list[int], tmp_path_factory: pytest.TempPathFactory
+    resident: abba_schedule.Resident, kills: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed between any two legs and gone on with, it decides as undisturbed, from the same places, each measured once in a launch."""
     folder = tmp_path_factory.mktemp("course")
@@ -156,7 +157,7 @@ def test_a_course_that_is_killed_anywhere_ends_with_the_same_verdict(
         world = Fragile(-1, now)
         ran(folder / "cut", world, plan)
     with opened(folder / "cut") as kept:
-        cut = course.run(plan, Fragile(0), kept)
+        cut = runner.run(plan, Fragile(0), kept)
     assert whole.decision
     assert cut.decision
     assert (cut.decision.state, cut.blocks) == (whole.decision.state, whole.blocks)
@@ -220,7 +221,7 @@ def test_a_machine_that_stays_slow_is_given_up(tmp_path: Path) -> None:
     stuck = Noise(run=0.002, launch=0.003, drift=0.003, tail=0, flips=3600.0, flip_seconds=1e6)
     found = ran(tmp_path / "j", simulated(stuck), asked())
     assert found.stopped
-    assert found.stopped.reference == course.UNSTEADY
+    assert found.stopped.reference == runner.UNSTEADY
     assert len(found.legs) == STATES.discards + 1
 
 
@@ -269,14 +270,14 @@ def test_whole_gates_rarely_err(tmp_path: Path) -> None:
 
 def test_a_difference_has_the_sign_of_worse() -> None:
     """A longer time and a lower rate both make d positive."""
-    def leg(side: Side, position: int, seconds: float) -> Leg:
+    def leg(side: Side, position: int, seconds: float) -> Measurement:
         run = Run("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),))
-        return Leg(ONE.name, 0, 0, side, 0, position, 0, 0.0, run)
+        return Measurement(ONE.name, 0, 0, side, 0, position, 0, 0.0, run)
 
     legs = [leg("baseline", 0, 1.0), leg("candidate", 1, 1.1), leg("candidate", 2, 1.1), leg("baseline", 3, 1.0)]
     for metric in ("tpot", "ttft", "rate"):
-        assert tracks.difference(legs, ONE.name, 0, metric) == pytest.approx(math.log(1.1))
-    assert tracks.difference(legs[:3], ONE.name, 0, "tpot") is None
+        assert paired_differences.difference(legs, ONE.name, 0, metric) == pytest.approx(math.log(1.1))
+    assert paired_differences.difference(legs[:3], ONE.name, 0, "tpot") is None
 
 
 def test_a_full_disk_loses_no_leg(tmp_path: Path) -> None:

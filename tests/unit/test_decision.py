@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.bench.statistics import bounds, many
+from sparkwright.bench.statistics import intervals, many
 from sparkwright.bench.statistics.decision import Decision, Rule, Track, decide
 
 RULE = Rule(margin=0.02, alpha=0.05, least=3, most=12)
@@ -207,7 +207,7 @@ def test_the_error_rates_hold(series: int, factor: float) -> None:
     passed = int((many.decide(RULE, noise, sigma).states == many.STATES.index("pass")).sum())
 
     for wrong in (failed, passed):
-        assert bounds.clopper_pearson(wrong, 10_000)[1] <= RULE.alpha
+        assert intervals.clopper_pearson(wrong, 10_000)[1] <= RULE.alpha
 
 
 def test_two_series_of_one_name_are_refused() -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import verdicts
 
+from sparkwright.bench.records import METRICS
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, Gate, climb, verdict
 from sparkwright.gates.core.verdict import Check, Figure, failed, not_run, overlap, passed
 from sparkwright.gates.device import gate as device
-from sparkwright.gates.throughput.records import METRICS
 
 FOLDER = Path(gate_policy.__file__).parents[1]
 

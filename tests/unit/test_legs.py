@@ -19,20 +19,21 @@ from sparkwright.bench.load.reference.running import started
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Reason
 from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput import legs, validity
-from sparkwright.gates.throughput.legs import Means
+from sparkwright.gates.throughput import measurement, validity
+from sparkwright.gates.throughput.measurement import MeasurementContext
 from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Leg, Reason
+from sparkwright.gates.throughput.records import Measurement
+from sparkwright.gates.throughput.server_pair import ExternalServer
 from sparkwright.gates.throughput.validity import Counted, counted, reasons
-from sparkwright.gates.throughput.world import Given
 
 POLICY = msgspec.structs.replace(
     strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
 )
 CELL = Cell(16, 24, 2, 4, primary=("rate",))
-BLANK = Leg(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
+BLANK = Measurement(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
 
 
 class Still:
@@ -51,12 +52,12 @@ class Still:
         return contextlib.nullcontext()
 
 
-def leg(behaviour: Behaviour, cell: Cell = CELL, machine: Still | None = None, **means: object) -> Leg:
+def leg(behaviour: Behaviour, cell: Cell = CELL, machine: Still | None = None, **means: object) -> Measurement:
     """Return one leg against a server with *behaviour*, measured again while a busy machine merges its stream."""
     with started(behaviour) as server:
-        plain = Means(Own(), machine or Still(), POLICY, behaviour.name)
+        plain = MeasurementContext(Own(), machine or Still(), POLICY, behaviour.name)
         while True:
-            found = legs.measured(msgspec.structs.replace(plain, **means), Given(server.url, behaviour.name), cell, BLANK, 1)
+            found = measurement.measured(msgspec.structs.replace(plain, **means), ExternalServer(server.url, behaviour.name), cell, BLANK, 1)
             if "stream-merged" not in {one.reference for one in found.reasons}:
                 return found
 
@@ -146,7 +147,7 @@ def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
 
 def test_nobody_there_is_a_reason() -> None:
     """A server that is gone before the leg makes it invalid."""
-    gone = legs.measured(Means(Own(), Still(), POLICY, "reference"), Given("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
+    gone = measurement.measured(MeasurementContext(Own(), Still(), POLICY, "reference"), ExternalServer("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
     assert gone.reasons[0].reference == "server-unreachable"
 
 

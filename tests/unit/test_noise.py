@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkwright.bench.statistics import evidence, simulated
+from sparkwright.bench.statistics import simulated
 from sparkwright.bench.statistics.noise import (
     LIFE,
     PRESETS,
@@ -144,15 +144,15 @@ def by_hand(noise: Noise, blocks: int, seed: int) -> list[float]:
     for block in range(blocks):
         at += 300
         sides = [machine.launch("baseline"), machine.launch("candidate")]
-        quads: list[evidence.Quad] = []
+        quads: list[float] = []
         for _ in range(3):
             legs = []
             for place in (0, 1, 1, 0) if block % 2 else (1, 0, 0, 1):
                 legs.append((place, math.log(machine.factor(at + 45, sides[place]))))
                 at += 75
             first, second = ([value for side, value in legs if side == place] for place in (0, 1))
-            quads.append(((first[0], first[1]), (second[0], second[1])))
-        found.append(evidence.block_difference(quads))
+            quads.append((sum(second) - sum(first)) / 2)
+        found.append(statistics.median(quads))
     return found
 
 

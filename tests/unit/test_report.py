@@ -14,9 +14,10 @@ import pytest
 from tests.refusals import refusal
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
+from sparkwright.bench.records import METRICS
 from sparkwright.core.console import size
 from sparkwright.gates.core.verdict import ORDER, State
-from sparkwright.gates.throughput.records import METRICS, Result
+from sparkwright.gates.throughput.records import Result
 from sparkwright.release import frame
 from sparkwright.release.report import compare, page, raw, read, words
 from sparkwright.release.report.view import View

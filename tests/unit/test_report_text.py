@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, STOCK, Maker, bench
 
+from sparkwright.bench.records import METRICS, Metric
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.records import METRICS, Metric, Result, Series
+from sparkwright.gates.throughput.records import Result, Series
 from sparkwright.release.report import compare, markdown, page, pairs, read, terminal, words
 from sparkwright.release.report.view import Shift, Value, View, change, shift
 

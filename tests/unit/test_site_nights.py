@@ -22,7 +22,7 @@ from sparkwright.cli import main
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
 from sparkwright.gates.core.verdict import ORDER, State
-from sparkwright.gates.throughput.tracks import by_block
+from sparkwright.gates.throughput.paired_differences import by_block
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import measured, night, nights
 from sparkwright.operate.site.records import Night, Stage, schema

@@ -25,9 +25,8 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, machine_facts
 from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.throughput import claims
-from sparkwright.gates.throughput.answer import Answer
-from sparkwright.gates.throughput.question import Environment, Question
+from sparkwright.gates.throughput import published_figures
+from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Kind, Result
 from sparkwright.release import content
 from sparkwright.release.errors import TrustError
@@ -225,7 +224,7 @@ def bench(arguments: argparse.Namespace) -> None:
     recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
     kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
     candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
-    query = Question(
+    query = ExperimentSpec(
         kind,
         candidate,
         candidate if calibrate else None,
@@ -242,7 +241,8 @@ def bench(arguments: argparse.Namespace) -> None:
         arguments.fresh,
         arguments.preheat,
     )
-    answer = Answer(context, claims.only(query, recipe) if published and recipe else query)
+    spec = published_figures.only(query, recipe) if published and recipe else query
+    answer = Experiment(context, spec)
     result = answer.result()
     terminal.show(result)
     path = keep_result(context, result)
@@ -253,12 +253,12 @@ def bench(arguments: argparse.Namespace) -> None:
         what = f"{result.model} was not measured to the end."
         raise GateError("measurement-invalid", what, details=[result.says])
     if published and recipe:
-        held = claims.held(recipe, result, answer.policy.claim)
+        held = published_figures.held(recipe, result, answer.policy.claim)
         console.document({**document, "claims": held})
         _compare(recipe.name, held)
 
 
-def _compare(recipe: str, held: tuple[claims.Held, ...]) -> None:
+def _compare(recipe: str, held: tuple[published_figures.FigureComparison, ...]) -> None:
     """
     Show the published figures beside the measured ones.
 

@@ -15,7 +15,7 @@ from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.sentinel import Device, Reading
 from sparkwright.bench.machine.snapshot import Snapshot
-from sparkwright.gates.throughput.records import Reason
+from sparkwright.bench.records import Reason
 
 TITLE = "the state of the machine"
 

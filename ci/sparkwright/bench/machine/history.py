@@ -9,9 +9,9 @@ import msgspec
 
 from sparkwright.bench.machine.conditions import Normal
 from sparkwright.bench.machine.policy import SentinelPolicy
+from sparkwright.bench.records import Reason
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
-from sparkwright.gates.throughput.records import Reason
 
 #: Sessions that are kept, the newest.
 MOST = 30

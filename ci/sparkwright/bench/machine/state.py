@@ -20,10 +20,10 @@ from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.machine.telemetry import Meter, Telemetry
 from sparkwright.bench.machine.watch import MemoryWatch
 from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.records import Reason
 from sparkwright.bench.server.serve import Server
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.gates.throughput.records import Reason
 
 #: Seconds of one order while the machine is heated.
 ROUND = 2.0

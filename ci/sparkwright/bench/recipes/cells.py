@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.load.order import Prompts
+from sparkwright.bench.records import Metric
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.throughput.records import Metric
 
 #: Tokens of the longest prompt or answer that a cell may have, and requests at a time.
 MOST_TOKENS, MOST_CONCURRENT = 1 << 20, 1024

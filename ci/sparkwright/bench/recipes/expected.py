@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.recipes.cells import is_cell
-from sparkwright.gates.throughput.records import Metric
+from sparkwright.bench.records import Metric
 
 #: What has to be multiplied to get seconds or tokens per second; a time in tok/s is one of the tokens of one request, and is turned round.
 UNITS: dict[str, float] = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}

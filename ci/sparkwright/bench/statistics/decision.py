@@ -61,7 +61,7 @@ class Track(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Of the series, unique among those that are decided together.
-        differences: One for each block; see `sparkwright.bench.statistics.evidence.block_difference`.
+        differences: One for each block; ln(candidate / baseline), above 0 where the candidate is worse.
         sigma: The calibrated upper bound of their spread; None where it was not calibrated, and the signs alone decide.
         in_band: Whether this machine's newest A/A blocks agree with those of the calibration. If not, the signs have to agree.
     """

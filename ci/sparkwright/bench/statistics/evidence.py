@@ -9,7 +9,6 @@ safe anytime-valid inference, 2023). Differences are ln(candidate / baseline) of
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: A gain counts for at most this many standard deviations; a bet is at most BET of them. See `passing`.
@@ -18,24 +17,6 @@ CAP, BET = 4.0, 3.0
 STAKE = 0.8
 #: ln of the greatest value that is returned, below what a float holds.
 MOST = 700.0
-
-#: ln of the metric in one quad: of the baseline's two legs, and of the candidate's, whichever stood outside (A B B A or B A A B).
-Quad = tuple[tuple[float, float], tuple[float, float]]
-
-
-def block_difference(quads: Sequence[Quad]) -> float:
-    """
-    Return the median over *quads* of ½[(y_B1 + y_B2) − (y_A1 + y_A2)].
-
-    A drift that is a straight line cancels in a quad, since both sides have the same mean time; the median sheds one quad that a passing
-    state spoilt.
-
-    Raises:
-        ValueError: There are none, or a value is no finite number.
-    """
-    if not quads:
-        raise ValueError("a block has at least one quad")
-    return statistics.median(checked((candidate[0] + candidate[1] - baseline[0] - baseline[1]) / 2 for baseline, candidate in quads))
 
 
 def passing(differences: Sequence[float], *, delta: float, sigma: float) -> tuple[float, ...]:

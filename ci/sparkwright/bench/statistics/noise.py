@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from sparkwright.gates.throughput.records import Side
+    from sparkwright.bench.records import Side
 
 #: How much slower a step was in the hidden slow state: 94 ms instead of 63 (tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark#1).
 SLOW = 94 / 63

@@ -51,8 +51,7 @@ from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.soak.gate import SoakPolicy
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.answer import Answer
-from sparkwright.gates.throughput.question import Environment, Question
+from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Result
 
 TITLE = "what a gate was given"
@@ -276,12 +275,12 @@ class GateBuilder:
         one = self._inputs
         if not (one.serve and one.python and one.baseline_python):
             return _unasked("G8", "baseline", "--serve a model from --python, and name the --baseline-python to compare with")
-        asked = Question(
+        asked = ExperimentSpec(
             "gate", Environment(one.python, one.wheel), Environment(one.baseline_python, one.baseline),
             model=one.serve, name=one.model, recipe=self._recipe, flags=one.flags, variables=one.variables,
             workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
         )  # fmt: skip
-        answer = Answer(self._context, asked)
+        answer = Experiment(self._context, asked)
 
         def run() -> tuple[Check, ...]:
             # Two servers and their load need the machine alone.

@@ -26,7 +26,7 @@ class GateOptions(msgspec.Struct, frozen=True):
         task: Of G6.
         reserve: Megabytes that must stay free on the machine while we serve.
         baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
-        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.question.Question`.
+        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.experiment.ExperimentSpec`.
     """
 
     wheel: Path | None = None

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Metric
 from sparkwright.bench.statistics import calibration as aa
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import Store
-from sparkwright.gates.throughput import tracks
-from sparkwright.gates.throughput.places import Resident
-from sparkwright.gates.throughput.records import Calibrated, Leg, Metric
-from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput import paired_differences
+from sparkwright.gates.throughput.abba_schedule import Resident
+from sparkwright.gates.throughput.paired_differences import NoiseModel
+from sparkwright.gates.throughput.records import Calibrated, Measurement
 
 #: Series beyond the calibration's own blocks that are looked at as the newest ones.
 NEWEST = 5
@@ -43,12 +44,12 @@ class Calibration(msgspec.Struct, frozen=True):
     about: dict[str, str]
     series: dict[str, tuple[Day, ...]] = {}
 
-    def with_(self, cells: Sequence[Cell], legs: Sequence[Leg], closed: Sequence[int], day: str) -> Calibration:
+    def with_(self, cells: Sequence[Cell], legs: Sequence[Measurement], closed: Sequence[int], day: str) -> Calibration:
         """Return this calibration and the blocks *closed* of an A/A course."""
         made = {name: list(days) for name, days in self.series.items()}
         for cell, metric in _series(cells):
-            found = [tracks.difference(legs, cell.name, block, metric) for block in closed]
-            made.setdefault(tracks.name(cell.name, metric), []).extend(Day(day, one) for one in found if one is not None)
+            found = [paired_differences.difference(legs, cell.name, block, metric) for block in closed]
+            made.setdefault(paired_differences.name(cell.name, metric), []).extend(Day(day, one) for one in found if one is not None)
         return msgspec.structs.replace(self, series={name: tuple(days) for name, days in made.items()})
 
 
@@ -76,7 +77,7 @@ def keep(store: Store, made: Calibration) -> None:
     store.put("calibrations", key(made.host, made.about), made)
 
 
-def known(made: Calibration, enough: int) -> dict[str, Known]:
+def known(made: Calibration, enough: int) -> dict[str, NoiseModel]:
     """Return what the calibration says of each series that has *enough* blocks; the first of them make the spread, the newest watch it."""
     found = {}
     for name, days in made.series.items():
@@ -84,11 +85,11 @@ def known(made: Calibration, enough: int) -> dict[str, Known]:
         if len(values) >= enough:
             newest = values[enough:][-NEWEST:]
             holds = aa.band(values[:enough], newest).holds if newest else True
-            found[name] = Known(aa.upper_sigma(values[:enough]), holds)
+            found[name] = NoiseModel(aa.upper_sigma(values[:enough]), holds)
     return found
 
 
-def supports(said: Mapping[str, Known], rule: Rule) -> str:
+def supports(said: Mapping[str, NoiseModel], rule: Rule) -> str:
     """Return, in a sentence, which margin a machine with that noise decides for equal wheels within the most blocks."""
     widest = max((one.sigma for one in said.values()), default=0.0)
     if not widest:
@@ -98,11 +99,11 @@ def supports(said: Mapping[str, Known], rule: Rule) -> str:
     return f"{words}; at {100 * rule.margin:g} %, equal wheels may stay undecided." if margin > rule.margin else f"{words}."
 
 
-def shown(made: Calibration, cells: Sequence[Cell], said: Mapping[str, Known]) -> tuple[Calibrated, ...]:
+def shown(made: Calibration, cells: Sequence[Cell], said: Mapping[str, NoiseModel]) -> tuple[Calibrated, ...]:
     """Return the A/A history for the report."""
     found = []
     for cell, metric in _series(cells):
-        name = tracks.name(cell.name, metric)
+        name = paired_differences.name(cell.name, metric)
         if name in said:
             days = made.series[name]
             values, when = tuple(one.difference for one in days), tuple(one.day for one in days)

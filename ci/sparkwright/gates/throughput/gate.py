@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkwright.bench.load import metrology
 from sparkwright.bench.machine import conditions
+from sparkwright.bench.records import METRICS
 from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
@@ -24,8 +25,8 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.throughput import course, validity
-from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Result, Series
+from sparkwright.gates.throughput import runner, validity
+from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 
 TITLE = "throughput, against a baseline"
 
@@ -45,7 +46,7 @@ REASONS: Mapping[str, str] = {
     **metrology.REASONS,
     **conditions.REASONS,
     **validity.REASONS,
-    course.UNSTEADY: "The machine's own state spoiled a leg again and again. Look at temperature, power and other load; then run it again, "
+    runner.UNSTEADY: "The machine's own state spoiled a leg again and again. Look at temperature, power and other load; then run it again, "
     "and it goes on where it was.",
     "slower": "The candidate is slower than the baseline, by evidence that an equal one gives with a probability of at most alpha.",
     "undecided": "The blocks decide neither way: the machine's noise is too large for the margin. Calibrate it, or measure more blocks.",
@@ -108,7 +109,7 @@ def _roofline(result: Result) -> Iterator[Check]:
     if not told or result.bandwidth is None:
         yield not_run("roofline", "bytes per token or bandwidth is not known, or caches answer", "roofline-unknown", required=False)
         return
-    most: Leg = max(told, key=lambda leg: leg.roofline or 0.0)
+    most: Measurement = max(told, key=lambda leg: leg.roofline or 0.0)
     share = 100 * (most.roofline or 0.0)
     says = f"at most {share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({most.cell}, {most.side})"
     yield passed("roofline", says, figures=[Figure("bandwidth used", share, "%", len(told), bound=100.0)], required=False)

@@ -14,8 +14,9 @@ from typing import Self
 import msgspec
 
 from sparkwright.bench.machine.conditions import Normal
+from sparkwright.bench.records import Reason, Side
 from sparkwright.gates.core import journal as journal_file
-from sparkwright.gates.throughput.records import Leg, Reason, Side
+from sparkwright.gates.throughput.records import Measurement
 
 #: The most bytes read of a journal; twelve blocks of six cells with 64 requests each have about 100 MB.
 LARGEST = 1024 * 1024**2
@@ -63,10 +64,10 @@ class Sized(msgspec.Struct, frozen=True, tag="sized"):
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
     """A leg, counted or not."""
 
-    leg: Leg
+    leg: Measurement
 
 
-class Aside(msgspec.Struct, frozen=True, tag="aside"):
+class Discarded(msgspec.Struct, frozen=True, tag="aside"):
     """The legs of a launch do not count: it was broken off before its block was whole."""
 
     side: Side
@@ -91,7 +92,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     state: str
 
 
-Line = Begun | Qualified | Sized | Measured | Aside | Closed | Resumed | Ended
+Line = Begun | Qualified | Sized | Measured | Discarded | Closed | Resumed | Ended
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -107,7 +108,7 @@ class Past(msgspec.Struct, frozen=True):
     """
 
     begun: Begun
-    legs: tuple[Leg, ...] = ()
+    legs: tuple[Measurement, ...] = ()
     closed: frozenset[int] = frozenset()
     resumed: int = 0
     sizes: dict[str, int] = {}
@@ -136,14 +137,14 @@ def read(path: Path) -> Past | None:
     )
 
 
-def _legs(lines: list[Line]) -> Iterator[Leg]:
-    gone = {(line.side, line.launch) for line in lines if isinstance(line, Aside)}
+def _legs(lines: list[Line]) -> Iterator[Measurement]:
+    gone = {(line.side, line.launch) for line in lines if isinstance(line, Discarded)}
     for line in lines:
         if isinstance(line, Measured):
             yield aside(line.leg) if (line.leg.side, line.leg.launch) in gone else line.leg
 
 
-def aside(leg: Leg) -> Leg:
+def aside(leg: Measurement) -> Measurement:
     """Return *leg* as one of a launch that was broken off."""
     why = Reason("interrupted", "the launch was broken off before its block was whole")
     return msgspec.structs.replace(leg, discarded=True, reasons=(*leg.reasons, why))

@@ -9,29 +9,12 @@ import msgspec
 from sparkwright.bench.load.order import Run
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.gates.core.verdict import State
 
 FORMAT = 1
 
-#: Which wheel a leg measures. Without a baseline (``bench``, ``verify``) all legs are the candidate's.
-Side = Literal["baseline", "candidate"]
-Metric = Literal["tpot", "ttft", "rate"]
 Kind = Literal["gate", "bench", "calibration", "verify"]
-
-#: How people say and write each metric: title, unit, the factor from the record's unit (s, s, tokens/s), and whether more is better.
-METRICS: dict[Metric, tuple[str, str, float, bool]] = {
-    "tpot": ("time per token", "ms", 1000.0, False),
-    "ttft": ("time to first token", "ms", 1000.0, False),
-    "rate": ("throughput", "tok/s", 1.0, True),
-}
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """Why a leg does not count: a stable reference (see `sparkwright.gates.throughput.validity.REASONS`), and what was seen."""
-
-    reference: str
-    says: str
-
 
 class Speculation(msgspec.Struct, frozen=True):
     """
@@ -48,7 +31,7 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
 
-class Leg(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """
     One run of the load generator against one launch of one wheel.
 
@@ -199,7 +182,7 @@ class Result(msgspec.Struct, frozen=True):
     says: str
     candidate: Subject
     cells: tuple[CellResult, ...]
-    legs: tuple[Leg, ...]
+    legs: tuple[Measurement, ...]
     baseline: Subject | None = None
     culprits: tuple[str, ...] = ()
     recipe: str = ""

@@ -21,12 +21,13 @@ from sparkwright.bench.machine.conditions import Normal, Span
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.serve import Server
 from sparkwright.bench.statistics.noise import Launch, Machine
-from sparkwright.gates.throughput import legs
-from sparkwright.gates.throughput.legs import Means
+from sparkwright.gates.throughput import measurement
+from sparkwright.gates.throughput.measurement import MeasurementContext
 from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Leg, Reason, Side
+from sparkwright.gates.throughput.records import Measurement
 
 #: True times of the simulated model, in seconds: a step and a first token of a 30B model on a GB10, about.
 TPOT, TTFT = 0.015, 0.25
@@ -73,7 +74,7 @@ class Simulated:
 
     def __init__(self, machine: Machine, policy: ThroughputPolicy, states: MachinePolicy, requests: int = 2) -> None:
         self._machine, self._states, self.now, self.requests = machine, states, 0.0, requests
-        self._means = Means(self, self, policy, "model")
+        self._means = MeasurementContext(self, self, policy, "model")
         self._servers: dict[Side, Served] = {}
         self._normal = Normal(Span.of([GEMV] * 3), Span.of([COPY] * 3), states.sentinel.band, "simulated")
 
@@ -92,9 +93,9 @@ class Simulated:
         """Return how many requests a leg makes."""
         return max(self.requests, cell.concurrency)
 
-    def leg(self, cell: Cell, blank: Leg, seed: int) -> Leg:
+    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
         """Return *blank* filled in, as a real world does it."""
-        return legs.measured(self._means, self._servers[blank.side], cell, blank, seed)
+        return measurement.measured(self._means, self._servers[blank.side], cell, blank, seed)
 
     def cool(self, reasons: Sequence[Reason]) -> bool:  # noqa: ARG002  all pass with time
         """Let time pass."""

@@ -7,19 +7,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sparkwright.bench.recipes.cells import Cell
-from sparkwright.bench.statistics.bounds import mean_interval
+from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.statistics.decision import Found
+from sparkwright.bench.statistics.intervals import mean_interval
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput import tracks
-from sparkwright.gates.throughput.course import Outcome
-from sparkwright.gates.throughput.records import METRICS, CellResult, Kind, Leg, Metric, Series
-from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput import paired_differences
+from sparkwright.gates.throughput.paired_differences import NoiseModel
+from sparkwright.gates.throughput.records import CellResult, Kind, Measurement, Series
+from sparkwright.gates.throughput.runner import RunOutcome
 
 #: Blocks or launches behind an interval; two of them give one that is a hundred times wider than they are apart.
 LEAST = 3
 
 
-def state(kind: Kind, outcome: Outcome) -> tuple[State, str]:
+def state(kind: Kind, outcome: RunOutcome) -> tuple[State, str]:
     """Return the verdict of a course, and it in a sentence."""
     if outcome.stopped:
         return "invalid", f"{outcome.stopped.says} ({outcome.stopped.reference})"
@@ -31,7 +32,7 @@ def state(kind: Kind, outcome: Outcome) -> tuple[State, str]:
     return outcome.decision.state, outcome.decision.says
 
 
-def cells(asked: Sequence[Cell], outcome: Outcome, known: Mapping[str, Known], compared: bool) -> tuple[CellResult, ...]:
+def cells(asked: Sequence[Cell], outcome: RunOutcome, known: Mapping[str, NoiseModel], compared: bool) -> tuple[CellResult, ...]:
     """
     Return what came of each cell.
 
@@ -49,12 +50,12 @@ def cells(asked: Sequence[Cell], outcome: Outcome, known: Mapping[str, Known], c
 
 
 def _series(
-    cell: Cell, metric: Metric, legs: Sequence[Leg], blocks: frozenset[int], found: Mapping[str, Found],
-    known: Mapping[str, Known], compared: bool,
+    cell: Cell, metric: Metric, legs: Sequence[Measurement], blocks: frozenset[int], found: Mapping[str, Found],
+    known: Mapping[str, NoiseModel], compared: bool,
 ) -> Series:  # fmt: skip
-    name = tracks.name(cell.name, metric)
-    candidate, baseline = (tracks.by_block(legs, cell.name, side, metric) for side in ("candidate", "baseline"))
-    differences = tuple(d for block in sorted(blocks) if (d := tracks.difference(legs, cell.name, block, metric)) is not None)
+    name = paired_differences.name(cell.name, metric)
+    candidate, baseline = (paired_differences.by_block(legs, cell.name, side, metric) for side in ("candidate", "baseline"))
+    differences = tuple(d for block in sorted(blocks) if (d := paired_differences.difference(legs, cell.name, block, metric)) is not None)
     low, high = _interval(differences if compared else tuple(map(math.log, candidate.values())), METRICS[metric][3] and compared)
     said = found.get(name)
     return Series(

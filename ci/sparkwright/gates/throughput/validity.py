@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from sparkwright.bench.load.order import Order, Run
-from sparkwright.gates.throughput.records import Reason, Speculation
+from sparkwright.bench.records import Reason
+from sparkwright.gates.throughput.records import Speculation
 
 #: Why a leg does not count → what it means and what to do.
 REASONS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sparkwright.gates.throughput.records import METRICS
+from sparkwright.bench.records import METRICS
 from sparkwright.operate.site.debt import Amount
 from sparkwright.operate.site.history import History
 from sparkwright.release.report import plot, words

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.gates.throughput.records import METRICS, Metric
+from sparkwright.bench.records import METRICS, Metric
 from sparkwright.operate.site import changes
 from sparkwright.operate.site.changes import Change, Found
 from sparkwright.operate.site.policy import Changes

@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Sequence
 
 from sparkwright.bench.load.order import Run
-from sparkwright.gates.throughput.records import METRICS, Leg, Metric, Result
+from sparkwright.bench.records import METRICS, Metric
+from sparkwright.gates.throughput.records import Measurement, Result
 from sparkwright.gates.throughput.summary import LEAST
 from sparkwright.operate.site.records import Measured
 from sparkwright.release.manifest import times
@@ -25,7 +26,7 @@ def of(result: Result, source: str) -> tuple[Measured, ...]:
     They are computed from the legs, so nothing that the result claims besides is taken for a figure. A gate's interval of the ratio
     is another one: it holds the noise of both sides, and not what both share.
     """
-    legs: dict[str, list[Leg]] = {}
+    legs: dict[str, list[Measurement]] = {}
     for leg in result.legs:
         if leg.side == "candidate" and leg.counts:
             legs.setdefault(leg.cell, []).append(leg)
@@ -34,7 +35,7 @@ def of(result: Result, source: str) -> tuple[Measured, ...]:
     )
 
 
-def _measured(result: Result, source: str, cell: str, metric: Metric, legs: Sequence[Leg]) -> Measured | None:
+def _measured(result: Result, source: str, cell: str, metric: Metric, legs: Sequence[Measurement]) -> Measured | None:
     blocks: dict[int, list[float]] = {}
     for leg in legs:
         if leg.run and LEAST_AMOUNT < (value := _value(leg.run, metric)) < MOST_AMOUNT:
@@ -62,7 +63,7 @@ def _value(run: Run, metric: Metric) -> float:
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of their logarithms, as values."""
-    from sparkwright.bench.statistics.bounds import mean_interval
+    from sparkwright.bench.statistics.intervals import mean_interval
 
     if len(values) < LEAST:
         return None, None

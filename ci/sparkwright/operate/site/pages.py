@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sparkwright import __version__
+from sparkwright.bench.records import METRICS
 from sparkwright.core import console
 from sparkwright.gates.core.verdict import ORDER, State
-from sparkwright.gates.throughput.records import METRICS
 from sparkwright.operate.site import nights as calendars
 from sparkwright.operate.site.found import Found
 from sparkwright.operate.site.records import Measured, Night

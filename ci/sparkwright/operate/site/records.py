@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sparkwright.bench.records import Metric
 from sparkwright.gates.core.verdict import State, worst
-from sparkwright.gates.throughput.records import Metric
 from sparkwright.release.manifest.records import Line, Name, Sha256
 
 FORMAT = 1

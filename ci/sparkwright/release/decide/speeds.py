@@ -13,10 +13,10 @@ from sparkwright.bench.recipes import cells as shapes
 from sparkwright.bench.recipes.cells import Cell
 from sparkwright.bench.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.core.verdict import Verdict
-from sparkwright.gates.throughput import calibration, gate, tracks
+from sparkwright.gates.throughput import calibration, gate, paired_differences
 from sparkwright.gates.throughput.calibration import Calibration, Day
-from sparkwright.gates.throughput.records import CellResult, Leg, Result, Series
-from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput.paired_differences import NoiseModel
+from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Missing, line
@@ -75,7 +75,7 @@ def _recomputed(result: Result, asked: Speeds) -> Iterator[str]:
         return
     yield from _of_legs(counted, shaped)
     known = calibration.known(_calibration(result), asked.calibration)
-    found = tracks.of(shaped, counted, blocks, known)
+    found = paired_differences.of(shaped, counted, blocks, known)
     decision = decide(Rule(result.margin, result.alpha, asked.least, max(result.blocks, asked.least)), found)
     if decision.state != "pass":
         yield f"the legs say: {decision.says}"
@@ -91,7 +91,7 @@ def _cell(one: CellResult) -> Cell:
     return Cell(one.prompt, one.answer, one.concurrency, 0, shape.texts, tuple(series.metric for series in one.series if series.primary))
 
 
-def _of_legs(counted: Sequence[Leg], shaped: Sequence[Cell]) -> Iterator[str]:
+def _of_legs(counted: Sequence[Measurement], shaped: Sequence[Cell]) -> Iterator[str]:
     """Yield what legs say that count and should not; the gate sees more of them, while they run."""
     answers = {cell.name: cell.answer for cell in shaped}
     for leg in counted:
@@ -103,17 +103,17 @@ def _of_legs(counted: Sequence[Leg], shaped: Sequence[Cell]) -> Iterator[str]:
 
 def _calibration(result: Result) -> Calibration:
     series = {
-        tracks.name(one.cell, one.metric): tuple(Day(day, value) for day, value in zip(one.days, one.differences, strict=True))
+        paired_differences.name(one.cell, one.metric): tuple(Day(day, value) for day, value in zip(one.days, one.differences, strict=True))
         for one in result.calibration
     }
     return Calibration({}, {}, series)
 
 
 def _of_series(
-    cell: CellResult, one: Series, counted: Sequence[Leg], blocks: Sequence[int], known: dict[str, Known], decision: Decision
+    cell: CellResult, one: Series, counted: Sequence[Measurement], blocks: Sequence[int], known: dict[str, NoiseModel], decision: Decision
 ) -> Iterator[str]:  # fmt: skip
-    name = tracks.name(cell.name, one.metric)
-    differences = [d for block in blocks if (d := tracks.difference(counted, cell.name, block, one.metric)) is not None]
+    name = paired_differences.name(cell.name, one.metric)
+    differences = [d for block in blocks if (d := paired_differences.difference(counted, cell.name, block, one.metric)) is not None]
     if not _near(one.differences, differences):
         yield f"{name}: its differences are not those of its legs"
     said = known.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkwright.gates.throughput.records import METRICS
+from sparkwright.bench.records import METRICS
 from sparkwright.release.manifest.records import Proof, Proved, Release, Speed, Wheel
 from sparkwright.release.notes.blocks import (
     MISSING,

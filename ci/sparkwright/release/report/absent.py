@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkwright.gates.throughput.records import METRICS
+from sparkwright.bench.records import METRICS
 from sparkwright.release.report import words
 from sparkwright.release.report.view import View
 

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from sparkwright.bench.records import METRICS
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import METRICS, Calibrated, CellResult, Result, Series
+from sparkwright.gates.throughput.records import Calibrated, CellResult, Result, Series
 from sparkwright.release.report import plot, words
 from sparkwright.release.report.plot import COLOURS
 from sparkwright.release.report.view import View, shift, sound

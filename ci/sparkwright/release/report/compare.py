@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from sparkwright.gates.throughput.records import CellResult, Side
+from sparkwright.bench.records import Side
+from sparkwright.gates.throughput.records import CellResult
 from sparkwright.release.report import words
 from sparkwright.release.report.view import Value, View
 

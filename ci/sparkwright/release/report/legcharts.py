@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from sparkwright.gates.throughput.records import CellResult, Leg
+from sparkwright.gates.throughput.records import CellResult, Measurement
 from sparkwright.release.report import plot, words
 from sparkwright.release.report.charts import MOST_ROWS, Chart
 from sparkwright.release.report.plot import COLOURS
@@ -100,7 +100,7 @@ def _minutes(second: float, start: float) -> float:
     return max(-1e6, min(1e6, (second - start) / 60))
 
 
-def _readings(legs: Sequence[Leg], start: float) -> list[tuple[str, list[tuple[float, float]]]]:
+def _readings(legs: Sequence[Measurement], start: float) -> list[tuple[str, list[tuple[float, float]]]]:
     shots = sorted((shot for leg in legs for shot in (leg.before, leg.after) if shot), key=lambda shot: shot.at)
     kinds = (("GPU, °C", "temperature"), ("clock, MHz", "clock"))
     return [

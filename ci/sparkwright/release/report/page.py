@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkwright import __version__
-from sparkwright.gates.throughput.records import METRICS, Result
+from sparkwright.bench.records import METRICS
+from sparkwright.gates.throughput.records import Result
 from sparkwright.release import frame
 from sparkwright.release.report import across, charts, compare, legcharts, pairs, raw, rows, words
 from sparkwright.release.report.absent import absent

@@ -8,7 +8,8 @@ import msgspec
 
 from sparkwright.bench.load.order import Request
 from sparkwright.bench.machine.snapshot import Snapshot
-from sparkwright.gates.throughput.records import METRICS, CellResult, Leg, Metric
+from sparkwright.bench.records import METRICS, Metric
+from sparkwright.gates.throughput.records import CellResult, Measurement
 from sparkwright.release.report import words
 from sparkwright.release.report.view import View
 
@@ -82,7 +83,7 @@ def unique(cells: Sequence[CellResult]) -> tuple[CellResult, ...]:
     return tuple({cell.name: cell for cell in reversed(cells)}[name] for name in dict.fromkeys(cell.name for cell in cells))
 
 
-def _leg(number: int, leg: Leg, figures: dict[Metric, float], many: bool) -> Raw:
+def _leg(number: int, leg: Measurement, figures: dict[Metric, float], many: bool) -> Raw:
     told = [words.quantity(figures.get(metric), metric) if figures else "–" for metric in METRICS]
     mark = "counts" if leg.counts else "discarded" if leg.discarded else "invalid" if leg.reasons else "not measured"
     place = (str(number), leg.side, str(leg.block), str(leg.launch), f"{leg.quad} · {leg.position}", str(leg.attempt))
@@ -97,7 +98,7 @@ def _leg(number: int, leg: Leg, figures: dict[Metric, float], many: bool) -> Raw
     )
 
 
-def _facts(leg: Leg) -> Iterator[tuple[str, str]]:
+def _facts(leg: Measurement) -> Iterator[tuple[str, str]]:
     if begun := words.moment(leg.began):
         yield "began", begun
     if leg.run:

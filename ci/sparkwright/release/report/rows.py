@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sparkwright.bench.records import METRICS
 from sparkwright.core.console import duration, size
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import METRICS, CellResult, Series, Subject
+from sparkwright.gates.throughput.records import CellResult, Series, Subject
 from sparkwright.release.report import words
 from sparkwright.release.report.view import View, change, shift, sound
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sparkwright.bench.records import METRICS
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.records import METRICS, Result
+from sparkwright.gates.throughput.records import Result
 from sparkwright.release.report import compare, rows, words
 from sparkwright.release.report.absent import absent
 from sparkwright.release.report.view import Value, View

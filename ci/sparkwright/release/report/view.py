@@ -10,15 +10,8 @@ from functools import cached_property
 
 import msgspec
 
-from sparkwright.gates.throughput.records import (
-    METRICS,
-    CellResult,
-    Leg,
-    Metric,
-    Result,
-    Series,
-    Side,
-)
+from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 from sparkwright.release.report import words
 
 #: Launches without which no interval is told.
@@ -61,9 +54,9 @@ def interval(values: list[float]) -> Value | None:
     middle = statistics.median(values)
     if len(values) < FEWEST:
         return Value(middle, launches=len(values))
-    from sparkwright.bench.statistics import bounds
+    from sparkwright.bench.statistics import intervals
 
-    low, high = bounds.mean_interval([math.log(value) for value in values])
+    low, high = intervals.mean_interval([math.log(value) for value in values])
     return Value(middle, math.exp(low), math.exp(high), len(values))
 
 
@@ -152,7 +145,7 @@ class View:
         """Blocks that were measured, at least in part."""
         return len({leg.block for leg in self.result.legs if leg.run})
 
-    def legs(self, cell: str) -> Iterator[tuple[int, Leg, dict[Metric, float]]]:
+    def legs(self, cell: str) -> Iterator[tuple[int, Measurement, dict[Metric, float]]]:
         """Yield number, leg and figures of each leg of *cell*."""
         for number, (leg, figures) in enumerate(zip(self.result.legs, self.figures, strict=True)):
             if leg.cell == cell:

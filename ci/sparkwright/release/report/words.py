@@ -6,8 +6,9 @@ import math
 import time
 import unicodedata
 
+from sparkwright.bench.records import METRICS, Metric
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import METRICS, Metric, Result
+from sparkwright.gates.throughput.records import Result
 
 #: State → sign and word. Colour never stands alone.
 STATES: dict[State, tuple[str, str]] = {

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from sparkwright.bench.records import Side
 from sparkwright.bench.statistics.noise import Noise
-from sparkwright.gates.throughput.records import Side
 
 #: What may be wrong, each from a request of a given number on:
 #: ``dies``: the process ends in the middle of an answer. ``not-ready``: it never gets healthy. ``refuses``: status 429.

@@ -16,7 +16,7 @@ from sparkwright.forks.stack import SourceError
 from sparkwright.gates.throughput.records import CellResult
 
 
-class Steps:
+class DecodeTraffic:
     """
     The steps of the model in the folder *model*; None where it is not at hand.
 

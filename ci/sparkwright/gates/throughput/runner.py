@@ -1,7 +1,7 @@
 """
 The course of a gate: launches and legs in their order, again where the machine was disturbed, until a decision.
 
-What is measured with is a `World`: servers, a load generator and the machine's state. It is real on a Spark and a model in simulations; the
+What is measured with is a `Servers`: servers, a load generator and the machine's state. It is real on a Spark and a model in simulations; the
 course, the journal, the validity of legs and the decision are the same code in both.
 """
 
@@ -15,18 +15,19 @@ from typing import Protocol
 import msgspec
 
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.statistics.decision import Decision, Rule, decide
-from sparkwright.gates.throughput import places, tracks
-from sparkwright.gates.throughput.journal import Aside, Closed, Journal, Measured, Sized, aside
-from sparkwright.gates.throughput.places import Place, Resident
-from sparkwright.gates.throughput.records import Leg, Reason, Side
-from sparkwright.gates.throughput.tracks import Known
+from sparkwright.gates.throughput import abba_schedule, paired_differences
+from sparkwright.gates.throughput.abba_schedule import Resident, Slot
+from sparkwright.gates.throughput.journal import Closed, Discarded, Journal, Measured, Sized, aside
+from sparkwright.gates.throughput.paired_differences import NoiseModel
+from sparkwright.gates.throughput.records import Measurement
 
 #: The reference of a course that was given up as the machine spoiled one leg again and again.
 UNSTEADY = "machine-unsteady"
 
 
-class World(Protocol):
+class Servers(Protocol):
     """What a course measures with."""
 
     def launch(self, sides: Sequence[Side]) -> contextlib.AbstractContextManager[None]:
@@ -37,7 +38,7 @@ class World(Protocol):
         """Return how many requests a leg of *cell* makes, from how long some take at the server of *side*."""
         ...
 
-    def leg(self, cell: Cell, blank: Leg, seed: int) -> Leg:
+    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
         """Measure *cell* at the server of ``blank.side`` and return *blank* filled in; a server that died is a reason, no exception."""
         ...
 
@@ -50,7 +51,7 @@ class World(Protocol):
         ...
 
 
-class Course(msgspec.Struct, frozen=True):
+class RunSpec(msgspec.Struct, frozen=True):
     """
     What is to be measured.
 
@@ -71,12 +72,12 @@ class Course(msgspec.Struct, frozen=True):
     blocks: int
     seed: int
     attempts: int
-    known: Mapping[str, Known] = {}
+    known: Mapping[str, NoiseModel] = {}
     waits: int = 1
     whole: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """
     What a course came to.
 
@@ -86,7 +87,7 @@ class Outcome(msgspec.Struct, frozen=True):
         stopped: Why it was given up; None where it was not.
     """
 
-    legs: tuple[Leg, ...]
+    legs: tuple[Measurement, ...]
     blocks: frozenset[int]
     decision: Decision | None
     stopped: Reason | None = None
@@ -100,13 +101,13 @@ class _Stop(Exception):
         super().__init__(reason.says)
 
 
-def run(course: Course, world: World, journal: Journal) -> Outcome:
+def run(course: RunSpec, world: Servers, journal: Journal) -> RunOutcome:
     """Measure until there is a decision, or the most blocks are there; continue what the journal holds."""
     return _Run(course, world, journal).run()
 
 
 class _Run:
-    def __init__(self, course: Course, world: World, journal: Journal) -> None:
+    def __init__(self, course: RunSpec, world: Servers, journal: Journal) -> None:
         self._course, self._world, self._journal = course, world, journal
         self._legs, self._closed = list(journal.past.legs), set(journal.past.closed)
         self._starts: dict[Side, int] = defaultdict(int)
@@ -114,7 +115,7 @@ class _Run:
         for leg in self._legs:
             self._starts[leg.side] = max(self._starts[leg.side], leg.launch + 1)
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         stopped, decision = None, self._decide()
         block = 0
         try:
@@ -128,13 +129,13 @@ class _Run:
                 block += 1
         except _Stop as stop:
             stopped = stop.reason
-        return Outcome(tuple(self._legs), frozenset(self._closed), decision, stopped)
+        return RunOutcome(tuple(self._legs), frozenset(self._closed), decision, stopped)
 
     def _decide(self) -> Decision | None:
         rule = self._course.rule
         if rule is None or not self._closed:
             return None
-        return decide(rule, tracks.of(self._course.cells, self._legs, self._closed, self._course.known))
+        return decide(rule, paired_differences.of(self._course.cells, self._legs, self._closed, self._course.known))
 
     def _open(self, decision: Decision | None) -> list[int]:
         """Return the cells that need another block: those with an open series, or all before the first decision."""
@@ -142,11 +143,11 @@ class _Run:
         if decision is None or self._course.whole:
             return list(cells)
         names = set(decision.open)
-        return [cell for cell in cells if names & set(tracks.names(self._course.cells[cell]))]
+        return [cell for cell in cells if names & set(paired_differences.names(self._course.cells[cell]))]
 
     def _block(self, block: int, cells: list[int]) -> None:
         course = self._course
-        turns = places.launches(course.resident, course.seed, block) if course.rule else (("candidate",),)
+        turns = abba_schedule.launches(course.resident, course.seed, block) if course.rule else (("candidate",),)
         here = [leg for leg in self._legs if leg.block == block and not leg.discarded]
         for turn, sides in enumerate(turns):
             wanted = [one for one in self._places(turn) if one.cell in cells]
@@ -158,34 +159,34 @@ class _Run:
             numbers = {side: self._next(side) for side in sides}
             with self._world.launch(sides):
                 for place in wanted:
-                    side = places.sides(course.seed, block)[place.position] if course.rule else "candidate"
+                    side = abba_schedule.sides(course.seed, block)[place.position] if course.rule else "candidate"
                     self._measure(block, place, side, numbers[side])
 
-    def _places(self, turn: int) -> list[Place]:
+    def _places(self, turn: int) -> list[Slot]:
         course = self._course
         if course.rule is None:
-            return [Place(0, cell, quad, 0) for cell in range(len(course.cells)) for quad in range(course.quads)]
-        return places.legs(course.resident, turn, len(course.cells), course.quads)
+            return [Slot(0, cell, quad, 0) for cell in range(len(course.cells)) for quad in range(course.quads)]
+        return abba_schedule.legs(course.resident, turn, len(course.cells), course.quads)
 
     def _next(self, side: Side) -> int:
         number = self._starts[side]
         self._starts[side] = number + 1
         return number
 
-    def _set_aside(self, legs: Sequence[Leg]) -> None:
+    def _set_aside(self, legs: Sequence[Measurement]) -> None:
         """Let *legs*, whose launches were broken off, no longer count."""
         gone = {(leg.side, leg.launch) for leg in legs}
         for side, launch in sorted(gone):
-            self._journal.add(Aside(side, launch))
+            self._journal.add(Discarded(side, launch))
         self._legs = [aside(leg) if (leg.side, leg.launch) in gone and not leg.discarded else leg for leg in self._legs]
 
-    def _measure(self, block: int, place: Place, side: Side, launch: int) -> None:
+    def _measure(self, block: int, place: Slot, side: Side, launch: int) -> None:
         """Measure one leg, again where the machine was disturbed; a leg that is invalid by itself ends the course."""
         course = self._course
         cell = self._sized(course.cells[place.cell], side)
         for attempt in range(course.attempts):
-            blank = Leg(cell.name, block, launch, side, place.quad, place.position, attempt, 0.0)
-            leg = self._world.leg(cell, blank, places.prompts_seed(course.seed, block, place, attempt))
+            blank = Measurement(cell.name, block, launch, side, place.quad, place.position, attempt, 0.0)
+            leg = self._world.leg(cell, blank, abba_schedule.prompts_seed(course.seed, block, place, attempt))
             self._legs.append(leg)
             self._journal.add(Measured(leg))
             if leg.counts:

@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.gates.throughput.records import Side
+from sparkwright.bench.records import Side
 
 #: ``both``: two servers at once, legs take turns. ``turns``: one server at a time, each launch runs one leg of each cell.
 Resident = Literal["both", "turns"]
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class Slot(msgspec.Struct, frozen=True, order=True):
     """
     Where a leg stands in a block.
 
@@ -36,7 +36,7 @@ def sides(seed: int, block: int) -> tuple[Side, Side, Side, Side]:
     return outer, inner, inner, outer  # type: ignore[return-value]  # mypy widens the literals of a conditional tuple
 
 
-def prompts_seed(seed: int, block: int, place: Place, attempt: int) -> int:
+def prompts_seed(seed: int, block: int, place: Slot, attempt: int) -> int:
     """Return the seed of a leg's prompts: another one for each leg, so that no cache has seen them."""
     draw = random.Random(f"{seed}/{block}/{place.launch}/{place.cell}/{place.quad}/{place.position}/{attempt}")  # noqa: S311
     return draw.randrange(1, 2**31)
@@ -48,7 +48,7 @@ def launches(resident: Resident, seed: int, block: int) -> tuple[tuple[Side, ...
     return ((order[0], order[1]),) if resident == "both" else tuple((side,) for side in order)
 
 
-def legs(resident: Resident, turn: int, cells: int, quads: int) -> list[Place]:
+def legs(resident: Resident, turn: int, cells: int, quads: int) -> list[Slot]:
     """
     Return the legs of the launch number *turn* of a block, in their order.
 
@@ -56,5 +56,5 @@ def legs(resident: Resident, turn: int, cells: int, quads: int) -> list[Place]:
     block has one quad, however many were asked for.
     """
     if resident == "turns":
-        return [Place(turn, cell, 0, turn) for cell in range(cells)]
-    return [Place(0, cell, quad, position) for cell in range(cells) for quad in range(quads) for position in range(4)]
+        return [Slot(turn, cell, 0, turn) for cell in range(cells)]
+    return [Slot(0, cell, quad, position) for cell in range(cells) for quad in range(quads) for position in range(4)]

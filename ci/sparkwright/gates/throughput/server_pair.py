@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from sparkwright.bench.load.order import LoadInvalid
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.serve import Launch, Server
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.legs import Means, Serving, measured, ordered
-from sparkwright.gates.throughput.records import Leg, Reason, Side
+from sparkwright.gates.throughput.measurement import MeasurementContext, Serving, measured, ordered
+from sparkwright.gates.throughput.records import Measurement
 
 #: Seconds between two bytes of a server that is asked for its counters.
 PATIENCE = 30.0
@@ -26,7 +27,7 @@ def _counters(url: str, model: str) -> Mapping[str, float]:
     return Client(url, model, timeout=PATIENCE, deadline=PATIENCE).metrics()
 
 
-class Given:
+class ExternalServer:
     """A server that somebody else started, at *url*, for *model*; nothing is known of its processes."""
 
     ended = reference = ""
@@ -44,7 +45,7 @@ class Given:
         return _counters(self.url, self._model)
 
 
-class Started:
+class OwnServer:
     """A *server* of ours."""
 
     def __init__(self, server: Server) -> None:
@@ -68,7 +69,7 @@ class Started:
         return _counters(self.url, self._server.launch.name)
 
 
-class Real:
+class ServerPair:
     """
     Servers from environments, or one that runs already.
 
@@ -77,7 +78,7 @@ class Real:
         logs: Folder for what the servers print.
     """
 
-    def __init__(self, means: Means, launches: Mapping[Side, Launch], logs: Path, url: str = "") -> None:
+    def __init__(self, means: MeasurementContext, launches: Mapping[Side, Launch], logs: Path, url: str = "") -> None:
         self._means, self._launches, self._logs, self._url = means, dict(launches), logs, url
         self._servers: dict[Side, Serving] = {}
 
@@ -85,7 +86,7 @@ class Real:
     def launch(self, sides: Sequence[Side]) -> Iterator[None]:
         """Start fresh servers for *sides* at the same time, and end them behind the block."""
         if self._url:
-            self._servers = {side: Given(self._url, self._means.model) for side in sides}
+            self._servers = {side: ExternalServer(self._url, self._means.model) for side in sides}
             yield
             return
         with contextlib.ExitStack() as stack:
@@ -98,10 +99,10 @@ class Real:
             # A server that loads its weights takes memory faster than any other may.
             for server in began.values():
                 stack.enter_context(self._means.machine.watching(server))
-            self._servers = {side: Started(server) for side, server in began.items()}
+            self._servers = {side: OwnServer(server) for side, server in began.items()}
             yield
 
-    def leg(self, cell: Cell, blank: Leg, seed: int) -> Leg:
+    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
         """Return *blank* filled in with one leg of *cell*."""
         return measured(self._means, self._servers[blank.side], cell, blank, seed)
 

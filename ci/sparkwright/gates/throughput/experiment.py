@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
+from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.load import metrology, vllmrs
 from sparkwright.bench.load.metrology import MetrologyPolicy
@@ -17,33 +19,140 @@ from sparkwright.bench.machine import conditions
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.state import Machine
 from sparkwright.bench.recipes import fitting, workloads
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.server import installed
 from sparkwright.bench.server.client import Client
+from sparkwright.bench.server.serve import GATED, Launch
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.throughput import calibration, course, summary, tracks
-from sparkwright.gates.throughput.course import Course, Outcome
+from sparkwright.gates.throughput import calibration, paired_differences, runner, summary
+from sparkwright.gates.throughput.abba_schedule import Resident
+from sparkwright.gates.throughput.decode_traffic import DecodeTraffic
 from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
-from sparkwright.gates.throughput.legs import Means
+from sparkwright.gates.throughput.measurement import MeasurementContext
+from sparkwright.gates.throughput.paired_differences import NoiseModel
 from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.question import Question
-from sparkwright.gates.throughput.records import Reason, Result, Subject
-from sparkwright.gates.throughput.steps import Steps
-from sparkwright.gates.throughput.tracks import Known
-from sparkwright.gates.throughput.world import Real
+from sparkwright.gates.throughput.records import Kind, Result, Subject
+from sparkwright.gates.throughput.runner import RunOutcome, RunSpec
+from sparkwright.gates.throughput.server_pair import ServerPair
 
 Subjects = tuple[Subject, Subject | None]
 
+#: What every measurement needs: a cache that has seen a prompt makes its time to first token vanish (vllm #54227).
+MEASURED = ("--no-enable-prefix-caching",)
 #: Seconds after which an interrupted session's heat and proof of the generator no longer count.
 STALE = 600.0
 
 
-class Answer:
+class Environment(msgspec.Struct, frozen=True):
+    """An environment with vLLM: its *python*, and the *wheel* that it was installed from, where that is known."""
+
+    python: Path
+    wheel: Path | None = None
+
+    def subject(self, stack: str) -> Subject:
+        """
+        Return what is measured there.
+
+        Raises:
+            environment-unusable: There is no vLLM.
+        """
+        version = installed.version(self.python)
+        try:
+            local = Version(version).local or ""
+        except InvalidVersion:
+            local = ""
+        ours = local.startswith("spark.")
+        label = f"{'' if ours else 'stock '}vLLM {version}"
+        if self.wheel is None:
+            return Subject(label, version=version, stack=stack if ours else "")
+        return Subject(label, self.wheel.name, sha256_file(self.wheel), version, stack if ours else "")
+
+
+class ExperimentSpec(msgspec.Struct, frozen=True):
+    """
+    What is to be measured, and against what.
+
+    Attributes:
+        candidate, baseline: Environments; no candidate where a server runs at *url*, and no baseline where nothing is compared.
+        model: Folder of the model. *name*: under which it is served; empty for the model's own.
+        recipe: How it is served; None for *flags* and *variables* alone, which are added to a recipe's.
+        workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's, or the policy's.
+        texts: A file of real prompts.
+        resident: See `places`.
+        blocks: Of a bench (launches) or a calibration; 0 for what the policy says.
+        fresh: Begin anew, whatever an interrupted journal holds.
+        preheat: Seconds; None for what the policy says.
+    """
+
+    kind: Kind
+    candidate: Environment | None = None
+    baseline: Environment | None = None
+    url: str = ""
+    model: Path | None = None
+    name: str = ""
+    recipe: Recipe | None = None
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    workloads: tuple[str, ...] = ()
+    texts: Path | None = None
+    resident: Resident = "turns"
+    blocks: int = 0
+    fresh: bool = False
+    preheat: float | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.candidate) == bool(self.url):
+            raise UsageError("usage", "Name an environment to serve from, or a server.", todo="--python FILE --serve DIR, or --server URL.")
+        if self.candidate and not self.model:
+            raise UsageError("usage", "An environment serves a model.", todo="Name the folder of the model with --serve DIR.")
+        if self.kind in ("gate", "calibration") and not (self.candidate and self.baseline):
+            raise UsageError(
+                "usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline."
+            )
+
+    def launches(self, versions: Mapping[Side, str]) -> dict[Side, Launch]:
+        """
+        Return how each side is started; *versions* are those of vLLM.
+
+        Raises:
+            recipe-unfit: The recipe says nothing of that release.
+        """
+        sides: dict[Side, Environment | None] = {"baseline": self.baseline, "candidate": self.candidate}
+        return {side: self._launch(one, versions[side]) for side, one in sides.items() if one}
+
+    def _launch(self, environment: Environment, version: str) -> Launch:
+        assert self.model is not None
+        if self.recipe:
+            plain = recipes.launch(self.recipe, version, environment.python, self.model)
+        else:
+            plain = Launch(environment.python, self.model)
+        flags = (*plain.flags, *self.flags)
+        added = tuple(flag for flag in MEASURED if flag not in flags)
+        variables = {**(GATED if self.kind in ("gate", "calibration") else {}), **plain.variables, **self.variables}
+        return replace(plain, flags=(*flags, *added), variables=variables, name=self.served_name)
+
+    @property
+    def served_name(self) -> str:
+        """The name under which the model is served."""
+        return self.name or (recipes.served_name(self.recipe, self.model) if self.model else "model")
+
+    @property
+    def quantization(self) -> str:
+        """As the recipe says it."""
+        return self.recipe.model.quantization if self.recipe else ""
+
+
+class Experiment:
     """
     One question, answered once by `result`.
 
@@ -54,7 +163,7 @@ class Answer:
         file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
-    def __init__(self, context: RunContext, question: Question, generator: Generator | None = None) -> None:
+    def __init__(self, context: RunContext, question: ExperimentSpec, generator: Generator | None = None) -> None:
         self._context, self._question = context, question
         gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
@@ -66,7 +175,7 @@ class Answer:
         self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
         self._generator = generator or vllmrs.obtain(context)
         self._proof: tuple[str, ...] = ()
-        self._steps = Steps(question.model, self.policy.roofline_least)
+        self._steps = DecodeTraffic(question.model, self.policy.roofline_least)
         self._rule = Rule(self.policy.margin, self.policy.alpha, self.policy.least, self.policy.most)
         self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._metrology, self.cells)))
 
@@ -92,7 +201,7 @@ class Answer:
             outcome = self._ready(machine, journal) or self._run(machine, journal, subjects, known)
             found = self._found(machine, journal, subjects, known, outcome)
             # What the machine spoiled goes on where it was, once the machine is better.
-            if not (outcome.stopped and outcome.stopped.reference in (*conditions.REASONS, course.UNSTEADY)):
+            if not (outcome.stopped and outcome.stopped.reference in (*conditions.REASONS, runner.UNSTEADY)):
                 journal.add(Ended(found.state))
         return found
 
@@ -143,7 +252,7 @@ class Answer:
         question = self._question
         return server_under_test.model_digest(question.model) if question.model else question.served_name
 
-    def _ready(self, machine: Machine, journal: Journal) -> Outcome | None:
+    def _ready(self, machine: Machine, journal: Journal) -> RunOutcome | None:
         """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
         past, question = journal.past, self._question
         proof = past.qualified
@@ -151,7 +260,7 @@ class Answer:
         if not fresh:
             machine.preheat(self._machine_policy.preheat if question.preheat is None else question.preheat)
         if reasons := machine.settle(proof.normal if proof and fresh else None):
-            return Outcome(past.legs, past.closed, None, reasons[0])
+            return RunOutcome(past.legs, past.closed, None, reasons[0])
         if fresh and proof:
             self._proof = proof.says
             return None
@@ -160,26 +269,26 @@ class Answer:
         self._proof = tuple(f"{check.name}: {check.message}" for check in checks)
         journal.add(Qualified(_boot(), time.time(), self._proof, machine.normal))
         wrong = next((check for check in checks if check.state != "pass"), None)
-        return Outcome(past.legs, past.closed, None, Reason(wrong.reason, wrong.message)) if wrong else None
+        return RunOutcome(past.legs, past.closed, None, Reason(wrong.reason, wrong.message)) if wrong else None
 
-    def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known]) -> Outcome:
+    def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel]) -> RunOutcome:
         question, policy = self._question, self.policy
         candidate, baseline = subjects
-        asked = Course(
+        asked = RunSpec(
             self.cells, self._rule if baseline else None, question.resident, policy.quads, self._most,
             journal.past.begun.seed, self._machine_policy.discards + 1, known, policy.waits, whole=question.kind == "calibration",
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
-        means = Means(
+        means = MeasurementContext(
             self._generator, machine, policy, question.served_name, question.model, question.texts, self._steps.of, machine.bandwidth(),
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
-        return course.run(asked, Real(means, launches, self._logs, question.url), journal)
+        return runner.run(asked, ServerPair(means, launches, self._logs, question.url), journal)
 
     def _about(self, candidate: Subject) -> dict[str, str]:
         return calibration.about(self._model, candidate.version, self._question.resident, self.policy.quads, self._generator.name)
 
-    def _found(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, Known], outcome: Outcome) -> Result:
+    def _found(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel], outcome: RunOutcome) -> Result:
         question, policy, (candidate, baseline) = self._question, self.policy, subjects
         aa = calibration.stored(self._context.store, machine.fingerprint(), self._about(candidate))
         if question.kind == "calibration" and not outcome.stopped:
@@ -204,9 +313,9 @@ class Answer:
             seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
         )  # fmt: skip
 
-    def _known_here(self, known: Mapping[str, Known]) -> dict[str, Known]:
+    def _known_here(self, known: Mapping[str, NoiseModel]) -> dict[str, NoiseModel]:
         """Return what is known of the series that decide here."""
-        return {name: known[name] for cell in self.cells for name in tracks.names(cell) if name in known}
+        return {name: known[name] for cell in self.cells for name in paired_differences.names(cell) if name in known}
 
 
 def _deciding(cell: Cell) -> Cell:

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from sparkwright.bench.recipes.expected import Agreement, Expected
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.gates.throughput.question import Question
-from sparkwright.gates.throughput.records import METRICS, Result, Series
+from sparkwright.bench.records import METRICS
+from sparkwright.gates.throughput.experiment import ExperimentSpec
+from sparkwright.gates.throughput.records import Result, Series
 
 
-class Held(Struct, frozen=True):
+class FigureComparison(Struct, frozen=True):
     """
     One figure that somebody published, and ours.
 
@@ -31,7 +32,7 @@ class Held(Struct, frozen=True):
     source: str
 
 
-def only(question: Question, recipe: Recipe) -> Question:
+def only(question: ExperimentSpec, recipe: Recipe) -> ExperimentSpec:
     """Return *question* for the cells that something was published of; as it is where it names workloads, or nothing was published."""
     cells = tuple(dict.fromkeys(one.cell for one in (*recipe.expected, *_ours(recipe))))
     return question if question.workloads or not cells else replace(question, workloads=cells)
@@ -41,7 +42,7 @@ def _ours(recipe: Recipe) -> tuple[Expected, ...]:
     return () if isinstance(recipe.ours, str) else recipe.ours
 
 
-def held(recipe: Recipe, result: Result, margin: float) -> tuple[Held, ...]:
+def held(recipe: Recipe, result: Result, margin: float) -> tuple[FigureComparison, ...]:
     """
     Return every published figure of *recipe* whose cell was asked for in *result*.
 
@@ -53,7 +54,7 @@ def held(recipe: Recipe, result: Result, margin: float) -> tuple[Held, ...]:
     return tuple(_held(one, found[one.cell, one.metric], margin) for one in asked)
 
 
-def _held(one: Expected, series: Series, margin: float) -> Held:
+def _held(one: Expected, series: Series, margin: float) -> FigureComparison:
     title, unit, factor, _ = METRICS[one.metric]
     agreement = one.agreement(series.low, series.high, margin)
     ours = "not measured" if series.candidate is None else f"{series.candidate * factor:.4g} {unit}"
@@ -62,4 +63,4 @@ def _held(one: Expected, series: Series, margin: float) -> Held:
     published = f"{one.native * factor:.4g} {unit}"
     words = {"holds": "holds here", "faster": "is exceeded here", "slower": "is not reached here", "open": "is undecided here"}
     says = f"{title} of {published} {words[agreement]}: {ours}" + (f"; {one.differs}" if one.differs else "")
-    return Held(one.cell, one.metric, published, ours, agreement, says, one.source)
+    return FigureComparison(one.cell, one.metric, published, ours, agreement, says, one.source)

@@ -17,12 +17,13 @@ from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model import roofline
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.cells import Cell, Rule
+from sparkwright.bench.records import Reason
 from sparkwright.bench.server.serve import Server
 from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.gates.throughput import validity
 from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Leg, Reason, Speculation
+from sparkwright.gates.throughput.records import Measurement, Speculation
 
 #: Seconds within which the end of a server's process is noticed.
 NOTICED = 3.0
@@ -59,7 +60,7 @@ class Serving(Protocol):
         ...
 
 
-class Means(msgspec.Struct, frozen=True):
+class MeasurementContext(msgspec.Struct, frozen=True):
     """
     What legs are measured with.
 
@@ -85,7 +86,7 @@ class Means(msgspec.Struct, frozen=True):
     cooldown: float = 0.0
 
 
-def measured(means: Means, server: Serving, cell: Cell, blank: Leg, seed: int) -> Leg:
+def measured(means: MeasurementContext, server: Serving, cell: Cell, blank: Measurement, seed: int) -> Measurement:
     """Return *blank* filled in: what the generator measured at *server*, and why it does not count, if it does not."""
     if not server.guard():
         return replace(blank, began=time.time(), reasons=(Reason(server.reference, server.ended),))
@@ -127,7 +128,7 @@ def _ended(server: Serving) -> bool:
     return True
 
 
-def ordered(means: Means, url: str, cell: Cell, seed: int) -> Order:
+def ordered(means: MeasurementContext, url: str, cell: Cell, seed: int) -> Order:
     """Return the load of a leg of *cell*."""
     return Order(
         url, means.model, cell.prompt, cell.answer, cell.concurrency, cell.requests, means.policy.warmups, seed,
@@ -135,7 +136,7 @@ def ordered(means: Means, url: str, cell: Cell, seed: int) -> Order:
     )  # fmt: skip
 
 
-def _roofline(means: Means, cell: Cell, run: Run, guessed: Speculation | None) -> float | None:
+def _roofline(means: MeasurementContext, cell: Cell, run: Run, guessed: Speculation | None) -> float | None:
     """Return the share of the memory's bandwidth that the leg's steps need; None where it cannot be told."""
     step = means.step(cell)
     if step is None or step < means.policy.roofline_least or means.bandwidth is None or run.tpot <= 0:

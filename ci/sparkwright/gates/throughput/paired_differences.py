@@ -10,11 +10,12 @@ import msgspec
 
 from sparkwright.bench.load.order import Run
 from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.statistics.decision import Track
-from sparkwright.gates.throughput.records import METRICS, Leg, Metric
+from sparkwright.gates.throughput.records import Measurement
 
 
-class Known(msgspec.Struct, frozen=True):
+class NoiseModel(msgspec.Struct, frozen=True):
     """What a calibration of this host says of a series: the spread of a block's difference, and whether it still holds."""
 
     sigma: float
@@ -42,7 +43,7 @@ def worse(run: Run, metric: Metric) -> float:
     return -found if METRICS[metric][3] else found
 
 
-def of(cells: Sequence[Cell], legs: Iterable[Leg], closed: Iterable[int], known: Mapping[str, Known]) -> list[Track]:
+def of(cells: Sequence[Cell], legs: Iterable[Measurement], closed: Iterable[int], known: Mapping[str, NoiseModel]) -> list[Track]:
     """Return the series that decide, over the blocks that are *closed*."""
     counted = [leg for leg in legs if leg.counts]
     blocks = sorted(closed)
@@ -56,7 +57,7 @@ def of(cells: Sequence[Cell], legs: Iterable[Leg], closed: Iterable[int], known:
     return found
 
 
-def difference(legs: Iterable[Leg], cell: str, block: int, metric: Metric) -> float | None:
+def difference(legs: Iterable[Measurement], cell: str, block: int, metric: Metric) -> float | None:
     """
     Return d of a block: the median over its quads of (B1 + B2 - A1 - A2) / 2 in logarithms, positive where the candidate is worse.
 
@@ -72,7 +73,7 @@ def difference(legs: Iterable[Leg], cell: str, block: int, metric: Metric) -> fl
     return statistics.median((sum(quad["candidate"]) - sum(quad["baseline"])) / 2 for quad in whole)
 
 
-def by_block(legs: Iterable[Leg], cell: str, side: str, metric: Metric) -> dict[int, float]:
+def by_block(legs: Iterable[Measurement], cell: str, side: str, metric: Metric) -> dict[int, float]:
     """Return the median of a side's legs in each block, in the unit of the record."""
     found: dict[int, list[float]] = {}
     for leg in legs:
