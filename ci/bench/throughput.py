@@ -23,7 +23,7 @@ from scipy.stats import chi2, nct, t
 
 import measure
 from sparkwright.bench.machine.policy import MachinePolicy
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.statistics import calibration, decision, intervals, many, simulated
 from sparkwright.bench.statistics.calibration import ENOUGH
 from sparkwright.bench.statistics.decision import Rule, Track
@@ -231,7 +231,7 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
     policy = strict_yaml.load(root / "throughput.yaml", ThroughputPolicy)
     states = strict_yaml.load(root / "machine.yaml", MachinePolicy).resolved(unified=True)
     rule = Rule(policy.margin, policy.alpha, policy.least, policy.most)
-    cell = Cell(1024, 1024, 1, primary=("tpot",))
+    cell = WorkloadCell(1024, 1024, 1, primary=("tpot",))
     found, blocks = Counter[str](), 0
     with console.progress(f"{name}, slower by {slowdown:g} margins", gates) as progress:
         for gate in range(gates):
@@ -256,7 +256,7 @@ def run_course(plan: RunSpec, world: Simulated, path: Path) -> RunOutcome:
         return runner.run(plan, world, journal)
 
 
-def calibration_of(outcome: RunOutcome, cell: Cell, enough: int) -> dict[str, NoiseModel]:
+def calibration_of(outcome: RunOutcome, cell: WorkloadCell, enough: int) -> dict[str, NoiseModel]:
     """Return what the A/A blocks of *outcome* teach, as `bench --calibrate` keeps it."""
     made = Calibration({}, {}).with_((cell,), outcome.legs, sorted(outcome.blocks), "2026-01-01")
     return known(made, enough)

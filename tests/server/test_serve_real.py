@@ -147,7 +147,7 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
     for name in recipes.names(ROOT):
         recipe = recipes.load(ROOT, name)
         with contextlib.suppress(Exception):
-            way = recipe.way("0.32.0+spark.1")
+            way = recipe.variant("0.32.0+spark.1")
             known.check(recipe.flags(way), found, "0.32.0")
             variables.check(way.variables, package(vllm_python), "0.32.0", {})
     assert not {"--swap-space", "--no-such-flag"} & found

@@ -27,7 +27,7 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.load.order import Request, Run
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.statistics import calibration
 from sparkwright.bench.statistics.decision import Rule, decide
 from sparkwright.core import strict_yaml
@@ -158,7 +158,7 @@ def _given(gate: str) -> tuple[str, ...]:
     return tuple(one.name for one in throughput.checks(_result(stock, 0.0, 3, 7, ()))) if gate == "G8" else ()
 
 
-def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[Cell] = ()) -> Result:
+def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, cells: Sequence[WorkloadCell] = ()) -> Result:
     """
     Return what a throughput gate measures of the wheel at *path* against the stock wheel.
 
@@ -169,7 +169,7 @@ def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, c
 
 
 @functools.lru_cache
-def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[Cell, ...]) -> Result:
+def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[WorkloadCell, ...]) -> Result:
     speeds = policy().speeds
     assert isinstance(speeds, Speeds)
     chance, asked = random.Random(seed), cells or speeds.cells
@@ -192,13 +192,13 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     )  # fmt: skip
 
 
-def _legs(chance: random.Random, cell: Cell, block: int, slower: float) -> Iterator[Measurement]:
+def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) -> Iterator[Measurement]:
     for position, side in enumerate(abba_schedule.sides(1, block)):
         run = _run(chance, cell, slower if side == "candidate" else 0.0)
         yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
 
 
-def _run(chance: random.Random, cell: Cell, slower: float) -> Run:
+def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> Run:
     factor = (1 + slower) * math.exp(chance.gauss(0, NOISE))
     ttft, tpot = 0.2 * factor, SPEED * factor
     one = Request(0.0, ttft, ttft + tpot * (cell.answer - 1), cell.prompt, cell.answer)
@@ -206,7 +206,7 @@ def _run(chance: random.Random, cell: Cell, slower: float) -> Run:
     return Run("vllm-rs 0.33.0", wheels.hexed("generator"), one.seconds * len(requests) / cell.concurrency, requests)
 
 
-def _calibrated(chance: random.Random, cell: Cell, metric: str) -> Calibrated:
+def _calibrated(chance: random.Random, cell: WorkloadCell, metric: str) -> Calibrated:
     values = tuple(chance.gauss(0, NOISE) for _ in range(calibration.ENOUGH))
     days = tuple("2026-11-20" for _ in values)
     return Calibrated(cell.name, metric, values, days, calibration.upper_sigma(values), True)  # type: ignore[arg-type]  # a metric of a cell

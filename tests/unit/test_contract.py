@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 
+from sparkwright.bench.recipes import vllm_flags
 from sparkwright.bench.server import envvars
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
@@ -216,9 +217,9 @@ def package(folder: Path, table: str | bytes = TABLE) -> Path:
 def test_a_variable_that_the_server_does_not_read_is_a_finding(tmp_path: Path) -> None:
     """It is named with what replaced it, or with the name that is nearest."""
     known = {"VLLM_PORT": "1", "VLLM_ELSEWHERE": "1", "HOME": "/", "CUDA_HOME": "/cuda"}
-    assert envvars.check(known, package(tmp_path), "0.33.0", POLICY.replaced).state == "pass"
+    assert envvars.check(known, package(tmp_path), "0.33.0", vllm_flags.REPLACED).state == "pass"
     wrong = {**known, "VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGING_LEVEL": "INFO", "VLLM_ONLY_A_DEFAULT": "1"}
-    found = envvars.check(wrong, tmp_path / "vllm", "0.33.0", POLICY.replaced)
+    found = envvars.check(wrong, tmp_path / "vllm", "0.33.0", vllm_flags.REPLACED)
     assert (found.state, found.reason) == ("fail", "variable-unknown")
     advice = {sample.case: sample.expected for sample in found.samples}
     assert advice == {

@@ -17,7 +17,7 @@ from tests.support.mounts import mounting_shell
 
 from sparkwright.bench.load.order import Order, Request, Run
 from sparkwright.bench.machine.policy import MachinePolicy
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Side
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.bench.statistics.noise import Machine, Noise
@@ -34,7 +34,7 @@ from sparkwright.gates.throughput.simulated import Simulated
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
 STATES = strict_yaml.load(GATES / "machine.yaml", MachinePolicy).resolved(unified=True)
-ONE, MANY = Cell(1024, 1024, 1, 2, primary=("tpot", "ttft")), Cell(1024, 1024, 8, 8, primary=("rate",))
+ONE, MANY = WorkloadCell(1024, 1024, 1, 2, primary=("tpot", "ttft")), WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 QUIET = Noise(run=0.002, launch=0.003, drift=0.003, tail=0.0)
 KNOWN = {name: NoiseModel(0.006) for cell in (ONE, MANY) for name in paired_differences.names(cell)}
 

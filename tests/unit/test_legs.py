@@ -18,7 +18,7 @@ from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
 from sparkwright.bench.load.reference.running import started
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
@@ -32,7 +32,7 @@ from sparkwright.gates.throughput.validity import Counted, counted, reasons
 POLICY = msgspec.structs.replace(
     strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
 )
-CELL = Cell(16, 24, 2, 4, primary=("rate",))
+CELL = WorkloadCell(16, 24, 2, 4, primary=("rate",))
 BLANK = Measurement(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
 
 
@@ -52,7 +52,7 @@ class Still:
         return contextlib.nullcontext()
 
 
-def leg(behaviour: Behaviour, cell: Cell = CELL, machine: Still | None = None, **means: object) -> Measurement:
+def leg(behaviour: Behaviour, cell: WorkloadCell = CELL, machine: Still | None = None, **means: object) -> Measurement:
     """Return one leg against a server with *behaviour*, measured again while a busy machine merges its stream."""
     with started(behaviour) as server:
         plain = MeasurementContext(Own(), machine or Still(), POLICY, behaviour.name)
@@ -78,7 +78,7 @@ def test_a_sound_leg_counts() -> None:
 
 def test_speculation_is_metered_apart() -> None:
     """Tokens per step come from the server's counters, and tok/s = steps/s × tokens per step."""
-    found = leg(msgspec.structs.replace(QUICK, chunk=3, drafted=4), Cell(16, 31, 1, 3))
+    found = leg(msgspec.structs.replace(QUICK, chunk=3, drafted=4), WorkloadCell(16, 31, 1, 3))
     assert found.counts, found.reasons
     assert found.run
     assert found.speculation
@@ -131,7 +131,7 @@ def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise() -> None:
 
 def test_more_than_memory_gives_is_invalid() -> None:
     """A rate that would need more than the bandwidth is no measurement, for one request; the share is reported."""
-    alone = Cell(16, 24, 1, 2)
+    alone = WorkloadCell(16, 24, 1, 2)
     far = leg(QUICK, alone, step=lambda _: 1e9, bandwidth=Bandwidth(100.0, "measured"))
     assert [one.reference for one in far.reasons] == ["above-roofline"]
     near = leg(QUICK, alone, step=lambda _: 1e7, bandwidth=Bandwidth(100.0, "measured"))

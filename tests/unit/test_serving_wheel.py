@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.standin import Machine, _machine, _standin
 
-from sparkwright.bench.recipes import fitting, workloads
+from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.core import config
@@ -63,7 +63,7 @@ def test_the_data_is_a_root_that_every_recipe_loads_from(unpacked: Path) -> None
     data = unpacked / "sparkwright" / "data"
     assert recipes.names(data) == recipes.names(ROOT)
     assert workloads.load(data) == workloads.load(ROOT)
-    fitting.check(data, recipes.load(data, "toy-cpu"), None, total=32_000)
+    preflight.check(recipes.load(data, "toy-cpu"), workloads.load(data), None, total=32_000)
     assert config.root() == ROOT
     assert config.root(data) == data
 

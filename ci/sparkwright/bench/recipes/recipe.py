@@ -1,8 +1,8 @@
 """
-A recipe: a model, how each release of vLLM is told to serve it, what that takes of the memory, and what was published of its speed.
+A recipe: a model, how each release of vLLM serves it, the memory that it takes, and its results.
 
-vLLM renames its flags and drops variables from release to release, and ignores what it does not know; so a recipe says them for each
-range of releases, and is refused for any other.
+vLLM renames flags and drops variables from release to release, and ignores what it does not know.
+So a recipe states them for each range of releases, and is refused for any other.
 """
 
 from __future__ import annotations
@@ -12,64 +12,188 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.errors import RecipeError
-from sparkwright.bench.recipes.expected import Expected, Report
-from sparkwright.bench.recipes.memory import Plan
-from sparkwright.bench.recipes.ways import Model, Speculation, Way
+from sparkwright.bench.recipes.published_results import PublishedReport
 from sparkwright.bench.recipes.workloads import Name
 from sparkwright.bench.server.serve import Launch
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, UsageError
 
-__all__ = ["Model", "Recipe", "Speculation", "Way", "folder", "launch", "load", "names", "read", "served_name"]
+#: One argument, its value behind ``=``; never split at blanks.
+Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
+Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
+Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
+
+
+class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The checkpoint of a recipe.
+
+    Attributes:
+        repository: On the hub of models; ``any`` for one that the user brings.
+        revision: Its commit; ``unresolved`` before anyone has seen it, and then the checkpoint may
+            change under the recipe.
+        quantization: As people write it: ``NVFP4``, ``AWQ``.
+        licence: As its card states it; empty if not known.
+        drafts: Whether it holds layers that draft (MTP); ``unknown`` if nobody has looked.
+    """
+
+    repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
+    revision: Annotated[str, Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
+    quantization: str
+    licence: str = ""
+    drafts: bool | Literal["unknown"] = "unknown"
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What a server holds on each node. Sizes are GiB, as in vLLM's flags and log.
+
+    Attributes:
+        weights: Of the checkpoint on one node; 0 for one that the user brings.
+        weights_from: Source of that figure.
+        cache: For keys and values; None leaves it to vLLM.
+        pinned: Whether the cache is given as ``--kv-cache-memory-bytes``; not where a variable
+            does that, as on a CPU.
+        max_model_len: Tokens of the longest request.
+        max_num_seqs: Requests at a time.
+        gpu_memory_utilization: Share of the memory that must be free at the start; None leaves
+            vLLM's default.
+        token: Bytes that one token takes in the cache of one node; 0 if nobody has counted.
+        reserve: For activations, CUDA graphs, the libraries and the server's own processes.
+        floor: What stays free; below that the server is ended.
+    """
+
+    weights: Gibibytes
+    weights_from: str
+    cache: Annotated[float, Meta(gt=0, le=4096)] | None
+    max_model_len: Annotated[int, Meta(ge=16, le=1 << 24)]
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
+    reserve: Gibibytes
+    pinned: bool = True
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
+    token: Annotated[int, Meta(ge=0)] = 0
+    floor: Gibibytes = 12.0
+
+    def __post_init__(self) -> None:
+        if self.pinned and self.cache is None:
+            raise ValueError("a pinned cache needs its size")
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the arguments of ``vllm serve`` for this plan."""
+        flags = [f"--max-model-len={self.max_model_len}", f"--max-num-seqs={self.max_num_seqs}"]
+        if self.gpu_memory_utilization is not None:
+            flags.append(f"--gpu-memory-utilization={self.gpu_memory_utilization:g}")
+        if self.pinned and self.cache is not None:
+            flags.append(f"--kv-cache-memory-bytes={round(self.cache * 2**30)}")
+        return tuple(flags)
+
+
+class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How a range of releases of vLLM serves the recipe.
+
+    Attributes:
+        vllm: The releases as a version specifier (``>=0.24,<0.34``); compared without local labels
+            and pre-releases.
+        flags: Arguments, each with its value behind ``=``.
+        variables: Environment variables.
+        lacks: What the official wheels of these releases lack, so that only ours serve it; empty
+            if they do.
+        contract: What G3 expects of its log (``ci/gates/contract.yaml``), where that differs from the recipe's.
+    """
+
+    vllm: str
+    flags: tuple[Flag, ...] = ()
+    variables: dict[Variable, str] = {}
+    lacks: str = ""
+    contract: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            SpecifierSet(self.vllm)
+        except InvalidSpecifier:
+            raise ValueError(f"{self.vllm!r} is not a version specifier") from None
+
+    def holds(self, version: Version) -> bool:
+        """Return whether *version* is one of its releases."""
+        return SpecifierSet(self.vllm).contains(version.base_version)
+
+
+class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How answers are drafted.
+
+    Attributes:
+        method: As vLLM calls it.
+        tokens: In a draft.
+        moe_backend: Of the drafting layers, which often are not quantized as the others are;
+            passed only beside the model's own ``--moe-backend``, which they would follow otherwise.
+    """
+
+    method: Annotated[str, Meta(pattern="^[a-z0-9_]{2,30}$")]
+    tokens: Annotated[int, Meta(ge=1, le=32)]
+    moe_backend: str = ""
+
+    def flag(self, variant: VersionVariant) -> str:
+        """Return the argument of ``vllm serve`` for it."""
+        settings: dict[str, str | int] = {
+            "method": self.method,
+            "num_speculative_tokens": self.tokens,
+        }
+        if self.moe_backend and any(flag.startswith("--moe-backend") for flag in variant.flags):
+            settings["moe_backend"] = self.moe_backend
+        return f"--speculative-config={msgspec.json.encode(settings).decode()}"
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    A recipe.
+    A model and how it is served.
 
     Attributes:
-        name: Of the file, without ``.yaml``. *title*: for people. *why*: for whom it is, and what is known to be odd about it.
+        name: Of the file, without ``.yaml``.
+        title: For people.
+        why: Its purpose, and what is known to be odd about it.
+        model: The checkpoint.
+        plan: The memory that it takes.
+        versions: How each range of releases serves it.
+        workloads: What it is measured with, by name.
+        speculation: How answers are drafted; None if they are not.
         nodes: Machines; more than one share the work by tensor parallelism over Ray.
         before: What has to be done before the server is started; empty for nothing.
-        contract: What G3 expects of the log; empty where nobody has written that down.
-        workloads: What it is measured with, by name.
-        published: What others published, by source.
-        ours: What this project measured.
+        contract: What G3 expects of the log; empty if nobody has written that down.
         patience: Seconds until the server must answer.
+        published: Results of others.
+        ours: Results of this project's gate; empty if it was not measured.
     """
 
     name: Name
     title: str
     why: str
-    model: Model
-    plan: Plan
-    ways: tuple[Way, ...]
+    model: RecipeModel
+    plan: MemoryPlan
+    versions: tuple[VersionVariant, ...]
     workloads: tuple[Name, ...]
-    ours: Literal["not measured"] | tuple[Expected, ...]
-    published: tuple[Report, ...] = ()
-    speculation: Speculation | None = None
+    speculation: SpeculativeDecoding | None = None
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
     contract: str = ""
     patience: Annotated[float, Meta(gt=0)] = 1800.0
+    published: tuple[PublishedReport, ...] = ()
+    ours: tuple[PublishedReport, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.ways or not self.workloads:
-            raise ValueError("a recipe serves at least one release, and is measured with at least one workload")
-        if not isinstance(self.ours, str) and not (self.ours and all(one.verified for one in self.ours)):
-            raise ValueError("`ours` is `not measured`, or figures of our gate with the wheel's sha256 and `verified: true`")
+        if not self.versions or not self.workloads:
+            raise ValueError("a recipe serves at least one release, and has at least one workload")
+        if not all(report.wheel for report in self.ours) or any(one.wheel for one in self.published):
+            raise ValueError("a result of ours names the wheel's sha256, and one of others has none")
 
-    @property
-    def expected(self) -> tuple[Expected, ...]:
-        """What others published; none of it is verified."""
-        return tuple(one for report in self.published for one in report.expected())
-
-    def way(self, version: str) -> Way:
+    def variant(self, version: str) -> VersionVariant:
         """
-        Return how the release *version* is told.
+        Return how the release *version* serves it.
 
         Raises:
             recipe-unfit: The recipe does not know that release, or only our wheels of it.
@@ -77,69 +201,58 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             release = Version(version)
         except InvalidVersion:
-            raise RecipeError("recipe-unfit", f"{version!r:.80} is no version of vLLM.") from None
-        found = next((one for one in self.ways if one.holds(release)), None)
-        if found is None:
-            ranges = "; ".join(one.vllm for one in self.ways)
-            raise RecipeError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {ranges}"])
-        if found.lacks and not (release.local or "").startswith("spark."):
-            raise RecipeError("recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[found.lacks])
-        return found
+            raise RecipeError("recipe-unfit", f"{version!r:.80} is not a version of vLLM.") from None
+        variant = next((one for one in self.versions if one.holds(release)), None)
+        if variant is None:
+            known = "; ".join(one.vllm for one in self.versions)
+            raise RecipeError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {known}"])
+        if variant.lacks and not (release.local or "").startswith("spark."):
+            raise RecipeError(
+                "recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[variant.lacks]
+            )
+        return variant
 
-    def flags(self, way: Way) -> tuple[str, ...]:
-        """Return all arguments of ``vllm serve``: of the plan, of the nodes, of speculation, and of *way*."""
+    def flags(self, variant: VersionVariant) -> tuple[str, ...]:
+        """Return all arguments of ``vllm serve`` for *variant*."""
         nodes = (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray") if self.nodes > 1 else ()
-        drafts = (self.speculation.flag(way),) if self.speculation else ()
-        return (*self.plan.flags(), *nodes, *drafts, *way.flags)
-
-
-def folder(root: Path) -> Path:
-    """Return where the recipes of the repository at *root* lie."""
-    return root / "ci" / "recipes"
+        drafts = (self.speculation.flag(variant),) if self.speculation else ()
+        return (*self.plan.flags(), *nodes, *drafts, *variant.flags)
 
 
 def names(root: Path) -> tuple[str, ...]:
-    """Return the names of all recipes."""
-    return tuple(sorted(path.stem for path in folder(root).glob("*.yaml")))
+    """Return the names of all recipes of the repository at *root*."""
+    return tuple(sorted(path.stem for path in (root / "ci" / "recipes").glob("*.yaml")))
 
 
 def load(root: Path, name: str) -> Recipe:
     """
-    Return the recipe *name*.
+    Return the recipe *name* of the repository at *root*.
 
     Raises:
-        UsageError: There is none of that name.
-        file-invalid: Its file is not what it should be.
+        UsageError: There is no recipe of that name.
+        file-invalid: Its file does not follow `Recipe`.
     """
     if name not in names(root):
         raise UsageError("usage", f"There is no recipe {name!r:.80}.", todo=f"Choose from: {', '.join(names(root))}.")
-    return read(folder(root) / f"{name}.yaml")
+    return read(root / "ci" / "recipes" / f"{name}.yaml")
 
 
 def read(path: Path) -> Recipe:
-    """
-    Return the recipe in the file at *path*, which a user may have written.
-
-    Raises:
-        file-invalid: It is not what it should be, or is named otherwise than it says.
-    """
-    found = strict_yaml.load(path, Recipe)
-    if found.name != path.stem:
-        raise FileError(
-            "file-invalid", f"{path.name} says that it is the recipe {found.name}.", details=["The file has the recipe's name."]
-        )
-    return found
+    """Return the recipe in the file at *path*; raise file-invalid unless it has the file's name."""
+    recipe = strict_yaml.load(path, Recipe)
+    if recipe.name != path.stem:
+        raise FileError("file-invalid", f"{path.name} says that it is the recipe {recipe.name}.")
+    return recipe
 
 
 def served_name(recipe: Recipe | None, model: Path) -> str:
     """
-    Return the model's own name: the repository that *recipe* names, or else the name of the folder *model*.
+    Return the model's own name: the repository of *recipe*, or else the name of the folder *model*.
 
-    A folder of the hub's cache (``models--OWNER--NAME/snapshots/COMMIT``) has the name of its repository.
+    A folder of the hub's cache (``models--OWNER--NAME/snapshots/COMMIT``) has the repository's name.
     """
-    repository = recipe.model.repository if recipe else ""
-    if "/" in repository:
-        return repository
+    if recipe and recipe.model.repository != "any":
+        return recipe.model.repository
     folder = model.absolute()
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
@@ -148,13 +261,13 @@ def served_name(recipe: Recipe | None, model: Path) -> str:
 
 def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:
     """
-    Return how the vLLM *version* in the environment of *python* is started with the checkpoint in *model*.
+    Return how the vLLM *version* in the environment of *python* serves the checkpoint in *model*.
 
-    What every measurement needs on either side, such as ``--no-enable-prefix-caching``, is added by whoever measures.
+    What a measurement needs on either side, such as ``--no-enable-prefix-caching``, is added by it.
 
     Raises:
-        recipe-unfit: As `Recipe.way`.
+        recipe-unfit: As `Recipe.variant`.
     """
-    way = recipe.way(version)
+    variant = recipe.variant(version)
     floor = round(recipe.plan.floor * 2**30 / 1e6)
-    return Launch(python, model, recipe.flags(way), dict(way.variables), patience=recipe.patience, reserve=floor)
+    return Launch(python, model, recipe.flags(variant), dict(variant.variables), patience=recipe.patience, reserve=floor)

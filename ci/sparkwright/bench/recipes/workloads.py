@@ -1,87 +1,179 @@
 """
-What is measured: named sets of cells (``ci/gates/workloads.yaml``), and the files of prompts that some of them need.
+What is measured: named sets of workload cells, from ``ci/gates/workloads.yaml``.
 
-How many requests a leg makes is decided before it runs and is the same on both sides, so that a fast wheel is not measured by more
-requests than a slow one.
+The number of requests of a leg is fixed before it runs and is the same on both sides, so that a
+fast wheel is not measured with more requests than a slow one.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.recipes.cells import Cell, Rule, is_cell, parse, seconds
+from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import UsageError
-
-__all__ = ["Cell", "Rule", "Texts", "Workload", "Workloads", "load", "parse", "seconds"]
+from sparkwright.core.errors import FileError, UsageError
+from sparkwright.core.files import sha256_file
 
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
+Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
+
+_CELL = re.compile(r"(?:([a-z0-9-]{1,40}) )?(\d{1,7})/(\d{1,7}) c(\d{1,4})")
 
 
-class Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    A file of real prompts, which is not part of this repository; the user names it with ``--texts``.
+    One shape of load.
 
     Attributes:
-        what: Where it comes from and how the file is made of it.
-        sha256: Of the file; ``unresolved`` where nobody of us has seen it, and then two results need not be about the same prompts.
+        prompt: Tokens of each prompt; the maximum where a dataset gives the prompts.
+        answer: Tokens of each answer, exactly.
+        concurrency: Requests at a time, each followed by the next.
+        requests: Requests in a leg; 0 leaves it to the `RequestRule`.
+        texts: Name of the `PromptDataset`; empty for random tokens.
+        primary: Metrics that decide a gate; the others are only reported.
+    """
+
+    prompt: Tokens
+    answer: Tokens
+    concurrency: Annotated[int, Meta(ge=1, le=1024)] = 1
+    requests: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    texts: str = ""
+    primary: tuple[Metric, ...] = ()
+
+    def __post_init__(self) -> None:
+        if 0 < self.requests < self.concurrency:
+            raise ValueError(f"{self.name}: fewer requests than run at a time")
+        if len(set(self.primary)) != len(self.primary):
+            raise ValueError(f"{self.name}: a metric is primary twice")
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Return the cell called *name*, without primary metrics; raise ValueError if it is none."""
+        match = _CELL.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r:.80} is not a cell; write it as 1024/1024 c8")
+        dataset, *numbers = match.groups()
+        sizes = zip(("prompt", "answer", "concurrency"), map(int, numbers), strict=True)
+        return msgspec.convert({**dict(sizes), "texts": dataset or ""}, cls)
+
+    @property
+    def name(self) -> str:
+        """``1024/1024 c8``: prompt, answer and concurrency, behind the name of a dataset."""
+        return f"{self.texts} {self.prompt}/{self.answer} c{self.concurrency}".strip()
+
+    @property
+    def prompts(self) -> Literal["random", "texts"]:
+        """The source of the prompts, as the load generator calls it."""
+        return "texts" if self.texts else "random"
+
+    @property
+    def length(self) -> int:
+        """Tokens that one request holds at its end."""
+        return self.prompt + self.answer
+
+
+class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The number of requests of a leg whose cell states none.
+
+    Attributes:
+        least: Requests in any leg; its figure is their median.
+        rounds: Multiple of the concurrency: the first and last round of a closed loop are not full.
+        seconds: Shortest leg of short requests, to average over the machine's own rhythm.
+        most: Requests at most, where *seconds* would ask for more.
+    """
+
+    least: Annotated[int, Meta(ge=1)]
+    rounds: Annotated[int, Meta(ge=1)]
+    seconds: Annotated[float, Meta(ge=0)]
+    most: Annotated[int, Meta(ge=1)]
+
+    def requests(self, cell: WorkloadCell, request_seconds: float | None = None) -> int:
+        """
+        Return the requests of a leg of *cell*, in whole rounds.
+
+        Args:
+            request_seconds: Duration of one request as the warm-up saw it; None if not known.
+        """
+        if cell.requests:
+            return cell.requests
+        fewest = max(self.least, self.rounds * cell.concurrency)
+        wanted = math.ceil(self.seconds * cell.concurrency / request_seconds) if request_seconds else 0
+        return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
+
+
+class PromptDataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A file of real prompts, which is not part of this repository; ``--texts`` names it.
+
+    Attributes:
+        what: Its origin, and how the file is made.
+        sha256: Of the file; ``unresolved`` before anyone has fetched it, and then two results may
+            be about different prompts.
     """
 
     what: str
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64}|unresolved)$")]
 
+    def verify(self, path: Path) -> None:
+        """Raise file-invalid if the file at *path* is not the one that is pinned."""
+        if self.sha256 != "unresolved" and (actual := sha256_file(path)) != self.sha256:
+            raise FileError(
+                "file-invalid",
+                f"{path.name} is not the pinned file of prompts.",
+                details=[f"expected {self.sha256}", f"actual   {actual}"],
+            )
+
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named set of cells, what it is for, and who measures the same."""
+    """A named set of cells, its purpose, and who measures the same."""
 
     why: str
     source: str
-    cells: tuple[Cell, ...]
+    cells: tuple[WorkloadCell, ...]
 
     def __post_init__(self) -> None:
-        names = [cell.name for cell in self.cells]
-        if not names or len(set(names)) != len(names):
-            raise ValueError("a workload has at least one cell, and none twice")
+        if not self.cells or len({cell.name for cell in self.cells}) != len(self.cells):
+            raise ValueError("a workload has at least one cell, and no cell twice")
 
 
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file ``ci/gates/workloads.yaml``."""
 
-    rule: Rule
-    texts: dict[Name, Texts]
+    rule: RequestRule
+    texts: dict[Name, PromptDataset]
     workloads: dict[Name, Workload]
 
     def __post_init__(self) -> None:
         for name, workload in self.workloads.items():
-            if lost := {cell.texts for cell in workload.cells if cell.texts} - set(self.texts):
-                raise ValueError(f"{name}: {', '.join(sorted(lost))} is not among the texts")
+            if unknown := {cell.texts for cell in workload.cells} - {"", *self.texts}:
+                raise ValueError(f"{name}: {', '.join(sorted(unknown))} is not among the texts")
 
-    def cells(self, *names: str) -> tuple[Cell, ...]:
+    def cells(self, *names: str) -> tuple[WorkloadCell, ...]:
         """
-        Return the cells of the workloads *names*, or of the names of cells among them, each once.
+        Return the cells of the workloads called *names*, or of names of cells, each cell once.
 
         Raises:
-            UsageError: There is no such workload.
+            UsageError: A name is neither a workload nor a cell.
         """
-        found: dict[str, Cell] = {}
+        cells: dict[str, WorkloadCell] = {}
         for name in names:
-            if name not in self.workloads and not is_cell(name):
+            try:
+                of_name = self.workloads[name].cells if name in self.workloads else (WorkloadCell.parse(name),)
+            except ValueError:
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                raise UsageError("usage", f"There is no workload {name!r:.80}.", todo=todo)
-            for cell in self.workloads[name].cells if name in self.workloads else (parse(name),):
-                found.setdefault(cell.name, cell)
-        return tuple(found.values())
+                raise UsageError("usage", f"There is no workload {name!r:.80}.", todo=todo) from None
+            for cell in of_name:
+                cells.setdefault(cell.name, cell)
+        return tuple(cells.values())
 
 
 def load(root: Path) -> Workloads:
-    """
-    Return the workloads of the repository at *root*.
-
-    Raises:
-        file-invalid: As `sparkwright.core.strict_yaml.load`.
-    """
+    """Return the workloads of the repository at *root*; raise file-invalid as `strict_yaml.load`."""
     return strict_yaml.load(root / "ci" / "gates" / "workloads.yaml", Workloads)

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
-
+from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
 from sparkwright.gates.core.verdict import Check, Sample, failed, invalid, not_run, passed
 
 #: vLLM's table has about 100,000 bytes.
@@ -29,19 +28,6 @@ class SourceInvalid(Exception):
     def __init__(self, says: str) -> None:
         self.says = says
         super().__init__(says)
-
-
-class Replaced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What became of a variable.
-
-    Attributes:
-        since: The first release that does not know it, and that was looked at.
-        use: What to set in its place; empty where there is nothing.
-    """
-
-    since: str
-    use: str = ""
 
 
 def known(table: Path) -> frozenset[str]:
@@ -85,7 +71,7 @@ def read_elsewhere(package: Path, names: Iterable[str]) -> frozenset[str]:
     return frozenset(read)
 
 
-def check(variables: Mapping[str, str] | None, package: Path | None, version: str, replaced: Mapping[str, Replaced]) -> Check:
+def check(variables: Mapping[str, str] | None, package: Path | None, version: str, replaced: Mapping[str, ReplacedVariable]) -> Check:
     """
     Return whether the server knows every ``VLLM_`` variable that is set for it.
 
@@ -111,7 +97,7 @@ def check(variables: Mapping[str, str] | None, package: Path | None, version: st
     return failed("variables", says, "variable-unknown", samples=samples)
 
 
-def _advice(name: str, names: frozenset[str], replaced: Mapping[str, Replaced]) -> str:
+def _advice(name: str, names: frozenset[str], replaced: Mapping[str, ReplacedVariable]) -> str:
     if one := replaced.get(name):
         return f"gone since {one.since}" + (f"; now {one.use}" if one.use else "")
     near = difflib.get_close_matches(name, names, 1, 0.75)

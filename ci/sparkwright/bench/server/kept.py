@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from sparkwright.bench.server.keeper import PATIENCE, Order
+from sparkwright.bench.server.server_log import Line, Scanner, read_from
 from sparkwright.core.process import available_megabytes
-from sparkwright.gates.contract.log import Line, Scanner, read_from
 
 #: A server whose log has such a line is ended before traffic: with a negative estimate, vLLM 0.20 to 0.33 plans more KV cache than there
 #: is memory (vllm #44740).

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.bench.recipes import vllm_flags
 from sparkwright.bench.server import answers, envvars
+from sparkwright.bench.server.server_log import Found, LogInvalid, Scanner, scan
 from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.gates.contract import kernel_trace as profiled
-from sparkwright.gates.contract.log import Found, LogInvalid, Scanner, scan
 from sparkwright.gates.contract.policy import ContractPolicy, Recipe, Running
 from sparkwright.gates.core.verdict import (
     Check,
@@ -87,7 +88,7 @@ def run(policy: ContractPolicy, recipe: Recipe, running: Running, client: Client
     else:
         checks += _of_log(policy, recipe, log, client)
     version = next((check.message.split()[1] for check in checks if check.name == "version" and check.state == "pass"), "")
-    checks.append(envvars.check(running.variables, running.package, version or "here", policy.replaced))
+    checks.append(envvars.check(running.variables, running.package, version or "here", vllm_flags.REPLACED))
     return (*checks, *_started(recipe, running), _kernels(recipe, running.profile))
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.server.envvars import Replaced
-from sparkwright.gates.contract.log import Line
+from sparkwright.bench.server.server_log import Line
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -26,7 +25,7 @@ class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A kind of line of vLLM's log.
 
     Attributes:
-        holds, pattern: See `sparkwright.gates.contract.log.Line`.
+        holds, pattern: See `sparkwright.bench.server.server_log.Line`.
     """
 
     holds: str | tuple[str, ...]
@@ -78,7 +77,6 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         releases: The first release whose lines were read in its sources, and the first that was not.
         lines: Lines that say what was chosen. ``version``, ``kv-gib``, ``kv-tokens`` and ``graph-gib`` must be among them.
         emulation, unknown, refused, fallback, error: Lines that should not be there.
-        replaced: What became of variables that older releases knew.
     """
 
     releases: tuple[str, str]
@@ -88,7 +86,6 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: Named
     fallback: Named
     error: Named
-    replaced: dict[str, Replaced]
     recipes: dict[str, Recipe]
 
     def __post_init__(self) -> None:

@@ -207,7 +207,7 @@ class GateBuilder:
         one = self._inputs
         if self._recipe is None:
             return one.recipe
-        way = self._recipe.way(installed.version(one.python)) if one.python else None
+        way = self._recipe.variant(installed.version(one.python)) if one.python else None
         return (way.contract if way else "") or self._recipe.contract
 
     def _words(self) -> Gate:

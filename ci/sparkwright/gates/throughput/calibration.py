@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Metric
 from sparkwright.bench.statistics import calibration as aa
 from sparkwright.bench.statistics.decision import Rule
@@ -44,7 +44,7 @@ class Calibration(msgspec.Struct, frozen=True):
     about: dict[str, str]
     series: dict[str, tuple[Day, ...]] = {}
 
-    def with_(self, cells: Sequence[Cell], legs: Sequence[Measurement], closed: Sequence[int], day: str) -> Calibration:
+    def with_(self, cells: Sequence[WorkloadCell], legs: Sequence[Measurement], closed: Sequence[int], day: str) -> Calibration:
         """Return this calibration and the blocks *closed* of an A/A course."""
         made = {name: list(days) for name, days in self.series.items()}
         for cell, metric in _series(cells):
@@ -53,7 +53,7 @@ class Calibration(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, series={name: tuple(days) for name, days in made.items()})
 
 
-def _series(cells: Sequence[Cell]) -> list[tuple[Cell, Metric]]:
+def _series(cells: Sequence[WorkloadCell]) -> list[tuple[WorkloadCell, Metric]]:
     return [(cell, metric) for cell in cells for metric in cell.primary]
 
 
@@ -99,7 +99,7 @@ def supports(said: Mapping[str, NoiseModel], rule: Rule) -> str:
     return f"{words}; at {100 * rule.margin:g} %, equal wheels may stay undecided." if margin > rule.margin else f"{words}."
 
 
-def shown(made: Calibration, cells: Sequence[Cell], said: Mapping[str, NoiseModel]) -> tuple[Calibrated, ...]:
+def shown(made: Calibration, cells: Sequence[WorkloadCell], said: Mapping[str, NoiseModel]) -> tuple[Calibrated, ...]:
     """Return the A/A history for the report."""
     found = []
     for cell, metric in _series(cells):

@@ -10,7 +10,7 @@ import msgspec
 from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint, modules, roofline
 from sparkwright.bench.model.roofline import Bandwidth
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.throughput.records import CellResult
@@ -28,13 +28,13 @@ class DecodeTraffic:
         self._model, self._least = model, least
         self._known: dict[str, float | None] = {}
 
-    def of(self, cell: Cell) -> float | None:
+    def of(self, cell: WorkloadCell) -> float | None:
         """Return the bytes that a step of *cell* reads at the middle of an answer; None where the checkpoint does not say."""
         if cell.name not in self._known:
             self._known[cell.name] = self._read(cell)
         return self._known[cell.name]
 
-    def _read(self, cell: Cell) -> float | None:
+    def _read(self, cell: WorkloadCell) -> float | None:
         if self._model is None:
             return None
         try:

@@ -18,10 +18,10 @@ from sparkwright.bench.load.order import Generator
 from sparkwright.bench.machine import conditions
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.state import Machine
-from sparkwright.bench.recipes import fitting, workloads
+from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.cells import Cell
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server import installed
 from sparkwright.bench.server.client import Client
@@ -190,8 +190,11 @@ class Experiment:
         question = self._question
         if question.recipe and question.model:
             servers = 2 if question.resident == "both" and question.baseline else 1
-            for advice in fitting.check(self._context.project.root, question.recipe, question.model, servers=servers):
-                console.note(f"{question.recipe.name}: {advice.says}")
+            for advice in preflight.check(question.recipe, self._workloads, question.model, servers=servers):
+                console.note(f"{question.recipe.name}: {advice.message}")
+        if question.texts:
+            for name in {cell.texts for cell in self.cells if cell.texts}:
+                self._workloads.texts[name].verify(question.texts)
         python = question.candidate.python if question.candidate else None
         subjects = self._subjects()
         store = self._context.store
@@ -318,7 +321,7 @@ class Experiment:
         return {name: known[name] for cell in self.cells for name in paired_differences.names(cell) if name in known}
 
 
-def _deciding(cell: Cell) -> Cell:
+def _deciding(cell: WorkloadCell) -> WorkloadCell:
     """Return *cell* with the metrics that decide where nobody said which: times of one request alone, and the rate of many."""
     return msgspec.structs.replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
 

@@ -16,7 +16,7 @@ from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.bench.machine.snapshot import Snapshot
 from sparkwright.bench.model import roofline
 from sparkwright.bench.model.roofline import Bandwidth
-from sparkwright.bench.recipes.cells import Cell, Rule
+from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.serve import Server
 from sparkwright.bench.server.wire import ServerInvalid
@@ -80,13 +80,13 @@ class MeasurementContext(msgspec.Struct, frozen=True):
     model: str
     tokenizer: Path | None = None
     texts: Path | None = None
-    step: Callable[[Cell], float | None] = lambda _: None
+    step: Callable[[WorkloadCell], float | None] = lambda _: None
     bandwidth: Bandwidth | None = None
-    rule: Rule = Rule(5, 3, 0.0, 512)
+    rule: RequestRule = RequestRule(5, 3, 0.0, 512)
     cooldown: float = 0.0
 
 
-def measured(means: MeasurementContext, server: Serving, cell: Cell, blank: Measurement, seed: int) -> Measurement:
+def measured(means: MeasurementContext, server: Serving, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
     """Return *blank* filled in: what the generator measured at *server*, and why it does not count, if it does not."""
     if not server.guard():
         return replace(blank, began=time.time(), reasons=(Reason(server.reference, server.ended),))
@@ -128,7 +128,7 @@ def _ended(server: Serving) -> bool:
     return True
 
 
-def ordered(means: MeasurementContext, url: str, cell: Cell, seed: int) -> Order:
+def ordered(means: MeasurementContext, url: str, cell: WorkloadCell, seed: int) -> Order:
     """Return the load of a leg of *cell*."""
     return Order(
         url, means.model, cell.prompt, cell.answer, cell.concurrency, cell.requests, means.policy.warmups, seed,
@@ -136,7 +136,7 @@ def ordered(means: MeasurementContext, url: str, cell: Cell, seed: int) -> Order
     )  # fmt: skip
 
 
-def _roofline(means: MeasurementContext, cell: Cell, run: Run, guessed: Speculation | None) -> float | None:
+def _roofline(means: MeasurementContext, cell: WorkloadCell, run: Run, guessed: Speculation | None) -> float | None:
     """Return the share of the memory's bandwidth that the leg's steps need; None where it cannot be told."""
     step = means.step(cell)
     if step is None or step < means.policy.roofline_least or means.bandwidth is None or run.tpot <= 0:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from sparkwright.bench.load.order import Run
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.statistics.decision import Track
 from sparkwright.gates.throughput.records import Measurement
@@ -27,7 +27,7 @@ def name(cell: str, metric: Metric) -> str:
     return f"{cell}: {METRICS[metric][0]}"
 
 
-def names(cell: Cell) -> list[str]:
+def names(cell: WorkloadCell) -> list[str]:
     """Return the names of the series of *cell* that decide."""
     return [name(cell.name, metric) for metric in cell.primary]
 
@@ -43,7 +43,7 @@ def worse(run: Run, metric: Metric) -> float:
     return -found if METRICS[metric][3] else found
 
 
-def of(cells: Sequence[Cell], legs: Iterable[Measurement], closed: Iterable[int], known: Mapping[str, NoiseModel]) -> list[Track]:
+def of(cells: Sequence[WorkloadCell], legs: Iterable[Measurement], closed: Iterable[int], known: Mapping[str, NoiseModel]) -> list[Track]:
     """Return the series that decide, over the blocks that are *closed*."""
     counted = [leg for leg in legs if leg.counts]
     blocks = sorted(closed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkwright.bench.recipes.expected import Agreement, Expected
+from sparkwright.bench.recipes.published_results import Agreement, PublishedFigure, PublishedReport
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
 from sparkwright.gates.throughput.experiment import ExperimentSpec
@@ -18,7 +18,7 @@ class FigureComparison(Struct, frozen=True):
 
     Attributes:
         published, measured: As people read them, with unit and interval; ``not measured`` where nothing is.
-        agreement: See `Expected.agreement`.
+        agreement: See `PublishedFigure.agreement`.
         says: It in a sentence.
         source: Where it was published.
     """
@@ -34,12 +34,12 @@ class FigureComparison(Struct, frozen=True):
 
 def only(question: ExperimentSpec, recipe: Recipe) -> ExperimentSpec:
     """Return *question* for the cells that something was published of; as it is where it names workloads, or nothing was published."""
-    cells = tuple(dict.fromkeys(one.cell for one in (*recipe.expected, *_ours(recipe))))
+    cells = tuple(dict.fromkeys(figure.cell for _, figure in _figures(recipe)))
     return question if question.workloads or not cells else replace(question, workloads=cells)
 
 
-def _ours(recipe: Recipe) -> tuple[Expected, ...]:
-    return () if isinstance(recipe.ours, str) else recipe.ours
+def _figures(recipe: Recipe) -> list[tuple[PublishedReport, PublishedFigure]]:
+    return [(report, figure) for report in (*recipe.published, *recipe.ours) for figure in report.figures]
 
 
 def held(recipe: Recipe, result: Result, margin: float) -> tuple[FigureComparison, ...]:
@@ -50,11 +50,11 @@ def held(recipe: Recipe, result: Result, margin: float) -> tuple[FigureCompariso
         margin: The ratio that still agrees.
     """
     found = {(cell.name, series.metric): series for cell in result.cells for series in cell.series}
-    asked = [one for one in (*recipe.expected, *_ours(recipe)) if (one.cell, one.metric) in found]
-    return tuple(_held(one, found[one.cell, one.metric], margin) for one in asked)
+    asked = [(report, one) for report, one in _figures(recipe) if (one.cell, one.metric) in found]
+    return tuple(_held(report, one, found[one.cell, one.metric], margin) for report, one in asked)
 
 
-def _held(one: Expected, series: Series, margin: float) -> FigureComparison:
+def _held(report: PublishedReport, one: PublishedFigure, series: Series, margin: float) -> FigureComparison:
     title, unit, factor, _ = METRICS[one.metric]
     agreement = one.agreement(series.low, series.high, margin)
     ours = "not measured" if series.candidate is None else f"{series.candidate * factor:.4g} {unit}"
@@ -62,5 +62,5 @@ def _held(one: Expected, series: Series, margin: float) -> FigureComparison:
         ours += f" ({series.low * factor:.4g} to {series.high * factor:.4g})"
     published = f"{one.native * factor:.4g} {unit}"
     words = {"holds": "holds here", "faster": "is exceeded here", "slower": "is not reached here", "open": "is undecided here"}
-    says = f"{title} of {published} {words[agreement]}: {ours}" + (f"; {one.differs}" if one.differs else "")
-    return FigureComparison(one.cell, one.metric, published, ours, agreement, says, one.source)
+    says = f"{title} of {published} {words[agreement]}: {ours}" + (f"; {report.differs}" if report.differs else "")
+    return FigureComparison(one.cell, one.metric, published, ours, agreement, says, report.source)

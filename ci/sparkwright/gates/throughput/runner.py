@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.throughput import abba_schedule, paired_differences
@@ -34,11 +34,11 @@ class Servers(Protocol):
         """Start fresh servers for *sides* at the same time, and end them behind the block."""
         ...
 
-    def size(self, cell: Cell, side: Side) -> int:
+    def size(self, cell: WorkloadCell, side: Side) -> int:
         """Return how many requests a leg of *cell* makes, from how long some take at the server of *side*."""
         ...
 
-    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
+    def leg(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
         """Measure *cell* at the server of ``blank.side`` and return *blank* filled in; a server that died is a reason, no exception."""
         ...
 
@@ -65,7 +65,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         whole: Measure every block of ``blocks``, whatever is decided; a calibration does.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[WorkloadCell, ...]
     rule: Rule | None
     resident: Resident
     quads: int
@@ -200,7 +200,7 @@ class _Run:
         last = self._legs[-1].reasons[0]
         raise _Stop(Reason(UNSTEADY, f"{course.attempts} times in a row: {last.says} ({last.reference})"))
 
-    def _sized(self, cell: Cell, side: Side) -> Cell:
+    def _sized(self, cell: WorkloadCell, side: Side) -> WorkloadCell:
         """Return *cell* with its number of requests, which is found once and then holds for both sides."""
         if cell.name not in self._sizes:
             self._sizes[cell.name] = cell.requests or self._world.size(cell, side)

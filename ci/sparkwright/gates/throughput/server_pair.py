@@ -11,7 +11,7 @@ import psutil
 from msgspec.structs import replace
 
 from sparkwright.bench.load.order import LoadInvalid
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.serve import Launch, Server
@@ -102,11 +102,11 @@ class ServerPair:
             self._servers = {side: OwnServer(server) for side, server in began.items()}
             yield
 
-    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
+    def leg(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
         """Return *blank* filled in with one leg of *cell*."""
         return measured(self._means, self._servers[blank.side], cell, blank, seed)
 
-    def size(self, cell: Cell, side: Side) -> int:
+    def size(self, cell: WorkloadCell, side: Side) -> int:
         """Return how many requests a leg of *cell* makes: one round is timed. A server that gives none is found out by the leg itself."""
         means, server = self._means, self._servers[side]
         trial = replace(ordered(means, server.url, cell, 1), requests=cell.concurrency)

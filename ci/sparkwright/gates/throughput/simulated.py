@@ -20,7 +20,7 @@ from sparkwright.bench.machine import conditions
 from sparkwright.bench.machine.conditions import Normal, Span
 from sparkwright.bench.machine.policy import MachinePolicy
 from sparkwright.bench.machine.snapshot import Snapshot
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.serve import Server
 from sparkwright.bench.statistics.noise import Launch, Machine
@@ -89,11 +89,11 @@ class Simulated:
         self._servers = {side: Served(self._machine.launch(side)) for side in sides}
         yield
 
-    def size(self, cell: Cell, side: Side) -> int:  # noqa: ARG002  both sides are alike
+    def size(self, cell: WorkloadCell, side: Side) -> int:  # noqa: ARG002  both sides are alike
         """Return how many requests a leg makes."""
         return max(self.requests, cell.concurrency)
 
-    def leg(self, cell: Cell, blank: Measurement, seed: int) -> Measurement:
+    def leg(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
         """Return *blank* filled in, as a real world does it."""
         return measurement.measured(self._means, self._servers[blank.side], cell, blank, seed)
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.statistics.decision import Found
 from sparkwright.bench.statistics.intervals import mean_interval
@@ -32,7 +32,7 @@ def state(kind: Kind, outcome: RunOutcome) -> tuple[State, str]:
     return outcome.decision.state, outcome.decision.says
 
 
-def cells(asked: Sequence[Cell], outcome: RunOutcome, known: Mapping[str, NoiseModel], compared: bool) -> tuple[CellResult, ...]:
+def cells(asked: Sequence[WorkloadCell], outcome: RunOutcome, known: Mapping[str, NoiseModel], compared: bool) -> tuple[CellResult, ...]:
     """
     Return what came of each cell.
 
@@ -50,7 +50,7 @@ def cells(asked: Sequence[Cell], outcome: RunOutcome, known: Mapping[str, NoiseM
 
 
 def _series(
-    cell: Cell, metric: Metric, legs: Sequence[Measurement], blocks: frozenset[int], found: Mapping[str, Found],
+    cell: WorkloadCell, metric: Metric, legs: Sequence[Measurement], blocks: frozenset[int], found: Mapping[str, Found],
     known: Mapping[str, NoiseModel], compared: bool,
 ) -> Series:  # fmt: skip
     name = paired_differences.name(cell.name, metric)

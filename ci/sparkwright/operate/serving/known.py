@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkwright.bench.recipes import flags as released
+from sparkwright.bench.recipes import vllm_flags
 from sparkwright.operate.errors import ServeError
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.
@@ -63,7 +63,7 @@ def name(word: str) -> str:
     if not word.startswith("--"):
         return word.partition("=")[0].partition(".")[0]
     said, equals, value = word.partition("=")
-    return released.plain(said.replace("_", "-") + equals + value)[0]
+    return vllm_flags.split_flag(said.replace("_", "-") + equals + value)[0]
 
 
 def is_flag(word: str) -> bool:

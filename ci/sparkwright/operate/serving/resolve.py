@@ -11,13 +11,11 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.errors import RecipeError
-from sparkwright.bench.recipes import fitting
+from sparkwright.bench.recipes import preflight, vllm_flags
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.serve import Launch
-from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.operate.serving import known, models, variables
 from sparkwright.operate.serving import place as places
 from sparkwright.operate.serving.models import Found
@@ -74,12 +72,12 @@ def resolved(wish: Wish, where: Where) -> Ready:
     place = places.ask(where.python)
     nodes = recipe.nodes if recipe else (wish.nodes or 1)
     _alone(wish, nodes)
-    settings, unread = _variables(wish, recipe, place, where.root)
+    settings, unread = _variables(wish, recipe, place)
     flags = _flags(wish, recipe, place)
     model = _model(wish, recipe, settings)
     if wish.download and not model.path.exists() and (revision := _revision(wish, recipe)):
         flags = (*flags, f"--revision={revision}")
-    said, needs = _fitting(wish, recipe, model, where.root)
+    said, needs = _fitting(wish, recipe, model)
     free = round((recipe.plan.floor if recipe else floor(wish)) * GIB)
     patience = wish.patience or (recipe.patience if recipe else PATIENCE)
     launch = Launch(where.python.absolute(), model.path, flags, settings, _name(wish, recipe, model), patience, free)
@@ -109,20 +107,19 @@ def _planned(recipe: Recipe, wish: Wish) -> Recipe:
     return replace(recipe, plan=plan, nodes=wish.nodes or recipe.nodes)
 
 
-def _variables(wish: Wish, recipe: Recipe | None, place: Place, root: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+def _variables(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what the server's environment gets beside what every server has, and what could not be checked of it."""
-    own = dict(recipe.way(place.vllm).variables) if recipe else {}
+    own = dict(recipe.variant(place.vllm).variables) if recipe else {}
     settings = own | wish.passed | wish.variables
     if wish.address:
         settings["VLLM_HOST_IP"] = wish.address
     if wish.download:
         settings["HF_HUB_OFFLINE"] = "0"
-    policy = strict_yaml.load(root / "ci" / "gates" / "contract.yaml", ContractPolicy)
-    return settings, variables.check(settings, place.package, place.vllm, policy.replaced)
+    return settings, variables.check(settings, place.package, place.vllm, vllm_flags.REPLACED)
 
 
 def _flags(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[str, ...]:
-    below = recipe.flags(recipe.way(place.vllm)) if recipe else tuple(_plain(wish))
+    below = recipe.flags(recipe.variant(place.vllm)) if recipe else tuple(_plain(wish))
     parallel = wish.parallel or ((wish.nodes or 1) if not recipe else 0)
     if parallel > 1:
         below = known.merged(below, (f"--tensor-parallel-size={parallel}",))
@@ -163,19 +160,19 @@ def _name(wish: Wish, recipe: Recipe | None, model: Found) -> str:
 
 def floor(wish: Wish) -> float:
     """Return the GiB that stay free where no recipe says how many."""
-    return wish.floor if wish.floor is not None else FLOOR * fitting.machine() / GIB
+    return wish.floor if wish.floor is not None else FLOOR * preflight.machine_memory() / GIB
 
 
-def _fitting(wish: Wish, recipe: Recipe | None, model: Found, root: Path) -> tuple[list[str], int]:
+def _fitting(wish: Wish, recipe: Recipe | None, model: Found) -> tuple[list[str], int]:
     """Return what could be better about serving it here, and the megabytes that it needs beside the floor."""
-    total = fitting.machine()
+    total = preflight.machine_memory()
     if recipe is None:
         return _fitting_plain(wish, model, total)
     folder = model.local if model.weights and model.local and (model.local / "config.json").is_file() else None
     with models.missing_guard():
-        found = fitting.check(root, recipe, folder, total=total, measured=False)
+        found = preflight.check(recipe, None, folder, total=total)
     weights = model.weights / recipe.nodes / 1e6 if model.weights else recipe.plan.weights * GIB
-    return [f"{one.reference}: {one.says}" for one in found], round(weights + ((recipe.plan.cache or 0) + recipe.plan.reserve) * GIB)
+    return [f"{one.reference}: {one.message}" for one in found], round(weights + ((recipe.plan.cache or 0) + recipe.plan.reserve) * GIB)
 
 
 def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int]:
@@ -197,7 +194,7 @@ def _figures(recipe: Recipe | None, place: Place) -> Iterator[str]:
     """Yield what is to be said of the recipe's figures: were they measured with what is installed?"""
     if recipe is None:
         return
-    if isinstance(recipe.ours, str):
+    if not recipe.ours:
         own = ", and what is published of it was measured by others on other builds" if recipe.published else ""
         yield f"the speed of {recipe.name} was not measured by this project{own}"
         return

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from sparkwright.bench.server.keeper import PATIENCE, Order
 from sparkwright.bench.server.kept import Kept
 from sparkwright.bench.server.serve import answers
+from sparkwright.bench.server.server_log import Line, LogInvalid, scan
 from sparkwright.core import errors
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
-from sparkwright.gates.contract.log import Line, LogInvalid, scan
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import held, loading, ports, room
 from sparkwright.operate.serving.asked import Asked

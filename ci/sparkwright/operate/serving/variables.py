@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
 from sparkwright.bench.server import envvars
-from sparkwright.bench.server.envvars import Replaced
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
@@ -177,7 +177,7 @@ def words(text: str) -> tuple[str, ...]:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def check(variables: Mapping[str, str], package: Path, version: str, replaced: Mapping[str, Replaced]) -> tuple[str, ...]:
+def check(variables: Mapping[str, str], package: Path, version: str, replaced: Mapping[str, ReplacedVariable]) -> tuple[str, ...]:
     """
     Refuse ``VLLM_`` variables that the installed release does not read, and return what could not be looked up, in sentences.
 
@@ -204,7 +204,7 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     return ()
 
 
-def _advice(unknown: list[str], known: frozenset[str], replaced: Mapping[str, Replaced]) -> Iterator[str]:
+def _advice(unknown: list[str], known: frozenset[str], replaced: Mapping[str, ReplacedVariable]) -> Iterator[str]:
     for name in unknown:
         if one := replaced.get(name):
             yield f"gone since {one.since}" + (f"; now {one.use}" if one.use else "")

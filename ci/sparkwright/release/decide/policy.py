@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
@@ -111,7 +111,7 @@ class Speeds(_Record, frozen=True):
     alpha: float
     least: int
     calibration: int
-    cells: tuple[Cell, ...]
+    cells: tuple[WorkloadCell, ...]
 
 
 class ReleasePolicy(_Record, frozen=True):

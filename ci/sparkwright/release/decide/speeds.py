@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sparkwright.bench.recipes import cells as shapes
-from sparkwright.bench.recipes.cells import Cell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.statistics.decision import Decision, Rule, decide
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import calibration, gate, paired_differences
@@ -83,15 +82,15 @@ def _recomputed(result: Result, asked: Speeds) -> Iterator[str]:
         yield from (fault for one in cell.series if one.primary for fault in _of_series(cell, one, counted, blocks, known, decision))
 
 
-def _cell(one: CellResult) -> Cell:
+def _cell(one: CellResult) -> WorkloadCell:
     """Return the shape of *one*, whose name must say the same as its numbers."""
-    shape = shapes.parse(one.name)
+    shape = WorkloadCell.parse(one.name)
     if (shape.prompt, shape.answer, shape.concurrency) != (one.prompt, one.answer, one.concurrency):
         raise ValueError(f"{one.name} is measured as {one.prompt}/{one.answer} c{one.concurrency}")
-    return Cell(one.prompt, one.answer, one.concurrency, 0, shape.texts, tuple(series.metric for series in one.series if series.primary))
+    return WorkloadCell(one.prompt, one.answer, one.concurrency, 0, shape.texts, tuple(series.metric for series in one.series if series.primary))
 
 
-def _of_legs(counted: Sequence[Measurement], shaped: Sequence[Cell]) -> Iterator[str]:
+def _of_legs(counted: Sequence[Measurement], shaped: Sequence[WorkloadCell]) -> Iterator[str]:
     """Yield what legs say that count and should not; the gate sees more of them, while they run."""
     answers = {cell.name: cell.answer for cell in shaped}
     for leg in counted:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.contract import log as serverlog
-from sparkwright.gates.contract.log import (
+from sparkwright.bench.server import server_log
+from sparkwright.bench.server.server_log import (
     BLOCK,
     KEPT,
     LONGEST,
@@ -111,7 +111,7 @@ def test_a_log_may_be_too_large(tmp_path: Path) -> None:
     """A file of more bytes than a log has is refused without being read."""
     log = tmp_path / "log"
     with log.open("wb") as sink:
-        sink.truncate(serverlog.LARGEST + 1)
+        sink.truncate(server_log.LARGEST + 1)
     with pytest.raises(LogInvalid, match="more than"):
         scan(log, [CHOSEN])
 
