@@ -22,10 +22,8 @@ from sparkwright.release.environment import Environment
 
 ROOT = Path(__file__).parents[2]
 WHEEL, OTHER = "a" * 64, "b" * 64
-FIGURE = {
-    "cell": "1024/128 c1", "metric": "rate", "value": 50.0, "unit": "tok/s", "host": "a Spark", "stack": "2026.11", "source": "G8",
-    "wheel": WHEEL, "verified": True, "low": 49.0, "high": 51.0, "times": 5,
-}  # fmt: skip
+FIGURE = {"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "low": 49.0, "high": 51.0}
+REPORT = {"source": "the gate", "host": "h", "stack": "s", "times": 5, "wheel": WHEEL, "figures": [FIGURE]}
 
 
 class World:
@@ -97,14 +95,14 @@ def test_an_installed_set_is_told_by_its_digest(world: World) -> None:
 
 def test_figures_count_for_the_wheel_that_they_were_measured_with(world: World) -> None:
     """With another digest, or with one that nobody recorded, it is said that they were not measured with it."""
-    ours = [FIGURE]
+    ours = [REPORT]
     world.edit("toy-cpu", ours=ours)
     assert says(world.ready(), f"were measured with wheel {WHEEL[:12]}; nobody recorded which wheel is installed: not measured here")
     world.install()
     assert not says(world.ready(), "measured")
-    world.edit("toy-cpu", ours=[{**FIGURE, "wheel": OTHER}])
+    world.edit("toy-cpu", ours=[{**REPORT, "wheel": OTHER}])
     assert says(world.ready(), f"were measured with wheel {OTHER[:12]}; {WHEEL[:12]} is installed: not measured here")
-    world.edit("toy-cpu", ours="not measured")
+    world.edit("toy-cpu", ours=[])
     assert says(world.ready(), "was not measured by this project")
 
 
