@@ -160,7 +160,7 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[
     asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
     error = json.loads(cli("gate", *asked, *words).stdout)["error"]
     assert error["reference"] == "recipe-unfit"
-    assert error["what"] == "G6 has no floor of gsm8k for the model Toy-1M."
+    assert error["what"] == "G6 has no floor of gsm8k for a server without --recipe."
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
     ready = json.loads(cli("gate", *asked, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *words).stdout)
     assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"

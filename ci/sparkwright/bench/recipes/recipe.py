@@ -168,6 +168,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patience: Seconds until the server must answer.
         published: Results of others.
         ours: Results of this project's gate; empty if it was not measured.
+        floors: Task of G6 → the least share of correct answers.
     """
 
     name: Name
@@ -184,6 +185,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Annotated[float, Meta(gt=0)] = 1800.0
     published: tuple[PublishedReport, ...] = ()
     ours: tuple[PublishedReport, ...] = ()
+    floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
 
     def __post_init__(self) -> None:
         if not self.versions or not self.workloads:

@@ -27,7 +27,6 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.accuracy import result as results
 from sparkwright.gates.accuracy import runner
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.accuracy.runner import HarnessFailed
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import ContractPolicy, Running
@@ -245,16 +244,20 @@ class GateBuilder:
             return _unasked("G6", "baseline", "name a server, and --against what it is compared")
         if one.task not in policy.tasks:
             raise UsageError("usage", f"accuracy.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
-        if (name := self.server.known_name()) and not tasks.floors(policy, one.task, name):
-            raise RecipeError("recipe-unfit",
-                f"G6 has no floor of {one.task} for the model {name}.",
-                details=[f"floors: {', '.join(policy.tasks[one.task].floors) or 'none'}"],
-                todo="Measure a trusted wheel, and add the floor to ci/gates/accuracy.yaml; or choose another --task, or --only without G6.",
-            )
+        floor = self._recipe.floors.get(one.task) if self._recipe else None
+        if floor is None:
+            raise RecipeError(
+                "recipe-unfit", f"G6 has no floor of {one.task} for {one.recipe or 'a server without --recipe'}.",
+                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or choose another --task or --recipe, "
+                "or --only without G6.",
+            )  # fmt: skip
 
         def run() -> tuple[Check, ...]:
             baseline = self._against(f"{one.task}.json", str)
-            return tasks.run(policy, one.task, self._context, self.server.url, baseline, served=self.server.served, model=self.server.name)
+            return tasks.run(
+                policy, one.task, self._context, self.server.url, baseline,
+                identity=self.server.served, floor=floor, model=self.server.name,
+            )  # fmt: skip
 
         return Gate("G6", sha256, run)
 
@@ -306,13 +309,10 @@ class GateBuilder:
                 made = distributions.record(policy, self.paragraphs(), self.server.client(), self.server.served)
                 reference.save(made, scored)
             with console.step(f"record the answers to {self._inputs.task}"):
-                python = runner.obtain(self._context)
                 wanted, _ = self._policy("accuracy", AccuracyPolicy)
-                here = self.server
-                results.save(
-                    tasks.answer(wanted, self._inputs.task, self._context, python, here.url, here.served, here.name), answers
-                )
-        except (ServerInvalid, ReferenceInvalid, HarnessFailed) as error:
+                name, here = self._inputs.task, self.server
+                results.save(runner.ask(self._context, name, wanted.tasks[name], here.url, here.served, here.name), answers)
+        except (ServerInvalid, ReferenceInvalid) as error:
             raise GateError(
                 "measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]
             ) from None

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import installed
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.serve import GATED, Launch, Server
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
@@ -106,13 +106,6 @@ class ServerUnderTest:
         """The name under which the model is served: ours by the model's own; empty for the only one of a server that runs."""
         one = self._inputs
         return one.model or (recipes.served_name(self._recipe, one.serve) if one.serve else "")
-
-    def known_name(self) -> str:
-        """Return the name of the model before anything is started; empty where a server that runs does not tell it."""
-        if not self.name:
-            with contextlib.suppress(ServerInvalid):
-                return Client(self.url, timeout=5, deadline=10).model()
-        return self.name
 
     @property
     def served(self) -> ServerIdentity:

@@ -1,0 +1,144 @@
+"""G6 from end to end: lm-eval asks a real server, and servers that answer nonsense or never, within its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.server.broken import Broken
+from tests.server.taught import GATES, _context, _taught, _trained
+from tests.support.serving import _vllm_python
+
+from sparkwright.core import strict_yaml
+from sparkwright.forks.context import RunContext
+from sparkwright.gates.accuracy import gate, result, runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.result import TaskResult
+from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.verdict import Check, worst
+
+__all__ = ["_context", "_taught", "_trained", "_vllm_python"]
+
+# lm-eval has 66 wheels.
+pytestmark = [pytest.mark.server, pytest.mark.network]
+
+POLICY = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
+CANDIDATE, BASELINE = ServerIdentity("a" * 64, "m" * 64), ServerIdentity("b" * 64, "m" * 64)
+
+#: Writes a data set of GSM8K's form as the hub's library keeps it once it was loaded.
+PREPARE = """
+import pathlib, sys, datasets
+from datasets.arrow_writer import ArrowWriter
+folder = pathlib.Path(sys.argv[1]) / "openai___gsm8k" / "main" / "0.0.0" / ("e" * 40)
+folder.mkdir(parents=True)
+splits = datasets.SplitDict(dataset_name="gsm8k")
+for name, count in (("train", 20), ("test", 400)):
+    rows = [{"question": f"Ada has {n} apples and eats one. How many are left?", "answer": f"{n} - 1 = {n - 1}\\n#### {n - 1}"}
+            for n in range(10, 10 + count)]
+    made = datasets.Dataset.from_list(rows)
+    with ArrowWriter(path=str(folder / f"gsm8k-{name}.arrow"), features=made.features) as writer:
+        for row in made:
+            writer.write(row)
+        writer.finalize()
+    splits[name] = datasets.SplitInfo(name=name, num_examples=count, num_bytes=1, dataset_name="gsm8k")
+datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_name="gsm8k", config_name="main", version="0.0.0",
+                     splits=splits).write_to_directory(str(folder))
+"""
+
+
+def checked(context: RunContext, url: str, baseline: Path | str, name: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
+    checks = gate.run(policy, name, context, url, baseline, identity=CANDIDATE, floor=0.8)
+    assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
+    return {check.name.removeprefix(f"{name}-"): check for check in checks}
+
+
+def test_a_server_equal_to_its_baseline_passes(taught: Broken, context: RunContext, tmp_path: Path) -> None:
+    """1000 questions, nothing gained, nothing lost, well above the floor."""
+    before = runner.ask(context, "largest", POLICY.tasks["largest"], taught.url, BASELINE)
+    result.save(before, tmp_path / "baseline.json")
+    checks = checked(context, taught.url, tmp_path / "baseline.json")
+
+    assert worst(check.state for check in checks.values()) == "pass"
+    assert checks["paired"].figures[0].value == 0
+    assert before.share > 0.9
+
+
+def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """lm-eval's own task runs offline from the hub cache; without the data it is not run, before any server is asked."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    missing = checked(context, "http://127.0.0.1:9", "http://127.0.0.1:10", "gsm8k")
+    assert (missing["baseline"].state, missing["baseline"].reason) == ("not-run", "task-data-missing")
+
+    subprocess.run([runner.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
+    few = replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
+    url = taught.url.replace("127.0.0.1", "localhost")
+    checks = checked(context, url, taught.url, "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
+    assert (checks["baseline"].reason, checks["baseline"].figures[0].count) == ("task-uninformative", 400)
+
+
+class Bad(http.server.BaseHTTPRequestHandler):
+    """A server that lists the model ``toy`` and answers its questions with *body*, *times* over; never if *body* is empty."""
+
+    status, body, times = 200, b"", 1
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self._send(b'{"data": [{"id": "toy", "max_model_len": 1024}], "version": "0.0.0"}', 200, 1)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        with contextlib.suppress(OSError):
+            self._send(self.body, self.status, self.times)
+
+    def _send(self, body: bytes, status: int, times: int) -> None:
+        if not body:
+            threading.Event().wait(60)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body) * times))
+        self.end_headers()
+        for _ in range(times):
+            self.wfile.write(body)
+
+
+@contextlib.contextmanager
+def serving(**behaviour: object) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Bad,), behaviour)) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "times", "reason"),
+    [
+        (200, b"<html>welcome</html>", 1, "harness-failed"),
+        (200, b'{"choices": []}', 1, "harness-failed"),
+        (200, b'{"choices": [{"index": 0, "text": null}]}', 1, "answers-missing"),
+        (200, b" " * (1 << 20), 8_000, "harness-failed"),
+        (500, b"no " * (1 << 20), 300, "harness-failed"),
+        (200, b"", 1, "harness-slow"),
+    ],
+    ids=["page", "empty", "null", "8 GB", "long error", "silent"],
+)
+def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, status: int, body: bytes, times: int, reason: str) -> None:
+    """Invalid, within the limits of time, memory and files."""
+    seconds = 20 if reason == "harness-slow" else 600
+    policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
+    keys = tuple(f"{number:016x}" for number in range(1000))
+    settings = runner.settings_digest(context, policy.tasks["largest"])
+    result.save(TaskResult(BASELINE, "toy", "largest", settings, keys, "1" * 1000), tmp_path / "baseline.json")
+    with serving(status=status, body=body, times=times) as url:
+        checks = checked(context, url, tmp_path / "baseline.json", policy=policy)
+
+    assert (checks["answers"].state, checks["answers"].reason) == ("invalid", reason)
+    assert sum(len(sample.actual) for sample in checks["answers"].samples) < 10_000

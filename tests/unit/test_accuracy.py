@@ -1,0 +1,258 @@
+"""G6 without lm-eval: its verdicts on answers, how often they are wrong, and refused baselines, files and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import yaml
+from msgspec.structs import replace
+from scipy.stats import binom
+from tests.refusals import refusal
+
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server.client import Client
+from sparkwright.cli.stages import HARNESS_EXCLUDED
+from sparkwright.core import strict_yaml
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+from sparkwright.gates.accuracy import gate, result, runner
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.accuracy.result import TaskResult
+from sparkwright.gates.accuracy.runner import HarnessFailed, TaskPolicy
+from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.verdict import Check
+
+ROOT = Path(__file__).parents[2]
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "accuracy.yaml", AccuracyPolicy)
+CANDIDATE, BASELINE = ServerIdentity("a" * 64, "m" * 64), ServerIdentity("b" * 64, "m" * 64)
+COUNT, FLOOR = 1000, 0.8
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def context(store: Store, tmp_path: Path) -> RunContext:
+    """Return an offline run with an empty store."""
+    return RunContext(Project(ROOT, "2026.11"), store, (), tmp_path / "dist", offline=True)
+
+
+def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> TaskResult:
+    """Return the answers of a server to the task ``largest``."""
+    keys = tuple(f"{number:016x}" for number in range(len(correct)))
+    settings = runner.settings_digest(context, POLICY.tasks["largest"])
+    return TaskResult(identity, "toy", "largest", settings, keys, correct)
+
+
+Judge = Callable[..., dict[str, Check]]
+
+
+@pytest.fixture
+def judge(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
+    """Return the gate's checks of two series of answers; *changed* are fields of the saved baseline."""
+
+    def run(before: str, now: str, **changed: Any) -> dict[str, Check]:
+        monkeypatch.setattr(runner, "obtain", lambda context: Path("python"))
+        monkeypatch.setattr(runner, "ask", lambda *_: answers(now, context))
+        monkeypatch.setattr(Client, "model", lambda client: "toy")
+        result.save(replace(answers(before, context, BASELINE), **changed), tmp_path / "baseline.json")
+        checks = gate.run(POLICY, "largest", context, URL, tmp_path / "baseline.json", identity=CANDIDATE, floor=FLOOR)
+        assert [check.name for check in checks] == [f"largest-{part}" for part in gate.PARTS]
+        assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
+        return {check.name.removeprefix("largest-"): check for check in checks}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "expected"),
+    [(0, 0, "pass"), (8, 8, "pass"), (8, 0, "pass"), (60, 0, "fail"), (60, 5, "fail"), (25, 0, "inconclusive"), (60, 40, "inconclusive")],
+)
+def test_the_questions_that_differ_decide(judge: Judge, lost: int, gained: int, expected: str) -> None:
+    """Of 1000 questions, few losses pass, sixty fail, and twenty-five or a hundred changes decide nothing."""
+    checks = judge("0" * gained + "1" * (COUNT - gained), "1" * gained + "0" * lost + "1" * (COUNT - gained - lost))
+
+    assert checks["paired"].state == expected
+    assert {figure.name: figure.value for figure in checks["paired"].figures}["lost"] == lost
+    assert len(checks["paired"].samples) == min(lost, 5)
+
+
+@pytest.mark.parametrize(
+    ("correct", "state", "reason"), [(950, "pass", ""), (700, "fail", "below-floor"), (805, "inconclusive", "questions-do-not-decide")]
+)
+def test_a_candidate_as_bad_as_its_baseline_meets_the_floor(judge: Judge, correct: int, state: str, reason: str) -> None:
+    both = "1" * correct + "0" * (COUNT - correct)
+    checks = judge(both, both)
+
+    assert checks["paired"].state == "pass"
+    assert (checks["floor"].state, checks["floor"].reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "reason"),
+    [
+        ({"identity": CANDIDATE}, "baseline", "baseline-is-candidate"),
+        ({"identity": replace(BASELINE, wheel="")}, "baseline", "baseline-unnamed"),
+        ({"identity": replace(BASELINE, model="n" * 64)}, "answers", "baseline-other-model"),
+        ({"identity": replace(BASELINE, model=""), "model_name": "other"}, "answers", "baseline-other-model"),
+        ({"task": "gsm8k"}, "baseline", "baseline-other"),
+        ({"settings": "other"}, "baseline", "baseline-other"),
+        ({"questions": tuple(f"{number:016x}" for number in range(1, COUNT + 1))}, "answers", "baseline-other"),
+        ({"correct": "1" * 100 + "0" * 900}, "baseline", "task-uninformative"),
+    ],
+)
+def test_a_baseline_that_cannot_judge_is_refused(judge: Judge, changed: dict[str, Any], check: str, reason: str) -> None:
+    """The candidate itself, other weights, other questions, and a baseline that has nothing to lose; nothing after it passes."""
+    checks = judge("1" * COUNT, "1" * COUNT, **changed)
+
+    assert (checks[check].state, checks[check].reason) == ("invalid", reason)
+    assert {checks[part].state for part in ("paired", "floor")} == {"not-run"}
+
+
+def test_the_candidate_s_own_server_is_no_baseline(judge: Judge, context: RunContext) -> None:
+    judge("1" * COUNT, "1" * COUNT)
+    checks = gate.run(POLICY, "largest", context, URL, URL, identity=CANDIDATE, floor=FLOOR)
+
+    assert (checks[0].state, checks[0].reason) == ("invalid", "baseline-is-candidate")
+
+
+def test_without_lm_eval_nothing_ran(context: RunContext) -> None:
+    checks = gate.run(POLICY, "gsm8k", context, URL, URL, identity=CANDIDATE, floor=FLOOR)
+
+    assert {check.state for check in checks} == {"not-run"}
+    assert checks[0].reason == "harness-missing"
+
+
+def verdict_chance(state: str, disagreement: float, loss: float, count: int = 1319) -> float:
+    """Return the exact probability of *state* if answers differ with *disagreement*, and *loss* more of them are lost than gained."""
+    total = 0.0
+    for discordant in range(count + 1):
+        if (weight := binom.pmf(discordant, count, disagreement)) < 1e-9:
+            continue
+        lost = np.arange(discordant + 1)
+        limits = [result.paired_limits(discordant - each, each, count, POLICY.confidence) for each in lost.tolist()]
+        states = [(low > -POLICY.margin) if state == "pass" else (high < -POLICY.margin) for low, high in limits]
+        total += weight * binom.pmf(lost, discordant, (disagreement + loss) / (2 * disagreement))[states].sum()
+    return total
+
+
+def test_an_equal_wheel_passes_nineteen_times_in_twenty_at_six_percent_disagreement() -> None:
+    """The table of ci/gates/accuracy.yaml; the step below the margin would be too small."""
+    chances = {disagreement: verdict_chance("pass", disagreement, 0) for disagreement in (0.04, 0.06, 0.08, 0.10)}
+
+    assert chances == pytest.approx({0.04: 0.996, 0.06: 0.964, 0.08: 0.896, 0.10: 0.812}, abs=0.0005)
+    assert POLICY.tasks["gsm8k"].questions == 1319
+
+
+@pytest.mark.parametrize("count", [runner.FEWEST_QUESTIONS, 1319])
+@pytest.mark.parametrize("disagreement", [0.03, 0.06, 0.12])
+def test_a_loss_of_the_margin_hardly_ever_decides(count: int, disagreement: float) -> None:
+    """It passes, and fails, in at most 3 % of runs, whatever share of the answers changes."""
+    assert verdict_chance("pass", disagreement, POLICY.margin, count) < 0.03
+    assert verdict_chance("fail", disagreement, POLICY.margin, count) < 0.03
+
+
+def test_a_loss_of_five_points_never_passes() -> None:
+    assert verdict_chance("pass", 0.07, 0.05) < 1e-6
+    assert verdict_chance("fail", 0.07, 0.05) > 0.75
+
+
+def line(number: int, **changed: Any) -> bytes:
+    """Return an answer as lm-eval 0.4.13 logs it."""
+    fields = {
+        "doc_id": number, "doc": {"digits": "314"}, "target": "4", "arguments": {}, "resps": [["4"]], "filtered_resps": ["4"],
+        "filter": "digit", "metrics": ["exact_match"], "doc_hash": f"{number:064x}", "prompt_hash": "1" * 64, "exact_match": number % 2,
+    }  # fmt: skip
+    return msgspec.json.encode({**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ([line(399)], ""),
+        ([], "answers-missing"),
+        ([line(0)], "answers-missing"),
+        ([line(399), line(400)], "answers-missing"),
+        ([line(399, resps=[[runner.NO_ANSWER]])], "answers-missing"),
+        ([line(399, exact_match=7)], "answers-unreadable"),
+        ([b"<html>"], "answers-unreadable"),
+        ([b"[" * 100_000], "answers-unreadable"),
+        ([b'"' + b"x" * (runner.LONGEST_LINE + 5)], "answers-unreadable"),
+        ([b"\xff\xfe"], "answers-unreadable"),
+    ],
+)
+def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason: str) -> None:
+    """lm-eval logs in any order and once for each filter; one filter counts, and anything else is refused."""
+    task, path = replace(POLICY.tasks["largest"], questions=400), tmp_path / "samples.jsonl"
+    lines = [*(line(number) for number in reversed(range(399))), *(line(number, filter="other") for number in range(400)), *last]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    if reason:
+        with pytest.raises(HarnessFailed) as caught:
+            runner.read_answers(task, path)
+        assert caught.value.reference == reason
+        return
+    assert [answer.exact_match for answer in runner.read_answers(task, path)] == [number % 2 for number in range(400)]
+
+
+def test_a_saved_result_is_read_back_or_refused(judge: Judge, context: RunContext, tmp_path: Path) -> None:
+    """What was changed, cut, is too large or lies about its size is refused, and ends the gate with a check."""
+    path, saved = tmp_path / "baseline.json", answers("10" * 200, context)
+    result.save(saved, path)
+    good = path.read_bytes()
+
+    assert result.load(path) == saved
+    short = good.replace(b'"correct":"1010', b'"correct":"10')
+    for bad in (good[:-9], good.replace(b'"1010', b'"1110'), short, b"", b"[" * 100_000, b"\xff"):
+        path.write_bytes(bad)
+        with refusal("file-invalid"):
+            result.load(path)
+    judge("1" * COUNT, "1" * COUNT)
+    path.write_bytes(b"")
+    checks = gate.run(POLICY, "largest", context, URL, path, identity=CANDIDATE, floor=FLOOR)
+    assert (checks[0].state, checks[0].reason) == ("invalid", "baseline-damaged")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"margin": 0}, {"confidence": 1}, {"informative": 1.5}, {"tasks": {}},
+        *({"tasks": {"own": {"questions": 400, "tokens": 4, "filter": "f", "seconds": 9, **bad}}} for bad in (
+            {}, {"file": "a.yaml", "dataset": "b"}, {"file": "../a.yaml"}, {"file": "a.yaml", "questions": 399},
+            {"file": "a.yaml", "tokens": 0}, {"file": "a.yaml", "floors": {"x": 0.5}},
+        )),
+    ],
+)  # fmt: skip
+def test_a_policy_without_sense_is_refused(change: dict[str, Any]) -> None:
+    with refusal("file-invalid"):
+        strict_yaml.parse(yaml.safe_dump({**msgspec.to_builtins(POLICY), **change}), AccuracyPolicy, "accuracy.yaml")
+
+
+def test_settings_name_everything_that_decides_the_questions(context: RunContext) -> None:
+    task = POLICY.tasks["largest"]
+    changed: list[TaskPolicy] = [replace(task, tokens=5), replace(task, filter="other"), replace(task, questions=999)]
+
+    assert runner.settings_digest(context, task) == runner.settings_digest(context, replace(task, seconds=5))
+    assert len({runner.settings_digest(context, each) for each in (task, *changed)}) == 4
+
+
+def test_the_task_of_this_project_names_no_code() -> None:
+    assert "!function" not in (ROOT / runner.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")
+
+
+def test_floors_are_of_tasks_that_exist() -> None:
+    floors = {name: recipes.load(ROOT, name).floors for name in recipes.names(ROOT)}
+
+    assert floors["toy-cpu"] == {"largest": FLOOR}
+    assert {task for tasks in floors.values() for task in tasks} <= set(POLICY.tasks)
+
+
+def test_the_lock_of_lm_eval_has_its_wheels_alone() -> None:
+    """No torch, and nothing that only other tasks need."""
+    text = (ROOT / runner.LOCK).read_text("utf-8")
+
+    assert 'name = "lm-eval"' in text
+    assert not any(f'name = "{name}"' in text for name in (*HARNESS_EXCLUDED, "torch", "transformers"))
