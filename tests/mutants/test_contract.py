@@ -86,8 +86,8 @@ def test_a_profile_without_the_kernel(server: Server, sound: tuple[Check, ...], 
     """A profile during which the server ran nothing shows nothing, whatever its log promises."""
     folder, client = server.log.parent / "profiles", server.client()
     there = set(folder.iterdir())
-    client.profile(on=True)
-    client.profile(on=False)
+    with client.profile():
+        pass
     (idle,) = [path for path in set(folder.iterdir()) - there if "async_llm" not in path.name]
     checks = contract.run(POLICY, CPU, running(server, idle), client)
     assert named(checks, "fail") == {"kernels"}

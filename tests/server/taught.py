@@ -25,7 +25,7 @@ GATES = ROOT / "ci" / "gates"
 
 def patient(url: str) -> Client:
     """Return a client of the server at *url* that waits as long as a text takes on a processor that others use too."""
-    return Client(url, timeout=900, deadline=900)
+    return Client(url, deadline=900)
 
 
 @pytest.fixture(scope="module", name="trained")

@@ -49,19 +49,19 @@ def test_the_client_agrees_with_the_server(server: Server) -> None:
     text = "The capital of France is 東京, not Paris."
     tokens = client.tokenize(text)
     assert client.detokenize(tokens) == text
-    answer = client.complete(text, tokens=24, ignore_eos=True, top=5)
-    again = client.complete(tokens, tokens=24, ignore_eos=True, top=5)
-    assert (answer.tokens, answer.logprobs, answer.prompt_tokens) == (again.tokens, again.logprobs, len(tokens))
+    answer = client.complete(text, max_tokens=24, ignore_eos=True, logprobs=5)
+    again = client.complete(tokens, max_tokens=24, ignore_eos=True, logprobs=5)
+    assert (answer.tokens, answer.logprobs, answer.usage.prompt_tokens) == (again.tokens, again.logprobs, len(tokens))
     assert answer.tokens == tuple(max(found, key=found.__getitem__) for found in answer.logprobs), "the likeliest is chosen"
     assert client.detokenize(answer.tokens) == answer.text
-    scores = client.score((*tokens, *answer.tokens), top=5)[len(tokens) - 1 :]
+    scores = client.complete((*tokens, *answer.tokens), max_tokens=1, prompt_logprobs=5).prompt_logprobs[len(tokens) - 1 :]
     assert [score.token for score in scores] == list(answer.tokens)
     for score, found in zip(scores, answer.logprobs, strict=True):
         assert score.logprob == pytest.approx(found[score.token], abs=0.05), "prefill and decoding are other sums of bfloat16"
     before = client.metrics()["vllm:generation_tokens_total"]
-    client.complete(tokens, tokens=7, ignore_eos=True)
+    client.complete(tokens, max_tokens=7, ignore_eos=True)
     assert client.metrics()["vllm:generation_tokens_total"] == before + 7
-    assert client.limit() == 1024
+    assert client.max_model_len() == 1024
     assert client.version() == "0.32.0"
 
 
@@ -76,7 +76,7 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
     for reference, prompts in cases.items():
         for prompt, tokens, top in prompts:
             with pytest.raises(ServerInvalid) as caught:
-                client.complete(prompt, tokens=tokens, top=top)
+                client.complete(prompt, max_tokens=tokens, logprobs=top or None)
             assert caught.value.reference == reference, (prompt[:20], caught.value.says)
 
 
@@ -98,16 +98,16 @@ def test_a_spoiled_stream_of_a_real_server_is_refused(server: Server) -> None:
     """Each fault has its reference, and without a fault the proxy changes nothing."""
     with Proxy(server.url) as proxy:
         client = Client(proxy.url)
-        sound = client.complete("One, two,", tokens=12, ignore_eos=True)
-        assert sound.tokens == server.client().complete("One, two,", tokens=12, ignore_eos=True).tokens
+        sound = client.complete("One, two,", max_tokens=12, ignore_eos=True)
+        assert sound.tokens == server.client().complete("One, two,", max_tokens=12, ignore_eos=True).tokens
         assert set(SPOILED) | {"none", "random-tokens"} == set(FAULTS)
         for fault, reference in SPOILED.items():
             proxy.fault = fault
             with pytest.raises(ServerInvalid) as caught:
-                client.complete("One, two,", tokens=12, ignore_eos=True)
+                client.complete("One, two,", max_tokens=12, ignore_eos=True)
             assert caught.value.reference == reference, (fault, caught.value.says)
         proxy.fault, proxy.rate = "random-tokens", 0.5
-        assert client.complete("One, two,", tokens=12, ignore_eos=True).tokens != sound.tokens, "no client can see this; G4 does"
+        assert client.complete("One, two,", max_tokens=12, ignore_eos=True).tokens != sound.tokens, "no client can see this; G4 does"
 
 
 def test_the_environment_is_the_wheel_that_it_was_installed_from(server: Server) -> None:

@@ -70,7 +70,7 @@ def test_prompts_that_do_not_fit_are_invalid(broken: Broken) -> None:
 def test_an_end_that_the_model_has_cuts_the_words(broken: Broken) -> None:
     """A text that is one token of the model ends its answers; one that is not is passed over."""
     client = broken.client()
-    said = client.complete(POLICY.prompts[0].text, tokens=24, ignore_eos=True)
+    said = client.complete(POLICY.prompts[0].text, max_tokens=24, ignore_eos=True)
     once = next(token for token in said.tokens if said.tokens.count(token) == 1 and "\ufffd" not in client.detokenize([token]))
     profile = replace(POLICY.profiles["learnt"], answers=0, ends=(client.detokenize([once]), "<|no such token|>"))
     policy = replace(SHORT, prompts=POLICY.prompts[:1], profiles={"ending": profile})

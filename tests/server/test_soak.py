@@ -93,7 +93,7 @@ def test_a_soak_that_is_ended_loses_one_stretch(broken: Broken, tmp_path: Path, 
     assert len(soakjournal.read(journal).observed) >= 4
     assert {check.state for check in checks} <= {"inconclusive", "not-run"}
     assert named(checks)["duration"].reason == "soak-interrupted"
-    assert broken.client().complete("The sea", tokens=4, ignore_eos=True).tokens
+    assert broken.client().complete("The sea", max_tokens=4, ignore_eos=True).tokens
 
 
 def test_a_process_that_is_not_known_is_not_watched(broken: Broken, tmp_path: Path) -> None:

@@ -117,11 +117,12 @@ def silent(connection: socket.socket, _: str) -> None:
     connection.recv(1)  # until the client goes
 
 
-def trickling(data: bytes) -> Say:
-    """Return a server that sends *data* byte by byte, with a pause."""
+def trickling(data: bytes, whole: int = 0) -> Say:
+    """Return a server that sends the first bytes of *data* as a *whole*, and the others one by one, with a pause."""
 
     def say(connection: socket.socket, _: str) -> None:
-        for place in range(len(data)):
+        connection.sendall(data[:whole])
+        for place in range(whole, len(data)):
             connection.sendall(data[place : place + 1])
             time.sleep(0.05)
 

@@ -1,7 +1,8 @@
-"""The client against servers that are wrong in every way a server can be: each ends with its reference, soon, and in little memory."""
+"""The client against servers that are wrong in every way a server can be: each is refused with its reason, in time, in little memory."""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -27,50 +28,57 @@ from tests.support.badserver import (
     whole,
 )
 
-from sparkwright.bench.server import answers
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server import openai_schema
+from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall, image_part
+
+Listen = Callable[[Say], Listener]
 
 
-@pytest.fixture
-def listen() -> Iterator[Callable[[Say], Listener]]:
-    """Return what starts a server; all are gone at the end."""
-    made: list[Listener] = []
+@pytest.fixture(name="listen")
+def _listen() -> Iterator[Listen]:
+    with contextlib.ExitStack() as stack:
 
-    def start(say: Say) -> Listener:
-        made.append(Listener(say))
-        return made[-1]
+        def start(say: Say) -> Listener:
+            listener = Listener(say)
+            stack.callback(listener.close)
+            return listener
 
-    yield start
-    for one in made:
-        one.close()
+        yield start
 
 
-def refused(client: Client, *, prompt: str | tuple[int, ...] = (7, 8), tokens: int = 2, top: int = 0) -> ServerInvalid:
+@contextlib.contextmanager
+def invalid(reason: str) -> Iterator[None]:
+    assert reason in openai_schema.REASONS
     with pytest.raises(ServerInvalid) as caught:
-        client.complete(prompt, tokens=tokens, top=top)
-    assert caught.value.reference in answers.REASONS
-    return caught.value
+        yield
+    assert caught.value.reason == reason, caught.value
+    assert caught.value.message.isprintable()
 
 
-def test_a_sound_stream_is_an_answer(listen: Callable[[Say], Listener]) -> None:
-    """Tokens, text, reason and counts are those that came."""
-    answer = Client(listen(completing(stream(*SOUND))).url).complete((7, 8), tokens=2)
-    assert (answer.tokens, answer.text, answer.finish_reason, answer.prompt_tokens, answer.chunks) == ((5, 6), "<5><6>", "length", 2, 2)
+def test_completion_holds_tokens_text_counts_and_times(listen: Listen) -> None:
+    answer = Client(listen(completing(stream(*SOUND))).url).complete((7, 8), max_tokens=2)
+    assert (answer.tokens, answer.text, answer.finish_reason) == ((5, 6), "<5><6>", "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.cached_tokens) == (2, 2, None)
+    assert len(answer.chunk_seconds) == 2
+    assert 0 < answer.chunk_seconds[0] <= answer.chunk_seconds[1] <= answer.seconds
 
 
-SHORT = stream(event(5, "length"), {**USAGE, "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
-CHUNKS = head("text/event-stream", None, "200 OK", "transfer-encoding: chunked")
+def counted(prompt: int, completion: int) -> dict[str, Any]:
+    return {**USAGE, "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": None}}
+
+
+CHUNKED = head("text/event-stream", None, "200 OK", "transfer-encoding: chunked")
 
 WRONG: dict[str, tuple[bytes, str]] = {
     "HTML": (head("text/html") + b"<html>hello</html>", "server-html"),
-    "HTML that calls itself JSON": (head("text/event-stream") + b"<!DOCTYPE html><p>login", "server-html"),
+    "HTML that calls itself a stream": (head("text/event-stream") + b"<!DOCTYPE html><p>login", "server-html"),
     "HTML in the middle": (stream(SOUND[0], "<html>502</html>", done=False), "server-html"),
-    "half a stream": (stream(SOUND[0], done=False), "stream-truncated"),
     "half an event": (stream(*SOUND)[:-180], "stream-truncated"),
-    "a stream without a reason to end": (stream(SOUND[0], USAGE), "stream-truncated"),
+    "a stream without a finish_reason": (stream(SOUND[0], USAGE), "stream-truncated"),
     "no end of the stream": (stream(*SOUND, done=False), "stream-truncated"),
-    "less than it announced": (head("text/event-stream", 5000) + b"data: ", "stream-truncated"),
-    "chunks that break off": (CHUNKS + b"40\r\ndata: {", "stream-truncated"),
+    "less than Content-Length": (head("text/event-stream", 5000) + b"data: ", "stream-truncated"),
+    "a chunk that breaks off": (CHUNKED + b"40\r\ndata: {", "stream-truncated"),
+    "a chunk of no length": (CHUNKED + b"zz\r\ndata: {", "stream-truncated"),
     "an error in the middle": (stream(SOUND[0], {"error": {"message": "EngineCore died", "code": 500}}), "stream-error"),
     "an abort": (stream(SOUND[0], event(6, "abort"), USAGE), "stream-error"),
     "an error at once": (stream({"error": {"message": "Token id 99 is out of vocabulary", "code": 400}}), "server-refused"),
@@ -78,9 +86,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a status without words": (head(length=0, status="503 Service Unavailable"), "server-refused"),
     "another model's name": (stream({**SOUND[0], "model": "other"}, *SOUND[1:]), "model-mismatch"),
     "invalid UTF-8": (stream(*SOUND).replace(b"<5>", b"\xff\xfe"), "answer-unreadable"),
-    "nesting without end": (stream('data: {"extra": ' + "[" * 200_000), "answer-unreadable"),
+    "deep JSON": (stream('data: {"extra": ' + "[" * 200_000), "answer-unreadable"),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", "answer-unreadable"),
-    "a packed answer": (head("text/event-stream", None, "200 OK", "content-encoding: gzip") + b"\x1f\x8b", "answer-unreadable"),
+    "a length that is no number": (head("text/event-stream", None, "200 OK", "content-length: 1e9"), "answer-unreadable"),
+    "a packed reply": (head("text/event-stream", None, "200 OK", "content-encoding: gzip") + b"\x1f\x8b", "answer-unreadable"),
     "JSON instead of a stream": (whole({"choices": []}), "answer-unreadable"),
     "prose in the stream": (stream(SOUND[0], "hello"), "answer-unreadable"),
     "text without tokens": (stream(event(choice={"token_ids": None}), *SOUND[1:]), "answer-unreadable"),
@@ -88,55 +97,48 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a token of 400 digits": (stream(*SOUND).replace(b"[5]", b"[" + b"9" * 400 + b"]"), "answer-unreadable"),
     "tokens after the end": (stream(event(5, "stop"), event(6), USAGE), "answer-unreadable"),
     "more tokens than asked for": (stream(SOUND[0], event(6), event(7, "length"), USAGE), "answer-too-large"),
-    "fewer tokens than asked for": (SHORT, "usage-mismatch"),
+    "fewer tokens than asked for": (stream(event(5, "length"), counted(2, 1)), "usage-mismatch"),
     "no count": (stream(*SOUND[:2]), "usage-mismatch"),
-    "a wrong count": (stream(*SOUND[:2], {**USAGE, "usage": {"prompt_tokens": 2, "completion_tokens": 3}}), "usage-mismatch"),
-    "a wrong count of the prompt": (stream(*SOUND[:2], {**USAGE, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}), "usage-mismatch"),
+    "a wrong count": (stream(*SOUND[:2], counted(2, 3)), "usage-mismatch"),
+    "a wrong count of the prompt": (stream(*SOUND[:2], counted(3, 2)), "usage-mismatch"),
     "another prompt": (stream(event(5, choice={"prompt_token_ids": [7, 9]}), *SOUND[1:]), "usage-mismatch"),
-    "an endless line": (head("text/event-stream") + b"data: " + b"x" * 2_000_000, "answer-too-large"),
+    "no reply": (b"", "server-unreachable"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_an_answer_has_its_reference(name: str, listen: Callable[[Say], Listener]) -> None:
-    """Every wrong answer raises, and nothing but `ServerInvalid`."""
-    reply, reference = WRONG[name]
-    assert refused(Client(listen(completing(reply)).url)).reference == reference
+def test_wrong_reply_is_refused_with_its_reason(name: str, listen: Listen) -> None:
+    reply, reason = WRONG[name]
+    with invalid(reason):
+        Client(listen(completing(reply)).url).complete((7, 8), max_tokens=2)
 
 
-@pytest.mark.parametrize("field", ["tokens", "token_logprobs", "top_logprobs"])
-def test_logprobs_that_do_not_fit_their_tokens_are_refused(field: str, listen: Callable[[Say], Listener]) -> None:
-    """A list that is shorter than the tokens is no list of theirs."""
-    sound = {"tokens": ["token_id:5"], "token_logprobs": [-0.5], "top_logprobs": [{"token_id:5": -0.5, "token_id:9": None}]}
-    for logprobs, works in ((sound, True), ({**sound, field: []}, False), ({**sound, "tokens": ["hello"]}, False)):
-        reply = stream(event(5, "length", choice={"logprobs": logprobs}), {**USAGE, "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
-        client = Client(listen(completing(reply)).url)
-        if works:
-            (found,) = client.complete((7, 8), tokens=1, top=2).logprobs
-            assert found[5] == -0.5
-            assert found[9] != found[9], "null is not a number"
-        else:
-            assert refused(client, tokens=1, top=2).reference == "answer-unreadable"
+def test_port_without_listener_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with invalid("server-unreachable"):
+        Client(f"http://127.0.0.1:{port}").complete((7, 8), max_tokens=2)
 
 
 ENDLESS = {
-    "tokens": endless(stream(*[SOUND[0]] * 100, done=False).partition(b"\r\n\r\n")[2], head("text/event-stream")),
-    "comments": endless(b": still here\n\n" * 1000, head("text/event-stream")),
-    "empty events": endless(b'data: {"model": "toy", "choices": []}\n\n' * 1000, head("text/event-stream")),
-    "headers": endless(b"x-more: " + b"y" * 1000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"),
-    "one header": endless(b"y" * 10_000, b"HTTP/1.1 200 OK\r\nx-more: "),
-    "interim replies": endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
-    "trailers": endless(b"x-more: y\r\n" * 100, CHUNKS + b"0\r\n"),
-    "an error page": endless(b"sorry " * 1000, head("text/plain", None, "500 Internal Server Error")),
+    "tokens": (stream(*[SOUND[0]] * 100, done=False).partition(b"\r\n\r\n")[2], head("text/event-stream"), "answer-too-large"),
+    "comments": (b": still here\n\n" * 1000, head("text/event-stream"), "answer-too-large"),
+    "a line": (b"x" * 10_000, head("text/event-stream") + b"data: ", "answer-too-large"),
+    "headers": (b"x-more: " + b"y" * 1000 + b"\r\n", b"HTTP/1.1 200 OK\r\n", "answer-unreadable"),
+    "one header": (b"y" * 10_000, b"HTTP/1.1 200 OK\r\nx-more: ", "answer-unreadable"),
+    "interim replies": (b"HTTP/1.1 100 Continue\r\n\r\n" * 100, b"", "server-silent"),
+    "trailers": (b"x-more: y\r\n" * 100, CHUNKED + b"0\r\n", "server-slow"),
+    "an error page": (b"sorry " * 1000, head("text/plain", None, "500 Internal Server Error"), "answer-too-large"),
 }
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_ends_is_ended(name: str, listen: Callable[[Say], Listener]) -> None:
-    """Whatever comes without an end is cut off after some megabytes, and little of it is kept."""
+def test_endless_reply_is_cut_off(name: str, listen: Listen) -> None:
+    piece, begin, reason = ENDLESS[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = refused(Client(listen(completing(ENDLESS[name])).url, deadline=120))
-    assert found.reference in ("answer-too-large", "answer-unreadable", "stream-truncated")
+    with invalid(reason):
+        deadline = 1 if reason.startswith("server") else 120
+        Client(listen(completing(endless(piece, begin))).url, deadline=deadline).complete((7, 8), max_tokens=2)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 
@@ -145,122 +147,182 @@ def stopping(connection: socket.socket, path: str) -> None:
     silent(connection, path)
 
 
-SLOW = {
-    "never": (silent, "server-silent"),
-    "a byte a moment": (trickling(stream(*SOUND)), "server-slow"),
-    "a byte of the header a moment": (trickling(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000), "server-slow"),
-    "stops in the middle": (stopping, "server-slow"),
-}
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (silent, "server-silent"),
+        (trickling(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000), "server-silent"),
+        (trickling(stream(*SOUND), whole=200), "server-slow"),
+        (stopping, "server-slow"),
+    ],
+)
+def test_slow_server_is_left_at_the_deadline(say: Say, reason: str, listen: Listen) -> None:
+    with invalid(reason):
+        Client(listen(completing(say)).url, deadline=1).complete((7, 8), max_tokens=2)
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_a_slow_server_ends_at_the_deadline(name: str, listen: Callable[[Say], Listener]) -> None:
-    """Neither silence nor a byte now and then holds the client up for longer than it was told to wait."""
-    say, reference = SLOW[name]
-    assert refused(Client(listen(completing(say)).url, timeout=1, deadline=2)).reference == reference
-
-
-def test_a_server_that_hangs_up_is_unreachable(listen: Callable[[Say], Listener]) -> None:
-    """Without a byte of an answer there was no answer."""
-    assert refused(Client(listen(completing(b"")).url)).reference == "server-unreachable"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert refused(Client(f"http://127.0.0.1:{port}")).reference == "server-unreachable"
-
-
-def test_a_redirect_is_not_followed(listen: Callable[[Say], Listener]) -> None:
-    """Nothing is asked at the place that a server sends the client to."""
+def test_redirect_is_not_followed_and_proxy_not_used(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = listen(completing(stream(*SOUND)))
-    sent = head("text/html", 0, "307 Temporary Redirect", f"location: {elsewhere.url}/v1/completions")
-    found = refused(Client(listen(completing(sent)).url))
-    assert found.reference == "server-refused"
-    assert "307" in found.says
+    monkeypatch.setenv("http_proxy", elsewhere.url)
+    moved = head("text/html", 0, "307 Temporary Redirect", f"location: {elsewhere.url}/v1/completions")
+    with invalid("server-refused"):
+        Client(listen(completing(moved)).url).complete((7, 8), max_tokens=2)
     assert elsewhere.asked == []
 
 
 @pytest.mark.parametrize(
-    ("models", "asked", "reference"),
+    ("models", "requested", "reason"),
     [
         ({"data": []}, "", "model-mismatch"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, "", "model-mismatch"),
         (MODELS, "other", "model-mismatch"),
         ({"data": [{"id": "toy"}]}, "", "answer-unreadable"),
         ({"data": {"id": "toy"}}, "", "answer-unreadable"),
-        (b"null", "", "answer-unreadable"),
         (b'{"data": [{"id": "toy", "max_', "", "stream-truncated"),
     ],
 )
-def test_the_model_must_be_the_one_that_is_asked_for(models: object, asked: str, reference: str, listen: Callable[[Say], Listener]) -> None:
-    """No question is sent to a server that lists another model, or none, or several where none was named."""
+def test_server_without_the_requested_model_gets_no_prompt(models: object, requested: str, reason: str, listen: Listen) -> None:
     server = listen(lambda connection, _: connection.sendall(whole(models)))
-    assert refused(Client(server.url, asked)).reference == reference
+    with invalid(reason):
+        Client(server.url, requested).complete((7, 8), max_tokens=2)
     assert set(server.asked) == {"/v1/models"}
 
 
-def test_a_prompt_without_room_is_not_sent(listen: Callable[[Say], Listener]) -> None:
-    """A prompt that leaves no room for the answer is refused here, and one that is no text is, too."""
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [(tuple(range(60)), "prompt-too-long"), ("half of \ud83d", "prompt-unreadable"), ((), "prompt-unreadable"), ((1, -1), "prompt-unreadable")],
+)
+def test_prompt_without_room_or_text_is_not_sent(prompt: Any, reason: str, listen: Listen) -> None:
     server = listen(completing(stream(*SOUND)))
-    client = Client(server.url)
-    assert refused(client, prompt=tuple(range(60)), tokens=5).reference == "prompt-too-long"
-    assert refused(client, prompt="half of \ud83d").reference == "prompt-unreadable"
-    assert refused(client, prompt=()).reference == "prompt-unreadable"
-    assert refused(client, prompt=(1, -1)).reference == "prompt-unreadable"
+    with invalid(reason):
+        Client(server.url).complete(prompt, max_tokens=5)
     assert set(server.asked) == {"/v1/models"}
 
 
-def test_an_answer_that_was_cut_for_room_is_no_answer(listen: Callable[[Say], Listener]) -> None:
-    """vLLM cuts an answer that meets the limit without a word; the client says so."""
-    usage = {**USAGE, "usage": {"prompt_tokens": 63, "completion_tokens": 1}}
-    reply = stream(event(5, "length", choice={"prompt_token_ids": list(range(63))}), usage)
-    assert refused(Client(listen(completing(reply)).url), prompt="long", tokens=9).reference == "prompt-too-long"
+def test_completion_that_vllm_cut_for_room_is_refused(listen: Listen) -> None:
+    reply = stream(event(5, "length", choice={"prompt_token_ids": list(range(63))}), counted(63, 1))
+    with invalid("prompt-too-long"):
+        Client(listen(completing(reply)).url).complete("long", max_tokens=9)
 
 
-SCORE: dict[str, Any] = {
-    "model": "toy",
-    "usage": {"prompt_tokens": 2, "completion_tokens": 1},
-    "choices": [{"prompt_token_ids": [7, 8], "prompt_logprobs": [None, {"8": {"logprob": -3.0}, "5": {"logprob": -0.1}}]}],
-}
+LOGPROBS = {"tokens": ["token_id:5"], "token_logprobs": [-0.5], "top_logprobs": [{"token_id:5": -0.5, "token_id:9": None}]}
 
 
-def test_scores_belong_to_the_prompt(listen: Callable[[Say], Listener]) -> None:
-    """A position has its own token among its scores, and there are as many as tokens."""
-    client = Client(listen(completing(whole(SCORE))).url)
-    (position,) = client.score((7, 8), top=1)
-    assert (position.token, position.logprob, position.top) == (8, -3.0, {8: -3.0, 5: -0.1})
-    for prompt, reference in (((7, 9), "usage-mismatch"), ((7, 8, 9), "usage-mismatch")):
-        with pytest.raises(ServerInvalid) as caught:
-            client.score(prompt, top=1)
-        assert caught.value.reference == reference
-    lacking = {**SCORE, "choices": [{"prompt_logprobs": [None, {"5": {"logprob": -0.1}}]}]}
-    with pytest.raises(ServerInvalid) as caught:
-        Client(listen(completing(whole(lacking))).url).score((7, 8), top=1)
-    assert caught.value.reference == "answer-unreadable"
+@pytest.mark.parametrize("wrong", [{}, {"tokens": []}, {"token_logprobs": []}, {"top_logprobs": []}, {"tokens": ["hello"]}])
+def test_logprobs_belong_to_their_tokens(wrong: dict[str, object], listen: Listen) -> None:
+    reply = stream(event(5, "length", choice={"logprobs": {**LOGPROBS, **wrong}}), counted(2, 1))
+    client = Client(listen(completing(reply)).url)
+    if wrong in ({}, {"top_logprobs": []}):
+        (found,) = client.complete((7, 8), max_tokens=1, logprobs=2).logprobs
+        assert found[5] == -0.5
+        assert wrong or found[9] != found[9], "null is not a number"
+    else:
+        with invalid("answer-unreadable"):
+            client.complete((7, 8), max_tokens=1, logprobs=2)
+
+
+SCORES = [None, {"8": {"logprob": -3.0}, "5": {"logprob": -0.1}}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "scores", "reason"),
+    [
+        ((7, 8), SCORES, ""),
+        ((7, 9), SCORES, "usage-mismatch"),
+        ((7, 8), [*SCORES, {}], "usage-mismatch"),
+        ((7, 8), [None, {"5": {"logprob": -0.1}}], "answer-unreadable"),
+        ((7, 8), None, "answer-unreadable"),
+    ],
+)
+def test_prompt_logprobs_belong_to_the_prompt(prompt: tuple[int, ...], scores: object, reason: str, listen: Listen) -> None:
+    choice = {"prompt_token_ids": [7, 8], "prompt_logprobs": scores}
+    client = Client(listen(completing(whole({**event(5, "length", choice=choice), "usage": counted(2, 1)["usage"]}))).url)
+    with invalid(reason) if reason else contextlib.nullcontext():
+        (position,) = client.complete(prompt, max_tokens=1, prompt_logprobs=1).prompt_logprobs
+        assert (position.token, position.logprob, position.top) == (8, -3.0, {8: -3.0, 5: -0.1})
+
+
+def delta(finish: str | None = None, key: str = "delta", **message: Any) -> dict[str, Any]:
+    return {"model": "toy", "choices": [{"index": 0, key: {"role": "assistant", **message}, "finish_reason": finish}]}
+
+
+def call(index: int | None, arguments: str, name: str | None = None) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "id": "c1" if name else None, "function": {"name": name, "arguments": arguments}}]}
+
+
+CHAT = (
+    delta(content=""), delta(reasoning="Think"), delta(reasoning_content="ing"), delta(content="Hello"),
+    delta(**call(0, "", "weather")), delta(**call(0, '{"city":')), delta(**call(0, ' "Ulm"}')),
+    delta(content="", finish="tool_calls"), counted(2, 20),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_chat_answer_holds_content_reasoning_and_tool_calls(streamed: bool, listen: Listen) -> None:
+    complete = delta("tool_calls", "message", content="Hello", reasoning="Thinking", **call(None, '{"city": "Ulm"}', "weather"))
+    reply = stream(*CHAT) if streamed else whole({**complete, "usage": counted(2, 20)["usage"]})
+    server = listen(completing(reply))
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Look"}, image_part(b"\x89PNG")]}]
+    answer = Client(server.url).chat(messages, max_tokens=20, stream=streamed)
+    assert (answer.content, answer.reasoning, answer.finish_reason) == ("Hello", "Thinking", "tool_calls")
+    assert answer.tool_calls == (ToolCall("weather", '{"city": "Ulm"}', "c1"),)
+    assert (answer.usage.completion_tokens, len(answer.chunk_seconds)) == (20, 6 if streamed else 1)
+    assert server.asked == ["/v1/models", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        (CHAT[:-2], "stream-truncated"),
+        (CHAT[:-1], "usage-mismatch"),
+        ((*CHAT[:-1], counted(2, 21)), "answer-too-large"),
+        ((delta(**call(3, "", "weather")), *CHAT[-2:]), "answer-unreadable"),
+        ((delta(**call(-1, "", "weather")), *CHAT[-2:]), "answer-unreadable"),
+        ((*CHAT[:-1], delta(content="more"), CHAT[-1]), "answer-unreadable"),
+        ((delta("content_filter", content="no"), CHAT[-1]), "stream-error"),
+    ],
+)
+def test_wrong_chat_answer_is_refused(events: tuple[object, ...], reason: str, listen: Listen) -> None:
+    with invalid(reason):
+        Client(listen(completing(stream(*events))).url).chat([{"role": "user", "content": "Hello"}], max_tokens=20)
+
+
+def test_profile_ends_with_its_block_and_a_missing_endpoint_is_a_fact(listen: Listen) -> None:
+    absent = whole({"error": {"message": "Not Found"}}, "404 Not Found")
+    replies = {"/reset_prefix_cache": absent, "/health": head(length=0), "/start_profile": head(length=0), "/stop_profile": head(length=0)}
+    server = listen(lambda connection, path: connection.sendall(replies[path]))
+    client = Client(server.url)
+    client.health()
+    with pytest.raises(KeyError), client.profile():
+        raise KeyError
+    assert server.asked == ["/health", "/start_profile", "/stop_profile"]
+    assert client.reset_prefix_cache() is False
+    replies["/reset_prefix_cache"] = head(length=0)
+    assert client.reset_prefix_cache() is True
+    replies["/health"] = replies["/reset_prefix_cache"] = whole(b"", "503 Service Unavailable")
+    for ask in (client.health, client.reset_prefix_cache):
+        with invalid("server-refused"):
+            ask()
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://host", "127.0.0.1:8000", "http://", "http://u:p@host", "http://host/?q", "http://ho st", "http://host:99999", "file:///etc"]
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
-    """Only http and https to a host, without a password."""
+def test_url_of_no_server_is_refused(url: str) -> None:
     with refusal("usage"):
         Client(url)
 
 
-def test_counters_are_read_with_their_labels() -> None:
-    """A name stands with its labels, and once more as the sum of all of them."""
-    text = '# HELP a b\na{x="1"} 2.0\na{x="{y} z"} 3\nb 4e0\nc{q="0.5"} NaN 1700000000\n'
-    read = answers.metrics(text)
+def test_metrics_stand_with_their_labels_and_as_sums() -> None:
+    read = openai_schema.metrics('# HELP a b\na{x="1"} 2.0\na{x="{y} z"} 3\nb 4e0\nc{q="0.5"} NaN 1700000000\n')
     assert (read['a{x="1"}'], read['a{x="{y} z"}'], read["a"], read["b"]) == (2, 3, 5, 4)
     assert read["c"] != read["c"]
-    with pytest.raises(ServerInvalid):
-        answers.metrics("not a metric\n")
+    with invalid("answer-unreadable"):
+        openai_schema.metrics("not a metric\n")
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_are_an_event_by_accident(data: bytes) -> None:
-    """Whatever comes is taken apart, or refused with a known reference."""
-    lines = [line + b"\n" for line in data.split(b"\n")]
+def test_random_bytes_are_no_stream(data: bytes) -> None:
     with pytest.raises(ServerInvalid) as caught:
-        list(answers.events(lines))
-    assert caught.value.reference in answers.REASONS
-    assert caught.value.says.isprintable()
+        list(openai_schema.events([data]))
+    assert caught.value.reason in openai_schema.REASONS

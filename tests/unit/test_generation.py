@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.bench.server.answers import Answer
+from sparkwright.bench.server.openai_schema import Completion, Usage
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import checks as saidwords
@@ -37,7 +37,7 @@ def count(text: str) -> int:
 def said(name: str = "fact", tokens: tuple[int, ...] = tuple(range(1, 201)), text: str = "four, of course", finish: str = "length") -> Said:
     """Return what was said to a prompt of that *name*."""
     prompt = replace(FACT, name=name)
-    return Said(Fitted(prompt, prompt.text, 4), Answer(4, tokens, text, finish), None, text, tokens)
+    return Said(Fitted(prompt, prompt.text, 4), Completion(tokens, text, finish, Usage(4, len(tokens))), None, text, tokens)
 
 
 def test_the_policy_asks_what_the_issue_asks() -> None:
@@ -136,7 +136,7 @@ def test_a_prompt_that_a_tokenizer_cannot_hold_is_seen(text: str, again: str, he
 
 def test_reruns_that_differ_are_shown_at_the_place() -> None:
     """The sample says which prompt and which token."""
-    one, other = Answer(4, (1, 2, 3, 4), "", "length"), Answer(4, (1, 2, 9, 4), "", "length")
+    one, other = Completion((1, 2, 3, 4), "", "length", Usage(4, 4)), Completion((1, 2, 9, 4), "", "length", Usage(4, 4))
 
     check = saidwords.identity([("fact", one, one), ("code", one, other)])
 
@@ -192,7 +192,7 @@ def test_the_counter_is_there_and_zero(before: dict[str, float], after: dict[str
 
 def test_a_batch_only_informs() -> None:
     """Known differences of batched kernels decide nothing, but they are shown."""
-    alone = {"fact": Answer(4, (1, 2), "", "length"), "code": Answer(4, (1, 2), "", "length")}
+    alone = {"fact": Completion((1, 2), "", "length", Usage(4, 2)), "code": Completion((1, 2), "", "length", Usage(4, 2))}
     check = saidwords.batch(alone, {"fact": alone["fact"], "code": "stream-truncated: half"}, 8)
 
     assert (check.state, check.required, len(check.samples)) == ("fail", False, 1)

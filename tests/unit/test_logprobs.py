@@ -64,7 +64,7 @@ class Bytes(http.server.ThreadingHTTPServer):
 
     @property
     def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self.server_address[1]}", timeout=30)
+        return Client(f"http://127.0.0.1:{self.server_address[1]}", deadline=30)
 
     def scored(self, prompt: list[int], top: int) -> list[dict[str, Any] | None]:
         logits = self.fault(self.logits[prompt[:-1]], prompt)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -24,8 +25,8 @@ from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
 from sparkwright.bench.load.reference.pace import Pace
 from sparkwright.bench.load.reference.running import Running, started
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.wire import Address
 from sparkwright.bench.statistics.noise import Noise
+from sparkwright.core import http
 
 PLAIN = Noise(run=0.0, launch=0.0, drift=0.0, tail=0.0)
 
@@ -39,16 +40,16 @@ def server() -> Iterator[Running]:
 
 def post(url: str, path: str, **body: object) -> tuple[int, bytes]:
     """Return the status and the body of a POST."""
-    with Address(url).exchange(path, msgspec.json.encode(body), timeout=20, deadline=20) as reply:
-        return reply.status, reply.body()
+    reply = http.request("POST", url + path, data=msgspec.json.encode(body), direct=True)
+    return reply.status, reply.body
 
 
 def test_our_client_takes_it_for_a_server_of_vllm(server: Running) -> None:
     """The client that believes nothing finds model, limit, version, tokens, usage and finish reason as they should be."""
     client = Client(server.url)
-    assert (client.model(), client.limit(), client.version()) == ("reference", 131072, "0.33.0")
-    answer = client.complete((5, 6, 7), tokens=8, ignore_eos=True)
-    assert (answer.prompt_tokens, len(answer.tokens), answer.finish_reason, answer.chunks) == (3, 8, "length", 4)
+    assert (client.model(), client.max_model_len(), client.version()) == ("reference", 131072, "0.33.0")
+    answer = client.complete((5, 6, 7), max_tokens=8, ignore_eos=True)
+    assert (answer.usage.prompt_tokens, len(answer.tokens), answer.finish_reason, len(answer.chunk_seconds)) == (3, 8, "length", 4)
     assert answer.text == client.detokenize(answer.tokens).join((" ", ""))
     assert client.tokenize(answer.text) == answer.tokens
 
@@ -56,7 +57,7 @@ def test_our_client_takes_it_for_a_server_of_vllm(server: Running) -> None:
 def test_the_answer_is_a_function_of_the_prompt(server: Running) -> None:
     """The same prompt has the same tokens each time, another prompt has others."""
     client = Client(server.url)
-    first, again, other = (client.complete(prompt, tokens=20).tokens for prompt in ((1, 2), (1, 2), (1, 3)))
+    first, again, other = (client.complete(prompt, max_tokens=20).tokens for prompt in ((1, 2), (1, 2), (1, 3)))
     assert first == again != other
 
 
@@ -64,7 +65,7 @@ def test_its_counters_say_what_it_sent() -> None:
     """Prompts, tokens, successes, and the steps, drafts and accepted tokens of its speculation are counted under vLLM's names."""
     with started(Behaviour(ttft=0.0, tpot=0.0, chunk=3, drafted=4)) as running:
         client = Client(running.url)
-        client.complete((5, 6, 7), tokens=9)
+        client.complete((5, 6, 7), max_tokens=9)
         found = client.metrics()
     assert found["vllm:prompt_tokens_total"] == 3
     assert found["vllm:generation_tokens_total"] == 9
@@ -155,11 +156,11 @@ SEEN: dict[Fault, str] = {
 def test_a_fault_begins_with_its_request(fault: Fault) -> None:
     """The request before is answered as it should be; from its number on the fault is there, and is what it is named after."""
     with started(Behaviour(ttft=0.0, tpot=0.001, faults={fault: 2})) as running:
-        assert len(Client(running.url).complete((1, 2), tokens=8).tokens) == 8
-        hasty = Client(running.url, timeout=0.5 if fault == "silent" else 30, deadline=2.2 if fault == "trickles" else 60)
+        assert len(Client(running.url).complete((1, 2), max_tokens=8).tokens) == 8
+        hasty = Client(running.url, deadline=2.2 if fault in ("silent", "trickles") else 60)
         hasty.model()
         with pytest.raises(ServerInvalid) as caught:
-            hasty.complete((1, 2), tokens=8)
+            hasty.complete((1, 2), max_tokens=8)
     assert caught.value.reference == SEEN[fault]
 
 
@@ -167,7 +168,7 @@ def test_the_faults_that_only_a_careful_reader_sees() -> None:
     """A wrong finish reason and hits of a prefix cache come with answers that are otherwise whole."""
     with started(Behaviour(ttft=0.0, tpot=0.0, faults={"finish-reason": 1, "prefix-hits": 1})) as running:
         client = Client(running.url)
-        answer = client.complete((1, 2, 3), tokens=8)
+        answer = client.complete((1, 2, 3), max_tokens=8)
         found = client.metrics()
     assert answer.finish_reason == "stop"
     assert len(answer.tokens) == 8
@@ -178,14 +179,12 @@ def test_a_server_that_loads_is_not_healthy_yet() -> None:
     """While it loads, and for ever where it never gets ready, /health and the model's list say 503."""
     with started(Behaviour(faults={"not-ready": 1})) as never, started(Behaviour(loading=0.5)) as soon:
         for path in ("/health", "/v1/models"):
-            with Address(never.url).exchange(path, None, timeout=20, deadline=20) as reply:
-                assert reply.status == 503
+            assert http.request("GET", never.url + path, attempts=1, direct=True).status == 503
         until = time.monotonic() + 30
         status = 503
         while status != 200:
             assert time.monotonic() < until
-            with Address(soon.url).exchange("/health", None, timeout=20, deadline=20) as reply:
-                status = reply.status
+            status = http.request("GET", f"{soon.url}/health", attempts=1, direct=True).status
             time.sleep(0.05)
 
 
@@ -204,8 +203,8 @@ def test_it_holds_64_streams_of_a_token_a_millisecond() -> None:
 def test_a_client_that_goes_away_is_counted_as_such() -> None:
     """A connection that closes in mid-stream ends its request as an abort, and nothing runs on."""
     with started(Behaviour(ttft=0.0, tpot=5.0)) as running:
-        address = Address(running.url)
-        with socket.create_connection((address.host, address.port)) as one:
+        address = urlsplit(running.url)
+        with socket.create_connection((address.hostname, address.port)) as one:
             body = msgspec.json.encode({"prompt": "x", "stream": True, "max_tokens": 9})
             one.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             assert one.recv(100)
@@ -218,8 +217,8 @@ def test_a_client_that_goes_away_is_counted_as_such() -> None:
 
 def test_requests_of_one_connection_are_answered_in_turn(server: Running) -> None:
     """Thousands of requests that come in one piece on one connection get as many answers, in their order."""
-    address = Address(server.url)
-    with socket.create_connection((address.host, address.port)) as one:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as one:
         one.sendall(b"GET /version HTTP/1.1\r\n\r\n" * 2000 + b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n")
         said = b"".join(iter(lambda: one.recv(1 << 16), b""))
     assert said.count(b"HTTP/1.1 200") == 2001
@@ -251,8 +250,8 @@ def test_what_is_no_request_is_refused(server: Running, data: bytes, status: int
     with pytest.raises(question.Refused) as caught:
         question.read(bytearray(data))
     assert caught.value.status == status
-    address = Address(server.url)
-    with socket.create_connection((address.host, address.port)) as one:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as one:
         one.sendall(data)
         assert b"HTTP/1.1 %d" % status in one.recv(1 << 16)
     assert Client(server.url).version() == "0.33.0"

@@ -85,7 +85,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_a_server_serves_inside_its_block_and_is_gone_behind_it(make: Make, tmp_path: Path) -> None:
     """It answers inside; behind the block not even a child that left its session and ignores TERM is there."""
     with Server(make(), tmp_path / "log") as server:
-        assert (server.ready, server.client().model(), server.client().limit()) == (True, "toy", 64)
+        assert (server.ready, server.client().model(), server.client().max_model_len()) == (True, "toy", 64)
         left = server.processes()
         assert len(left) == 2
         assert server.memory() > 0

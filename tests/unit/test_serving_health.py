@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.badserver import MODELS, Listener, head, whole
+from tests.support.badserver import MODELS, Listener, event, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.operate.serving import health, held
@@ -22,7 +22,7 @@ from sparkwright.operate.serving.held import Running
 
 __all__ = ["_machine", "_standin"]
 
-TOKEN = whole({"model": "toy", "choices": [{"index": 0, "text": "a", "finish_reason": "length"}]})
+TOKEN = whole({**event(5, "length"), "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
 Answers = dict[str, bytes | None]
 
 
@@ -70,11 +70,11 @@ ERROR = whole({"error": {"message": "EngineDeadError"}}, "500 Internal Server Er
         ({"/v1/completions": None, "/metrics": metrics(5)}, "stuck", "none of its counters moves"),
         ({"/v1/completions": None, "/metrics": None}, "stuck", "it does not say its counters"),
         ({"/v1/models": None, "/metrics": metrics(5)}, "stuck", "none of its counters moves"),
-        ({"/v1/completions": whole({"choices": []}), "/metrics": metrics(5)}, "stuck", "no choice"),
+        ({"/v1/completions": whole({"choices": []}), "/metrics": metrics(5)}, "stuck", "none of its counters moves"),
         ({"/v1/completions": whole(b"<html>"), "/metrics": metrics(5)}, "stuck", "none of its counters"),
         ({"/v1/models": whole({"data": []}), "/metrics": metrics(5)}, "stuck", "lists no model"),
         ({"/v1/models": whole({}, "401 Unauthorized")}, "stuck", "VLLM_API_KEY"),
-        ({"/health": None, "/v1/models": None, "/v1/completions": None, "/metrics": None}, "stuck", "sent nothing"),
+        ({"/health": None, "/v1/models": None, "/v1/completions": None, "/metrics": None}, "stuck", "no whole reply"),
     ],
 )
 def test_a_server_fares_as_it_does(answers: Answers, state: str, says: str, listen: Callable[[Answers], Listener]) -> None:
@@ -83,10 +83,11 @@ def test_a_server_fares_as_it_does(answers: Answers, state: str, says: str, list
     assert (found.state, says in found.says) == (state, True), found
 
 
-#: Asks once its imports are done and a program beside it, of which the kernel thinks more, has its only processor.
+#: Asks once all imports are done and a program beside it, of which the kernel thinks more, has its only processor.
 DEAF = """
 import os, subprocess, sys
 from sparkwright.operate.serving import health
+health.of_server(sys.argv[1], 0.1)
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
 loud = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -103,7 +104,7 @@ print(found.state, found.says)
 def test_what_gets_no_processor_calls_nobody_stuck(listen: Callable[[Answers], Listener]) -> None:
     """Silence that this process could not have heard is no sign of the server."""
     url = listen({"/v1/completions": None, "/metrics": metrics(5)}).url
-    done = subprocess.run([sys.executable, "-c", DEAF, url], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", DEAF, url], capture_output=True, text=True, check=True, timeout=280)
     assert re.match(r"busy not known: this process waited \d+\.\d s for a processor while it asked \(", done.stdout), done.stdout
 
 

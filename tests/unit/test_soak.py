@@ -393,7 +393,7 @@ def test_the_processes_of_a_server_are_watched() -> None:
     assert parent.stdout
     try:
         assert parent.stdout.readline() == "up\n"
-        watched = Processes(Client(NOBODY, timeout=1.0), parent.pid)
+        watched = Processes(Client(NOBODY, deadline=1.0), parent.pid)
         assert watched.unknown == ""
         assert (watched.resident() or 0) > MB
         assert watched.restarts() == ()
@@ -411,7 +411,7 @@ def test_the_processes_of_a_server_are_watched() -> None:
 
 def test_a_process_that_is_not_known_is_said() -> None:
     """Without a process the memory is unknown, not zero."""
-    watched = Processes(Client(NOBODY, timeout=1.0), None)
+    watched = Processes(Client(NOBODY, deadline=1.0), None)
 
     assert watched.unknown
     assert watched.resident() is None

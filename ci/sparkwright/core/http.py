@@ -259,7 +259,9 @@ def exchange(
     data: Any = None,
     token: str = "",
     redirects: bool = False,
+    direct: bool = False,
     seconds: float = 60.0,
+    stall: float = STALL,
     attempts: int = 1,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
@@ -271,6 +273,9 @@ def exchange(
         token: Sent as a bearer token to the host of *url* alone, and taken out of every message.
             Without one, credentials come from the URL and from ~/.netrc, as with pip.
         redirects: Follow them, but not out of https.
+        direct: Connect to the host of *url* itself, and take neither a proxy nor credentials from
+            the environment.
+        stall: Seconds without a byte.
         seconds: For the whole request, its body and all attempts included; a ``Retry-After`` that
             ends later is not waited for.
         attempts: How often a request that may be repeated (not a POST) is sent after broken
@@ -283,6 +288,7 @@ def exchange(
     """
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
         session = _session(deadline, attempts, redirects=redirects)
+        session.trust_env = not direct
         session.headers.update(headers or {})
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
@@ -294,10 +300,14 @@ def exchange(
                 url,
                 data=data or None,
                 stream=True,
-                timeout=(CONNECT, STALL),
+                timeout=(CONNECT, stall),
                 allow_redirects=redirects,
             )
         with session, response:
+            with deadline.guard("broken"):
+                # A connection that was shut down looks like the end of the headers.
+                if deadline.expired:
+                    raise TimeoutError
             yield Reply(response, deadline)
 
 

@@ -15,15 +15,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from tests.support.load import flight, recorded
 from tests.support.load.flight import Flight
+from tests.support.load.recorded import Asked
 
 from sparkwright import __version__
 from sparkwright.bench.load.order import LoadInvalid, Order, Request, Run
-from sparkwright.bench.server.completion import Asked
-from sparkwright.bench.server.wire import Address
 from sparkwright.core.files import content_key, sha256_file
 
 #: Tokens of random prompts: single bytes in every vocabulary that we know, so none is beyond a small one.
@@ -51,7 +51,7 @@ class Own:
 
     def answers(self, order: Order) -> tuple[recorded.Seen, ...]:
         """Make the load and return the requests with the tokens that came: the probe wants the same ones each time."""
-        address = Address(order.url)
+        address = urlsplit(order.url)
         until = time.perf_counter() + order.patience
         flights = _flights(order, address)
         if order.warmups:
@@ -60,10 +60,10 @@ class Own:
         return tuple(sorted((one.result(zero) for one in flown), key=lambda one: one.began))
 
 
-def _flights(order: Order, address: Address) -> Iterator[Flight]:
+def _flights(order: Order, address: SplitResult) -> Iterator[Flight]:
     """Yield requests without end."""
     head = (
-        f"POST {address.path}/v1/completions HTTP/1.1\r\nhost: {address.host}:{address.port}\r\ncontent-type: application/json\r\n"
+        f"POST {address.path}/v1/completions HTTP/1.1\r\nhost: {address.hostname}:{address.port}\r\ncontent-type: application/json\r\n"
         "accept: text/event-stream\r\nconnection: close\r\ncontent-length: "
     ).encode() + b"%d\r\n\r\n"
     drawn = random.Random(order.seed)
@@ -76,7 +76,7 @@ def _flights(order: Order, address: Address) -> Iterator[Flight]:
         yield Flight(head, msgspec.json.encode(question), Asked(order.model, tuple(prompt), order.answer, 0), len(prompt))
 
 
-def _fly(flights: Iterator[Flight], order: Order, address: Address, until: float) -> tuple[list[Flight], float]:
+def _fly(flights: Iterator[Flight], order: Order, address: SplitResult, until: float) -> tuple[list[Flight], float]:
     """
     Make the requests *flights*, as many at a time as ordered, and return them with the time of the first.
 
@@ -103,12 +103,12 @@ def _fly(flights: Iterator[Flight], order: Order, address: Address, until: float
     return flown, min((one.began for one in flown if one.began), default=0.0)
 
 
-def _where(address: Address) -> Where:
+def _where(address: SplitResult) -> Where:
     """Return the family and the address of the socket to connect to; raise `LoadInvalid` where the host has no address."""
     try:
-        family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, place = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise LoadInvalid("generator-failed", f"{address.host} has no address: {error}") from None
+        raise LoadInvalid("generator-failed", f"{address.hostname} has no address: {error}") from None
     return family, place
 
 

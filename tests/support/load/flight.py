@@ -10,8 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from tests.support.load import recorded
-
-from sparkwright.bench.server.completion import Asked
+from tests.support.load.recorded import Asked
 
 #: Bytes of an answer for each token of it (number, text, the event around it), for each byte of the question, and beside.
 PER_TOKEN, PER_BYTE, ENVELOPE = 1500, 4, 1 << 16

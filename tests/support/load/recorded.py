@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from sparkwright.bench.load.order import Request
-from sparkwright.bench.server import answers
-from sparkwright.bench.server.completion import Asked, Gathering
-from sparkwright.bench.server.wire import Reply, ServerInvalid
+from sparkwright.bench.server import openai_schema
+from sparkwright.bench.server.openai_schema import Assembler, ServerInvalid
 
 if TYPE_CHECKING:
     import socket
@@ -47,6 +46,13 @@ class _Played(io.RawIOBase):
         return io.BufferedReader(self, 1 << 16)
 
 
+class Asked(NamedTuple):
+    model: str
+    prompt: tuple[int, ...] | None
+    tokens: int
+    top: int
+
+
 class Seen(Request, frozen=True, gc=False):
     """A request, and the tokens of its answer (*codes*), for who looks at the words as well."""
 
@@ -62,21 +68,21 @@ def request(pieces: Sequence[Piece], began: float, asked: Asked, prompt: int, br
         asked: What it asked for. *prompt*: how many tokens of a prompt were sent; 0 where only the server knows.
         broken: What went wrong while the pieces came; it goes before what is wrong with them.
     """
-    played, gathering = _Played(pieces), Gathering(asked)
+    played, gathering = _Played(pieces), Assembler(asked.model, asked.tokens, asked.prompt)
     first = last = 0.0
     chunks = tokens = counted = 0
     codes: list[int] = []
     error = ""
     try:
-        for event in answers.events(_reply(played).lines()):
+        for event in openai_schema.events(_pieces(_reply(played))):
             gathering.add(event)
             if brought := sum(len(choice.token_ids or ()) for choice in event.choices):
                 codes += [code for choice in event.choices for code in choice.token_ids or ()]
                 first, last = first or played.at, played.at
                 chunks, tokens = chunks + 1, tokens + brought
             counted = (event.usage.completion_tokens or 0) if event.usage and not event.choices else counted
-        answer = gathering.answer(last - began)
-        prompt = answer.prompt_tokens
+        answer = gathering.completion()
+        prompt = answer.usage.prompt_tokens
         if answer.finish_reason != "length" or tokens != asked.tokens:
             error = f"usage-mismatch: {tokens} of {asked.tokens} tokens came, and the answer ended for {answer.finish_reason}"
     except ServerInvalid as invalid:
@@ -88,23 +94,30 @@ def request(pieces: Sequence[Piece], began: float, asked: Asked, prompt: int, br
     return Seen(0.0, ttft, seconds, prompt, counted or tokens, chunks, broken or error, tuple(codes))
 
 
-def _reply(played: _Played) -> Reply:
+def _reply(played: _Played) -> http.client.HTTPResponse:
     """Return the reply behind its head; raise `ServerInvalid` where it is no stream of events."""
     try:
         response = http.client.HTTPResponse(cast("socket.socket", played), method="POST")
         response.begin()
     except (http.client.HTTPException, ValueError, OSError) as error:
         raise ServerInvalid("server-unreachable", f"no answer: {type(error).__name__} {error}") from None
-    reply = Reply(response)
-    if reply.status != 200:
-        raise ServerInvalid("server-refused", f"status {reply.status}: {_body(reply)}")
-    if reply.kind != "text/event-stream" or reply.packed:
-        raise ServerInvalid("answer-unreadable", f"the answer is {reply.kind or 'of no kind'}, not a stream of events")
-    return reply
+    if response.status != 200:
+        raise ServerInvalid("server-refused", f"status {response.status}: {_body(response)}")
+    kind = response.headers.get("content-type", "of no kind").partition(";")[0]
+    if kind != "text/event-stream" or response.headers.get("content-encoding"):
+        raise ServerInvalid("answer-unreadable", f"the answer is {kind}, not a stream of events")
+    return response
 
 
-def _body(reply: Reply) -> str:
+def _pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read1(1 << 16):
+        yield piece
+    if response.length:
+        raise ServerInvalid("stream-truncated", f"{response.length} bytes of the answer are missing")
+
+
+def _body(reply: http.client.HTTPResponse) -> str:
     try:
-        return reply.body()[:200].decode("utf-8", "replace")
+        return reply.read()[:200].decode("utf-8", "replace")
     except http.client.HTTPException:
         return "(cut)"

@@ -17,7 +17,7 @@ import msgspec
 from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
 from sparkwright.bench.load.reference.behaviour import Behaviour, Lateness
 from sparkwright.bench.load.reference.running import Running, started
-from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext

@@ -1,39 +1,57 @@
 """
-A client of vLLM's server that believes nothing: every answer is whole, in time, of the model that was asked, and counted right.
+A client of vLLM's OpenAI-compatible server that trusts no reply.
 
-All that is wrong with an answer is a `ServerInvalid` with a stable reference (`sparkwright.bench.server.answers.REASONS`); a
-gate turns it into a check that is invalid. Calls share nothing, so threads may use one client at the same time.
+Each reply is complete, in time, of the model that was asked, and its token counts are right, or the
+method raises `ServerInvalid` with a stable reason (`sparkwright.bench.server.openai_schema.REASONS`)
+and nothing else. Calls share no state, so threads may use one client at the same time.
+
+    client = Client("http://127.0.0.1:8000")
+    completion = client.complete("One, two,", max_tokens=16, logprobs=5)
+    answer = client.chat([{"role": "user", "content": "Hello"}], max_tokens=64)
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import time
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+import http.client
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.bench.server import answers
-from sparkwright.bench.server.answers import (
-    Answer,
-    Detokenized,
-    Event,
-    Models,
+from sparkwright.bench.server import openai_schema as schema
+from sparkwright.bench.server.openai_schema import (
+    ChatAnswer,
+    Completion,
+    Model,
     Position,
-    Refusal,
-    Tokenized,
-    Version,
+    ServerInvalid,
+    ToolCall,
+    Usage,
 )
-from sparkwright.bench.server.completion import Asked, Gathering, positions
-from sparkwright.bench.server.wire import LARGEST, Address, Reply, ServerInvalid
+from sparkwright.core import http as bounded_http
+from sparkwright.core.console import one_line
+from sparkwright.core.errors import UsageError
+from sparkwright.core.http import LARGEST, HttpFailure, Reply
 
-__all__ = ["Answer", "Client", "Position", "ServerInvalid"]
+__all__ = [
+    "ChatAnswer",
+    "Client",
+    "Completion",
+    "Model",
+    "Position",
+    "ServerInvalid",
+    "ToolCall",
+    "Usage",
+]
 
 T = TypeVar("T")
 
-#: The most bytes of one logprob as JSON; its decoded token is the longest part.
-PER_LOGPROB = 400
+#: The most bytes of one logprob and of one token as JSON.
+PER_LOGPROB, PER_TOKEN = 400, 1000
 
 
 class Client:
@@ -41,160 +59,334 @@ class Client:
     A server, and the model that it is asked for.
 
     Args:
-        url: ``http://127.0.0.1:8000``.
+        url: ``http://127.0.0.1:8000``. No proxy of the environment is used.
         model: Its name at the server; empty for the only one that the server lists.
-        timeout: Seconds between two bytes of an answer.
-        deadline: Seconds of a whole answer.
-        key: What the server asks of whoever asks it; empty for none.
+        deadline: Seconds for a complete reply, each request anew.
+        key: The server's ``VLLM_API_KEY``; empty for none.
 
     Raises:
-        UsageError: *url* is not the address of a server. Every method raises `ServerInvalid` and nothing else.
+        UsageError: *url* is not the address of a server.
     """
 
-    def __init__(self, url: str, model: str = "", *, timeout: float = 60.0, deadline: float = 600.0, key: str = "") -> None:
-        self._address, self._asked, self._timeout, self._deadline = Address(url, key), model, timeout, deadline
-        self._known: answers.Model | None = None
+    def __init__(
+        self, url: str, model: str = "", *, deadline: float = 600.0, key: str = ""
+    ) -> None:
+        self.url, self.deadline = _checked(url), deadline
+        self._requested, self._key = model, key
+
+    def models(self) -> tuple[Model, ...]:
+        """Return the models that the server lists."""
+        return self._get("/v1/models", schema.ModelList).data
 
     def model(self) -> str:
-        """Return the model's name, which the server lists."""
-        return self._model().id
+        """Return the name of the model, which the server lists."""
+        return self._model.id
 
-    def limit(self) -> int:
+    def max_model_len(self) -> int:
         """Return how many tokens a prompt and its completion may have together."""
-        limit = self._model().max_model_len
-        if not limit:
-            raise ServerInvalid("answer-unreadable", "the server does not say max_model_len")
-        return limit
+        if not self._model.max_model_len:
+            raise ServerInvalid("answer-unreadable", "the server does not state max_model_len")
+        return self._model.max_model_len
 
     def version(self) -> str:
         """Return the server's version of vLLM."""
-        return self._get("/version", Version).version
+        return self._get("/version", schema.ServerVersion).version
+
+    def health(self) -> None:
+        """Raise `ServerInvalid` unless ``/health`` says 200."""
+        self._command("GET", "/health")
 
     def metrics(self) -> dict[str, float]:
-        """Return the server's counters; see `answers.metrics`."""
-        with self._exchange("/metrics", None) as reply:
-            self._accept(reply, "text/plain")
-            body = reply.body()
-        return answers.metrics(body.decode("utf-8", "replace"))
+        """Return the server's metrics; see `openai_schema.metrics`."""
+        with self._exchange("GET", "/metrics") as reply:
+            body = _body(reply, "text/plain")
+        return schema.metrics(body.decode("utf-8", "replace"))
+
+    def reset_prefix_cache(self) -> bool:
+        """
+        Empty the prefix cache, and return False if the server has no such endpoint.
+
+        vLLM has it only with ``VLLM_SERVER_DEV_MODE=1``.
+        """
+        try:
+            self._command("POST", "/reset_prefix_cache")
+        except ServerInvalid as error:
+            if error.status in (404, 405):
+                return False
+            raise
+        return True
+
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[None]:
+        """
+        Profile the requests of the block; the trace is complete when the block has ended.
+
+        The server must have been started with ``--profiler-config``.
+        """
+        self._command("POST", "/start_profile")
+        try:
+            yield
+        finally:
+            self._command("POST", "/stop_profile")
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of *text*, with those that the tokenizer puts around a prompt."""
-        return tuple(self._post("/tokenize", {"model": self.model(), "prompt": text}, Tokenized).tokens)
+        """Return the tokens of *text*, with those that the tokenizer adds to a prompt."""
+        request = {"model": self.model(), "prompt": text}
+        return self._post("/tokenize", request, schema.Tokenized).tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*."""
-        return self._post("/detokenize", {"model": self.model(), "tokens": _codes(tokens)}, Detokenized).prompt
-
-    def score(self, prompt: Sequence[int], *, top: int) -> tuple[Position, ...]:
-        """Return the distribution before each token of *prompt* but the first, with the *top* likeliest tokens of each."""
-        model, codes = self.model(), _codes(prompt)
-        self._fits(len(codes), 1)
-        question = {"model": model, "prompt": codes, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top, "return_token_ids": True}
-        largest = LARGEST + len(codes) * PER_LOGPROB * (top + 2)
-        return positions(self._post("/v1/completions", question, Event, largest), codes, model)
+        request = {"model": self.model(), "tokens": _token_ids(tokens)}
+        return self._post("/detokenize", request, schema.Detokenized).prompt
 
     def complete(
-        self, prompt: str | Sequence[int], *, tokens: int, seed: int = 0, ignore_eos: bool = False, top: int = 0, stop: Sequence[str] = ()
-    ) -> Answer:
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int | None = 0,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        stream: bool = True,
+    ) -> Completion:
         """
-        Return the likeliest continuation of *prompt* (temperature 0), streamed.
+        Return a continuation of *prompt*.
 
         Args:
-            tokens: The most that are wanted; where *prompt* leaves no room for as many, the prompt is too long.
-            ignore_eos: Whether to go on behind the token that ends a text.
-            top: How many of the likeliest tokens to tell with their logarithms, at each token.
-            stop: Texts at which to stop.
+            prompt: A text, or token ids, which must be exactly those that the server read.
+            logprobs: How many of the most probable tokens to return beside each chosen one.
+            prompt_logprobs: The same for each token of the prompt, which must be token ids; vLLM
+                returns them only without *stream*, which is ignored then.
+            stop: Texts that end the completion.
+            ignore_eos: Continue after the token that ends a text, up to *max_tokens*.
+
+        Raises:
+            ServerInvalid: Among others ``prompt-too-long`` if *prompt* leaves no room for
+                *max_tokens*, which vLLM would cut silently.
         """
-        model, codes = self.model(), None if isinstance(prompt, str) else _codes(prompt)
+        model, codes = self.model(), None if isinstance(prompt, str) else _token_ids(prompt)
         if codes is not None:
-            self._fits(len(codes), tokens)
-        question = {
-            "model": model, "prompt": prompt if codes is None else codes, "max_tokens": tokens, "temperature": 0, "seed": seed,
-            "ignore_eos": ignore_eos, "stop": list(stop), "logprobs": top or None, "return_token_ids": True,
-            "return_tokens_as_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        began = time.monotonic()
-        gathering = Gathering(Asked(model, None if codes is None else tuple(codes), tokens, top))
-        largest = LARGEST + 16 * len(prompt) + tokens * (1000 + PER_LOGPROB * (top + 1))
-        with self._exchange("/v1/completions", question, largest) as reply:
-            if reply.status == 400 and isinstance(prompt, str):
-                self._fits(len(self.tokenize(prompt)), tokens)
-            self._accept(reply, "text/event-stream")
-            for event in answers.events(reply.lines()):
-                gathering.add(event)
-        answer = gathering.answer(time.monotonic() - began)
-        if answer.finish_reason == "length" and len(answer.tokens) < tokens:
-            # vLLM cuts such an answer without a word.
-            self._fits(answer.prompt_tokens, tokens)
-            raise ServerInvalid("usage-mismatch", f"the completion ended for its length after {len(answer.tokens)} of {tokens} tokens")
-        return answer
-
-    def profile(self, *, on: bool) -> None:
-        """Tell a server that was started with `profiled.flags` to watch what runs, or to write down what it saw."""
-        # Nothing is heard while the profile is written, and that takes a while.
-        path = f"/{'start' if on else 'stop'}_profile"
-        with self._address.exchange(path, b"", timeout=self._deadline, deadline=self._deadline) as reply:
-            # The answer has no body, and so no kind.
-            if reply.status != 200:
-                self._accept(reply, "application/json")
-
-    def _fits(self, prompt: int, tokens: int) -> None:
-        if prompt + tokens > (limit := self.limit()):
-            raise ServerInvalid("prompt-too-long", f"{prompt} tokens of the prompt and {tokens} more do not fit into {limit}")
-
-    def _model(self) -> answers.Model:
-        """Return the model's entry, asked for once."""
-        if self._known is None:
-            listed = self._get("/v1/models", Models).data
-            fitting = [one for one in listed if one.id == self._asked or not self._asked]
-            if len(fitting) != 1:
-                names = ", ".join(one.id for one in listed) or "none"
-                raise ServerInvalid("model-mismatch", f"the server lists {names}; asked for: {self._asked or 'the only one'}")
-            self._known = fitting[0]
-        return self._known
-
-    def _get(self, path: str, kind: type[T]) -> T:
-        with self._exchange(path, None) as reply:
-            self._accept(reply, "application/json")
-            return answers.decode(reply.body(), kind)
-
-    def _post(self, path: str, question: Mapping[str, object], kind: type[T], largest: int = LARGEST) -> T:
-        with self._exchange(path, question, largest) as reply:
-            self._accept(reply, "application/json")
-            return answers.decode(reply.body(), kind)
-
-    def _exchange(
-        self, path: str, question: Mapping[str, object] | None, largest: int = LARGEST
-    ) -> contextlib.AbstractContextManager[Reply]:
+            self._require_room(len(codes), max_tokens)
+        request = {
+            "prompt": prompt if codes is None else codes,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "stop": list(stop),
+            "ignore_eos": ignore_eos,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        scored = 0 if prompt_logprobs is None else len(prompt) * (prompt_logprobs + 2)
+        limit = (
+            LARGEST
+            + 16 * len(prompt)
+            + max_tokens * (PER_TOKEN + PER_LOGPROB * ((logprobs or 0) + 1))
+            + scored * PER_LOGPROB
+        )
+        assembler = schema.Assembler(model, max_tokens, codes, with_logprobs=logprobs is not None)
+        stream = stream and prompt_logprobs is None
         try:
-            body = None if question is None else msgspec.json.encode(question)
+            self._generate("/v1/completions", request, assembler, limit, stream=stream)
+        except ServerInvalid as error:
+            if error.status == 400 and isinstance(prompt, str):
+                self._require_room(len(self.tokenize(prompt)), max_tokens)
+            raise
+        completion = assembler.completion()
+        if prompt_logprobs is not None and codes and len(completion.prompt_logprobs) < len(codes) - 1:
+            raise ServerInvalid("answer-unreadable", "the reply has no prompt_logprobs")
+        if completion.finish_reason == "length" and len(completion.tokens) < max_tokens:
+            self._require_room(completion.usage.prompt_tokens, max_tokens)
+            message = f"ended for its length after {len(completion.tokens)} of {max_tokens} tokens"
+            raise ServerInvalid("usage-mismatch", f"the completion {message}")
+        return completion
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        max_tokens: int,
+        tools: Sequence[Mapping[str, object]] = (),
+        tool_choice: str | Mapping[str, object] | None = None,
+        response_format: Mapping[str, object] | None = None,
+        temperature: float = 0.0,
+        seed: int | None = 0,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        stream: bool = True,
+    ) -> ChatAnswer:
+        """
+        Return the model's answer to *messages*.
+
+        Args:
+            messages: In OpenAI's form; an image is a part of a content, see `image_part`.
+            tools: Definitions of functions.
+            tool_choice: ``auto``, ``required``, ``none``, or a function by name.
+            response_format: Such as ``{"type": "json_schema", "json_schema": {…}}``.
+            chat_template_kwargs: Such as ``{"enable_thinking": False}``.
+        """
+        request = {
+            "messages": list(messages),
+            "max_completion_tokens": max_tokens,
+            "tools": list(tools) or None,
+            "tool_choice": tool_choice,
+            "response_format": response_format,
+            "temperature": temperature,
+            "seed": seed,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        assembler = schema.Assembler(self.model(), max_tokens)
+        limit = LARGEST + max_tokens * PER_TOKEN
+        self._generate("/v1/chat/completions", request, assembler, limit, stream=stream)
+        return assembler.chat_answer()
+
+    def _generate(
+        self,
+        path: str,
+        request: Mapping[str, object],
+        assembler: schema.Assembler,
+        limit: int,
+        *,
+        stream: bool,
+    ) -> None:
+        """Send a *request*, whose None fields the server decides, and assemble its reply."""
+        body = {key: value for key, value in request.items() if value is not None}
+        body |= {"model": self.model()}
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with self._exchange("POST", path, body) as reply:
+            if not stream:
+                assembler.add(schema.decode(_body(reply, "application/json", limit), schema.Event))
+                return
+            _require(reply, "text/event-stream")
+            for event in schema.events(reply.pieces(limit)):
+                assembler.add(event)
+
+    def _require_room(self, prompt_tokens: int, max_tokens: int) -> None:
+        if prompt_tokens + max_tokens > (limit := self.max_model_len()):
+            message = f"a prompt of {prompt_tokens} tokens and {max_tokens} more exceed {limit}"
+            raise ServerInvalid("prompt-too-long", message)
+
+    @cached_property
+    def _model(self) -> Model:
+        listed = self.models()
+        matching = [model for model in listed if model.id == self._requested or not self._requested]
+        if len(matching) != 1:
+            names = ", ".join(model.id for model in listed) or "no model"
+            message = f"the server lists {names}; asked for: {self._requested or 'the only one'}"
+            raise ServerInvalid("model-mismatch", message)
+        return matching[0]
+
+    def _command(self, method: str, path: str) -> None:
+        """Send a request whose reply has no body of interest."""
+        with self._exchange(method, path) as reply:
+            _refuse_error(reply)
+
+    def _get(self, path: str, record: type[T]) -> T:
+        with self._exchange("GET", path) as reply:
+            return schema.decode(_body(reply, "application/json"), record)
+
+    def _post(self, path: str, request: Mapping[str, object], record: type[T]) -> T:
+        with self._exchange("POST", path, request) as reply:
+            return schema.decode(_body(reply, "application/json"), record)
+
+    @contextlib.contextmanager
+    def _exchange(
+        self, method: str, path: str, request: Mapping[str, object] | None = None
+    ) -> Iterator[Reply]:
+        """Yield the reply to a request, with its body unread."""
+        try:
+            body = b"" if request is None else msgspec.json.encode(request)
         except UnicodeEncodeError as error:
             raise ServerInvalid("prompt-unreadable", f"the prompt is no text: {error}") from None
-        return self._address.exchange(path, body, timeout=self._timeout, deadline=self._deadline, largest=largest)
-
-    def _accept(self, reply: Reply, kind: str) -> None:
-        """Raise `ServerInvalid` where *reply* is not what a server of ours answers in the form *kind*."""
-        if 300 <= reply.status < 400:
-            raise ServerInvalid("server-refused", f"status {reply.status}: sent on to {reply.location}, where nothing is asked")
-        if reply.kind == "text/html":
-            raise ServerInvalid("server-html", f"a web page came, with status {reply.status}")
-        if reply.status != 200:
-            raise ServerInvalid("server-refused", f"status {reply.status}: {_words(reply.body())}")
-        if reply.packed or reply.kind != kind:
-            found = (reply.kind or "of no kind") + (" and packed" if reply.packed else "")
-            raise ServerInvalid("answer-unreadable", f"the answer is {found}, not {kind}")
+        options: dict[str, Any] = {"token": self._key, "seconds": self.deadline}
+        # The deadline alone decides: vLLM may compile for minutes before the first byte.
+        options |= {"stall": self.deadline + 60, "direct": True}
+        options |= {"headers": {"Content-Type": "application/json"}, "data": body}
+        began = False
+        try:
+            with bounded_http.exchange(method, self.url + path, **options) as reply:
+                began = True
+                yield reply
+        except HttpFailure as failure:
+            raise ServerInvalid(_reason(failure, began=began), str(failure)) from None
 
 
-def _words(body: bytes) -> str:
-    """Return the server's own explanation in the *body* of an error."""
+def image_part(data: bytes, media_type: str = "image/png") -> dict[str, object]:
+    """Return the part of a message's content that holds an image."""
+    url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _checked(url: str) -> str:
+    """Return *url* without a last slash; raise `UsageError` if it is not a server's address."""
     try:
-        return answers.decode(body, Refusal).error.message
-    except ServerInvalid:
-        return body[:200].decode("utf-8", "replace")
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    plain = url.isascii() and url.isprintable() and not set(" @?#") & set(url)
+    if not sound or not plain:
+        message = f"{one_line(url, 200)} is not the address of a server"
+        raise UsageError("usage", f"{message}, such as http://127.0.0.1:8000.")
+    return url.rstrip("/")
 
 
-def _codes(tokens: Sequence[int]) -> list[int]:
+def _reason(failure: HttpFailure, *, began: bool) -> str:
+    """Return why a server's reply does not count, in the words of `openai_schema.REASONS`."""
+    if failure.kind == "slow":
+        return "server-slow" if began else "server-silent"
+    if failure.kind == "size":
+        return "answer-too-large"
+    if failure.kind == "broken":
+        return "stream-truncated" if began else "answer-unreadable"
+    cause: BaseException | None = failure
+    while cause and not isinstance(cause, http.client.HTTPException):
+        cause = cause.__context__
+    unanswered = cause is None or isinstance(cause, http.client.RemoteDisconnected)
+    return "server-unreachable" if unanswered else "answer-unreadable"
+
+
+def _refuse_error(reply: Reply) -> None:
+    """Raise `ServerInvalid` unless the status is 200."""
+    media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if 300 <= reply.status < 400:
+        message = f"status {reply.status}: redirected to {reply.headers.get('location', '')}"
+        raise ServerInvalid("server-refused", message, reply.status)
+    if media_type == "text/html":
+        raise ServerInvalid("server-html", f"a web page came, status {reply.status}", reply.status)
+    if reply.status != 200:
+        reply.read()
+        try:
+            words = schema.decode(reply.body, schema.ErrorBody).error.message
+        except ServerInvalid:
+            words = reply.body[:200].decode("utf-8", "replace")
+        raise ServerInvalid("server-refused", f"status {reply.status}: {words}", reply.status)
+
+
+def _require(reply: Reply, media_type: str) -> None:
+    """Raise `ServerInvalid` unless *reply* succeeded with an unpacked body of *media_type*."""
+    _refuse_error(reply)
+    actual = reply.headers.get("content-type", "no type").partition(";")[0].strip().lower()
+    packed = reply.headers.get("content-encoding", "identity").strip().lower()
+    if actual != media_type or packed != "identity":
+        message = f"the reply is {actual} ({packed}) instead of {media_type}"
+        raise ServerInvalid("answer-unreadable", message)
+
+
+def _body(reply: Reply, media_type: str, limit: int = LARGEST) -> bytes:
+    _require(reply, media_type)
+    reply.read(limit)
+    return reply.body
+
+
+def _token_ids(tokens: Sequence[int]) -> list[int]:
     codes = [int(token) for token in tokens]
     if not codes or min(codes) < 0 or max(codes) >= 2**31:
-        raise ServerInvalid("prompt-unreadable", f"a prompt of {len(codes)} tokens holds none, or numbers that are no tokens")
+        message = f"a prompt of {len(codes)} tokens is empty or holds numbers that are no tokens"
+        raise ServerInvalid("prompt-unreadable", message)
     return codes

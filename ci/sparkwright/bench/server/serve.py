@@ -19,7 +19,6 @@ import msgspec
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.keeper import Order
 from sparkwright.bench.server.kept import Kept
-from sparkwright.bench.server.wire import Address
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 
@@ -111,9 +110,9 @@ class Server(Kept):
         """Whether it serves."""
         return not self.ended
 
-    def client(self, *, timeout: float = 300.0, deadline: float = 900.0) -> Client:
+    def client(self, *, deadline: float = 900.0) -> Client:
         """Return a client of it; patient, since a server compiles when it is first asked for logprobs and the like."""
-        return Client(self.url, self.launch.name, timeout=timeout, deadline=deadline)
+        return Client(self.url, self.launch.name, deadline=deadline)
 
     def _wait(self) -> None:
         """Wait until the server answers as it should, or record why it does not."""
@@ -139,10 +138,9 @@ def answers(url: str, name: str, key: str = "") -> bool:
         key: What the server asks of whoever asks it; empty for none.
     """
     try:
-        with Address(url, key).exchange("/health", None, timeout=5, deadline=5) as reply:
-            if reply.status != 200:
-                return False
-        return bool(Client(url, name, timeout=5, deadline=10, key=key).model())
+        client = Client(url, name, deadline=10, key=key)
+        client.health()
+        return bool(client.model())
     except ServerInvalid:
         return False
 

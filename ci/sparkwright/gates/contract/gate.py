@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.bench.recipes import vllm_flags
-from sparkwright.bench.server import answers, envvars
+from sparkwright.bench.server import envvars, openai_schema
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.bench.server.server_log import Found, LogInvalid, Scanner, scan
-from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.gates.contract import kernel_trace as profiled
 from sparkwright.gates.contract.policy import ContractPolicy, Recipe, Running
 from sparkwright.gates.core.verdict import (
@@ -45,7 +45,7 @@ CHECKS = (
 )
 
 REASONS: Mapping[str, str] = {
-    **answers.REASONS,
+    **openai_schema.REASONS,
     "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
     "server-late": "The server did not answer in time. Read its log, and give it more time where it only loads.",
     "memory-low": "The machine's free memory fell below the reserve, and the server was ended. Lower --gpu-memory-utilization.",
@@ -98,7 +98,7 @@ def _serves(running: Running, client: Client | None) -> Check:
     if client is None:
         return not_run("server", "no server was given, only a log", "server-unreachable", required=False)
     try:
-        return passed("server", f"it serves {client.model()} with room for {client.limit()} tokens")
+        return passed("server", f"it serves {client.model()} with room for {client.max_model_len()} tokens")
     except ServerInvalid as error:
         return invalid("server", error.says, error.reference)
 
@@ -108,10 +108,10 @@ def _answers(client: Client | None) -> Check:
     if client is None:
         return not_run("stream", "no server was given, only a log", "server-unreachable", required=False)
     try:
-        answer = client.complete("One, two, three,", tokens=16, ignore_eos=True)
+        answer = client.complete("One, two, three,", max_tokens=16, ignore_eos=True)
     except ServerInvalid as error:
         return invalid("stream", error.says, error.reference)
-    return passed("stream", f"a completion of {len(answer.tokens)} tokens came whole, in {answer.chunks} events")
+    return passed("stream", f"a completion of {len(answer.tokens)} tokens came whole, in {len(answer.chunk_seconds)} events")
 
 
 def _of_log(policy: ContractPolicy, recipe: Recipe, log: Scanner, client: Client | None) -> list[Check]:

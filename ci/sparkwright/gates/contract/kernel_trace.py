@@ -51,11 +51,8 @@ def take(client: Client, folder: Path) -> Path:
         ProfileInvalid: It wrote nothing.
     """
     there = set(folder.rglob("*.json*"))
-    client.profile(on=True)
-    try:
-        client.complete("One, two, three,", tokens=4, ignore_eos=True)
-    finally:
-        client.profile(on=False)
+    with client.profile():
+        client.complete("One, two, three,", max_tokens=4, ignore_eos=True)
     # The processes that run the model are named by their rank; the one that takes requests has a profile of its own.
     new = sorted(path for path in set(folder.rglob("*.json*")) - there if "async_llm" not in path.name)
     if not new:

@@ -99,7 +99,7 @@ class ServerUnderTest:
 
     def client(self) -> Client:
         """Return a client of the server."""
-        return self.started.client() if self._inputs.serve else Client(self.url, self.name, timeout=PATIENCE)
+        return self.started.client() if self._inputs.serve else Client(self.url, self.name)
 
     @property
     def name(self) -> str:
@@ -146,7 +146,7 @@ def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
 
 def patient(url: str) -> Client:
     """Return a client of the server at *url* that waits as long as its first question may take."""
-    return Client(url, timeout=PATIENCE)
+    return Client(url)
 
 
 def model_digest(folder: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sparkwright.bench.server.answers import Answer
+from sparkwright.bench.server.openai_schema import Completion
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -25,7 +25,7 @@ from sparkwright.gates.generation import detectors
 from sparkwright.gates.generation.detectors import Bounds, Detector
 from sparkwright.gates.generation.policy import Fitted, answered
 
-#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.answers.REASONS`.
+#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.openai_schema.REASONS`.
 MEANINGS: Mapping[str, str] = {
     "prompt-unencodable": "The model's tokenizer has no tokens for characters of the prompt; these prompts are not for it.",
     "token-count-wrong": "A completion has another number of tokens than was asked for with ignore_eos. The server ends answers early.",
@@ -61,8 +61,8 @@ class Said(msgspec.Struct, frozen=True):
     """
 
     fitted: Fitted
-    first: Answer | None = None
-    second: Answer | None = None
+    first: Completion | None = None
+    second: Completion | None = None
     words: str = ""
     body: tuple[int, ...] = ()
 
@@ -99,7 +99,7 @@ def difference(name: str, one: Sequence[int], other: Sequence[int]) -> Sample | 
     return Sample(f"{name}, token {at}", " ".join(map(str, one[at : at + 8])), " ".join(map(str, other[at : at + 8])))
 
 
-def identity(pairs: Sequence[tuple[str, Answer, Answer]], what: str = "two runs") -> Check:
+def identity(pairs: Sequence[tuple[str, Completion, Completion]], what: str = "two runs") -> Check:
     """Are the token ids of each pair of answers the same?"""
     if not pairs:
         return not_run("identical-reruns", "no prompt was answered twice", "no-answers")
@@ -175,9 +175,9 @@ def corrupted(before: Mapping[str, float], after: Mapping[str, float], name: str
     return passed("corrupted-requests", "no request had NaN logits since the server's start", figures=figures)
 
 
-def batch(alone: Mapping[str, Answer], together: Mapping[str, Answer | str], size: int) -> Check:
+def batch(alone: Mapping[str, Completion], together: Mapping[str, Completion | str], size: int) -> Check:
     """How many answers are the same in a batch of *size*? It only informs."""
-    got = {name: found for name, found in together.items() if isinstance(found, Answer)}
+    got = {name: found for name, found in together.items() if isinstance(found, Completion)}
     samples = [found for name, one in got.items() if (found := difference(name, alone[name].tokens, one.tokens))]
     samples += [Sample(name, "an answer", found) for name, found in together.items() if isinstance(found, str)]
     figures = [Figure("answers that differ", len(samples), count=len(together))]

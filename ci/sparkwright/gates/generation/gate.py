@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
-from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
-from sparkwright.bench.server.answers import Answer
-from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.bench.server.client import Client, Completion
+from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.core.console import Progress, console
 from sparkwright.gates.core.verdict import Check, Sample, declare, invalid, not_run, passed
 from sparkwright.gates.generation import checks, detectors
@@ -87,13 +86,13 @@ class _Asking:
         self.asked, self.silent = 0, 0
         self.broken: list[tuple[str, str, str]] = []
 
-    def ask(self, fitted: Fitted, tokens: int, top: int = 0) -> Answer | None:
+    def ask(self, fitted: Fitted, tokens: int, top: int = 0) -> Completion | None:
         """Return the answer, or None where none that counts arrived."""
         if self.silent >= MOST_SILENT:
             return None
         self.asked += 1
         try:
-            answer = self.client.complete(fitted.text, tokens=tokens, ignore_eos=True, top=top)
+            answer = self.client.complete(fitted.text, max_tokens=tokens, ignore_eos=True, logprobs=top or None)
         except ServerInvalid as error:
             self.broken.append((fitted.prompt.name, error.reference, error.says))
             self.silent += 1
@@ -102,12 +101,12 @@ class _Asking:
         self._progress.update(self._progress.done + 1)
         return answer
 
-    def together(self, fitted: Sequence[Fitted], tokens: int, size: int) -> list[Answer | str]:
+    def together(self, fitted: Sequence[Fitted], tokens: int, size: int) -> list[Completion | str]:
         """Return the answers of prompts that are asked *size* at a time; where none arrived, why."""
 
-        def one(asked: Fitted) -> Answer | str:
+        def one(asked: Fitted) -> Completion | str:
             try:
-                return self.client.complete(asked.text, tokens=tokens, ignore_eos=True)
+                return self.client.complete(asked.text, max_tokens=tokens, ignore_eos=True)
             except ServerInvalid as error:
                 return str(error)
 
@@ -126,7 +125,7 @@ def _ends(client: Client, texts: Sequence[str]) -> frozenset[int]:
 
 def _fit(policy: GenerationPolicy, kind: Profile, client: Client) -> tuple[Check, list[Fitted]]:
     """Return whether the model can hold the prompts, and those that it can."""
-    limit = client.limit() - policy.tokens
+    limit = client.max_model_len() - policy.tokens
     fitted: list[Fitted] = []
     unfit: list[tuple[str, Sample]] = []
     for prompt in policy.prompts:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sparkwright.bench.server import answers
+from sparkwright.bench.server import openai_schema
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
@@ -40,7 +40,7 @@ __all__ = ["CHECKS", "COMPARED", "REASONS", "TITLE", "LogprobsPolicy", "record",
 TITLE = "distributions against a reference"
 
 REASONS: Mapping[str, str] = {
-    **answers.REASONS,
+    **openai_schema.REASONS,
     "reference-unstable": "The reference differs from itself by more than the policy allows, so nothing can be held against it: "
     "score it at concurrency 1, without other load, or take another backend as the reference.",
     "reference-unsound": "The reference gives logarithms that no softmax gives (not a number, a sum above 1): take another reference.",
@@ -182,8 +182,8 @@ def made_texts(policy: LogprobsPolicy, paragraphs: Mapping[str, tuple[str, ...]]
 
 def _tokens(policy: LogprobsPolicy, made: tuple[str, ...], server: Client) -> tuple[tuple[int, ...], ...]:
     """Return the first tokens of each text; raise `ReferenceInvalid` where one has too few, `ServerInvalid` where they do not fit."""
-    if server.limit() <= policy.tokens:
-        raise ServerInvalid("prompt-too-long", f"its context holds {server.limit()} tokens; {policy.tokens} and one to write are needed")
+    if server.max_model_len() <= policy.tokens:
+        raise ServerInvalid("prompt-too-long", f"its context holds {server.max_model_len()} tokens; {policy.tokens} and one to write are needed")
     tokens = tuple(server.tokenize(text)[: policy.tokens] for text in made)
     short = [number for number, text in enumerate(tokens) if len(text) < policy.tokens]
     if short:
@@ -196,7 +196,7 @@ def _score(policy: LogprobsPolicy, tokens: Sequence[Sequence[int]], server: Clie
     rows: list[tuple[int, float, Mapping[int, float]]] = []
     with console.progress(f"scores of the {who}", len(tokens), "texts") as line:
         for number, text in enumerate(tokens):
-            positions = server.score(text, top=policy.top)
+            positions = server.complete(text, max_tokens=1, prompt_logprobs=policy.top).prompt_logprobs
             if [position.token for position in positions] != list(text[1:]):
                 raise ServerInvalid("answer-unreadable", f"text {number}: it scored other tokens than it was sent")
             if widest := max((len(position.top) for position in positions), default=0) > policy.top + 1:

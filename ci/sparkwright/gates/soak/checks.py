@@ -23,7 +23,7 @@ from sparkwright.gates.soak.journal import Observed, Record
 if TYPE_CHECKING:
     from sparkwright.gates.soak.gate import SoakPolicy
 
-#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.answers.REASONS`.
+#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.openai_schema.REASONS`.
 MEANINGS: Mapping[str, str] = {
     "soak-interrupted": "The soak was stopped before its time was over. What it saw until then is no proof; run it again.",
     "server-gone": "The server gave no more answers. Look at the end of its log, and at the kernel's.",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.gates.generation.detectors import longest_run
 
 #: What a client of ours says when its own time is over.
@@ -189,7 +189,7 @@ class Load:
         """Return whether the request behind *fault* is answered by one token again and again also when nothing else is asked."""
         made = request(self._policy, self._text, self._limit, fault.worker, fault.number)
         try:
-            answer = Client(self._url, self._model).complete(made.prompt, tokens=made.tokens, ignore_eos=True)
+            answer = Client(self._url, self._model).complete(made.prompt, max_tokens=made.tokens, ignore_eos=True)
         except ServerInvalid:
             return False
         return longest_run(answer.tokens) >= self._run
@@ -199,7 +199,7 @@ class Load:
         if made.patience is not None:
             client = Client(self._url, client.model() if self._model == "" else self._model, deadline=made.patience)
         try:
-            answer = client.complete(made.prompt, tokens=made.tokens, ignore_eos=True)
+            answer = client.complete(made.prompt, max_tokens=made.tokens, ignore_eos=True)
         except ServerInvalid as error:
             if made.patience is not None and error.reference in LATE:
                 return Stretch(asked=1, cancelled=1)

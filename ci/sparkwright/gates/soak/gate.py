@@ -16,9 +16,9 @@ import msgspec
 
 from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.machine.kernel_log import KernelLog
-from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.core.console import Progress, console
 from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, declare, invalid
@@ -106,7 +106,7 @@ def run(
     """
     client = Client(url, model)
     try:
-        name, limit = client.model(), client.limit()
+        name, limit = client.model(), client.max_model_len()
         lines = 1 + max(policy.load.prompts) // 4
         text = client.tokenize(prompts.filling(prompts.Long(policy.load.line, policy.load.line), lines))
     except ServerInvalid as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.wire import ServerInvalid
+from sparkwright.bench.server.openai_schema import ServerInvalid
 
 #: When the server's own process began, in seconds since 1970; every Prometheus client for Python has it.
 BEGAN = "process_start_time_seconds"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from sparkwright.bench.load import metrology
 from sparkwright.bench.machine import conditions
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
+from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
     Check,

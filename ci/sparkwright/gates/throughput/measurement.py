@@ -18,8 +18,8 @@ from sparkwright.bench.model import roofline
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
+from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.bench.server.serve import Server
-from sparkwright.bench.server.wire import ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.gates.throughput import validity
 from sparkwright.gates.throughput.policy import ThroughputPolicy

@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 
 def _counters(url: str, model: str) -> Mapping[str, float]:
-    return Client(url, model, timeout=PATIENCE, deadline=PATIENCE).metrics()
+    return Client(url, model, deadline=PATIENCE).metrics()
 
 
 class ExternalServer:

@@ -15,8 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.server import answers
-from sparkwright.bench.server.wire import Address, ServerInvalid
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster
 from sparkwright.operate.serving.held import Running
@@ -51,22 +50,6 @@ class Health(msgspec.Struct, frozen=True):
     says: str
     url: str = ""
     seconds: float = 0.0
-
-
-class _Choice(msgspec.Struct):
-    text: str = ""
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-
-
-class _Refused(Exception):
-    """The server answered a question with *status*, which is not 200."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(str(status))
 
 
 def of_machine(running: Running | None, patience: float, key: str = "") -> Health:
@@ -117,28 +100,28 @@ def of_server(url: str, patience: float, key: str = "") -> Health:
     Raises:
         UsageError: *url* is no address.
     """
-    address = Address(url, key)
-    began, stood = time.monotonic(), _waited()
+    client = Client(url, deadline=patience, key=key)
+    began = time.monotonic()
     try:
-        _get(address, "/health", patience)
-    except _Refused as error:
+        client.health()
+    except ServerInvalid as error:
         if error.status in DEAD:
             return Health("dead", f"/health says {error.status}: the engine is dead", url)
-    except ServerInvalid as error:
-        if error.reference == "server-unreachable":
-            return Health("dead", f"nothing serves there: {error.says}", url)
-    before = _counters(address, patience)
+        if error.reason == "server-unreachable":
+            return Health("dead", f"nothing serves there: {error.message}", url)
+    stood = _waited()  # the first question loads the HTTP library
+    before = _counters(client)
     try:
-        _token(address, patience)
+        client.complete("A", max_tokens=1, stream=False)
         return Health("serving", "a token came", url, round(time.monotonic() - began, 3))
-    except _Refused as error:
-        return _refused(error.status, url)
     except ServerInvalid as error:
-        if error.reference == "server-unreachable":
-            return Health("dead", f"it went away while it was asked: {error.says}", url)
-        found = _moving(address, before, url, patience, error.says)
+        if error.status:
+            return _refused(error.status, url)
+        if error.reason == "server-unreachable":
+            return Health("dead", f"it went away while it was asked: {error.message}", url)
+        found = _moving(client, before, url, patience, error.message)
         waited = _waited() - stood
-        if found.state == "stuck" and error.reference in SILENT and waited > patience * DEAF:
+        if found.state == "stuck" and error.reason in SILENT and waited > patience * DEAF:
             says = f"not known: this process waited {waited:.1f} s for a processor while it asked ({found.says})"
             return Health("busy", says, url)
         return found
@@ -159,9 +142,9 @@ def _refused(status: int, url: str) -> Health:
     return Health(state, f"the engine answers a question for one token with {status}", url)
 
 
-def _moving(address: Address, before: dict[str, float], url: str, patience: float, why: str) -> Health:
+def _moving(client: Client, before: dict[str, float], url: str, patience: float, why: str) -> Health:
     """Return whether the engine that gave no token works on something else."""
-    after = _counters(address, patience)
+    after = _counters(client)
     moved = [name for name in after if name in before and after[name] > before[name]]
     if moved:
         steps = ", ".join(f"{name.partition(':')[2]} +{after[name] - before[name]:g}" for name in moved[:3])
@@ -170,28 +153,10 @@ def _moving(address: Address, before: dict[str, float], url: str, patience: floa
     return Health("stuck", f"{why}; {seen}", url)
 
 
-def _get(address: Address, path: str, patience: float, question: bytes | None = None) -> bytes:
-    with address.exchange(path, question, timeout=patience, deadline=patience) as reply:
-        if reply.status != 200:
-            raise _Refused(reply.status)
-        return reply.body()
-
-
-def _counters(address: Address, patience: float) -> dict[str, float]:
+def _counters(client: Client) -> dict[str, float]:
     """Return the counters that move while the engine works; nothing where the server does not say them."""
     try:
-        found = answers.metrics(_get(address, "/metrics", patience).decode("utf-8", "replace"))
-    except (ServerInvalid, _Refused):
+        found = client.metrics()
+    except ServerInvalid:
         return {}
     return {name: found[name] for name in MOVING if name in found}
-
-
-def _token(address: Address, patience: float) -> None:
-    """Ask for one token; raise what is wrong with the answer."""
-    listed = answers.decode(_get(address, "/v1/models", patience), answers.Models).data
-    if not listed:
-        raise ServerInvalid("model-mismatch", "the server lists no model")
-    question = {"model": listed[0].id, "prompt": "A", "max_tokens": 1, "temperature": 0}
-    found = answers.decode(_get(address, "/v1/completions", patience, msgspec.json.encode(question)), _Completion)
-    if not found.choices:
-        raise ServerInvalid("answer-unreadable", "the completion has no choice in it")

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import msgspec
 
 from sparkwright.bench.load.reference.behaviour import Behaviour, Lateness, Listening
-from sparkwright.bench.server import answers
-from sparkwright.bench.server.wire import Address
-from sparkwright.core import process
+from sparkwright.bench.server import openai_schema
+from sparkwright.bench.server.openai_schema import ServerInvalid
+from sparkwright.core import http, process
 
 #: Seconds within which a server must listen, on a machine that does much else.
 PATIENCE = 60.0
@@ -53,8 +53,11 @@ class Running:
 
     def lateness(self) -> Lateness:
         """Return how late it was since this was last asked; raise `ServerInvalid` where it is gone."""
-        with Address(self.url).exchange("/lateness", None, timeout=30, deadline=30) as reply:
-            return answers.decode(reply.body(), Lateness)
+        try:
+            reply = http.request("GET", f"{self.url}/lateness", seconds=30, attempts=1, direct=True)
+        except http.HttpFailure as failure:
+            raise ServerInvalid("server-unreachable", str(failure)) from None
+        return openai_schema.decode(reply.body, Lateness)
 
     def stop(self) -> None:
         """End it; harmless when repeated."""
