@@ -147,7 +147,7 @@ def test_two_servers_of_one_machine_see_its_noise_at_the_same_time() -> None:
 #: Fault → the reference that the strict client gives it.
 SEEN: dict[Fault, str] = {
     "dies": "stream-truncated", "refuses": "server-refused", "silent": "server-silent", "endless": "answer-too-large",
-    "trickles": "server-slow", "closes": "stream-truncated", "error-event": "stream-error", "short": "usage-mismatch",
+    "trickles": "server-silent", "closes": "stream-truncated", "error-event": "stream-error", "short": "usage-mismatch",
     "usage-more": "usage-mismatch", "usage-none": "usage-mismatch",
 }  # fmt: skip
 

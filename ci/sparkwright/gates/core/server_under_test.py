@@ -25,8 +25,6 @@ from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
-#: Seconds between two bytes of a server that somebody else started; the first question for logarithms compiles for a minute on a CPU.
-PATIENCE = 600.0
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
