@@ -26,7 +26,6 @@ from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
 
-
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One server as the caller knows it; a server cannot tell these of itself.
