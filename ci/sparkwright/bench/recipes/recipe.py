@@ -25,6 +25,8 @@ from sparkwright.core.errors import FileError, UsageError
 #: One argument, its value behind ``=``; never split at blanks.
 Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
 Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
+#: What a model can do beside continuing a text; the gates test each ability that a recipe declares.
+Ability = Literal["chat", "tools", "reasoning", "structured", "images"]
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
 
 
@@ -166,6 +168,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         before: What has to be done before the server is started; empty for nothing.
         contract: What G3 expects of the log; empty if nobody has written that down.
         patience: Seconds until the server must answer.
+        abilities: What the gates ask of the model beside continuing a text.
+        tool_parser, reasoning_parser: vLLM's parsers of the model's answers; empty for none.
         published: Results of others.
         ours: Results of this project's gate; empty if it was not measured.
         floors: Task of G6 → the least share of correct answers.
@@ -183,6 +187,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: str = ""
     contract: str = ""
     patience: Annotated[float, Meta(gt=0)] = 1800.0
+    abilities: tuple[Ability, ...] = ()
+    tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
+    reasoning_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
     published: tuple[PublishedReport, ...] = ()
     ours: tuple[PublishedReport, ...] = ()
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
@@ -192,6 +199,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a recipe serves at least one release, and has at least one workload")
         if not all(report.wheel for report in self.ours) or any(one.wheel for one in self.published):
             raise ValueError("a result of ours names the wheel's sha256, and one of others has none")
+
+        if "tools" in self.abilities and not self.tool_parser:
+            raise ValueError("the ability tools needs a tool_parser")
 
     def variant(self, version: str) -> VersionVariant:
         """
@@ -218,7 +228,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return all arguments of ``vllm serve`` for *variant*."""
         nodes = (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray") if self.nodes > 1 else ()
         drafts = (self.speculation.flag(variant),) if self.speculation else ()
-        return (*self.plan.flags(), *nodes, *drafts, *variant.flags)
+        tools = ("--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}")
+        parsers = tools if self.tool_parser else ()
+        if self.reasoning_parser:
+            parsers = (*parsers, f"--reasoning-parser={self.reasoning_parser}")
+        return (*self.plan.flags(), *nodes, *drafts, *parsers, *variant.flags)
 
 
 def names(root: Path) -> tuple[str, ...]:
