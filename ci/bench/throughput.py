@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from scipy.stats import chi2, nct, t
 
 import measure
-from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.statistics import calibration, decision, intervals, many, simulated
 from sparkwright.bench.statistics.calibration import ENOUGH
@@ -229,7 +229,7 @@ def whole(name: str, noise: Noise, slowdown: float, gates: int, seed: int, folde
     """
     root = Path(__file__).parents[1] / "gates"
     policy = strict_yaml.load(root / "throughput.yaml", ThroughputPolicy)
-    states = strict_yaml.load(root / "machine.yaml", MachinePolicy).resolved(unified=True)
+    states = strict_yaml.load(root / "machine.yaml", MachinePolicy)
     rule = Rule(policy.margin, policy.alpha, policy.least, policy.most)
     cell = WorkloadCell(1024, 1024, 1, primary=("tpot",))
     found, blocks = Counter[str](), 0

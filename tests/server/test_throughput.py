@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.server import slowed
 from tests.support import refserved
-from tests.support.load.client import Own
+from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import main, options
@@ -28,7 +28,7 @@ def answered(tmp_path: Path, candidate: Path, baseline: Path, model: Path) -> Re
         "gate", Environment(candidate), Environment(baseline), model=model, recipe=recipes.load(place, "toy-cpu"),
         variables={"SPARKWRIGHT_TEST_FAULT": FAULT}, workloads=("16/32 c1",), resident="both",
     )  # fmt: skip
-    return Experiment(options.checkout(main.parse(words)), asked, Own()).result()
+    return Experiment(options.checkout(main.parse(words)), asked, ThreadLoad()).result()
 
 
 def test_an_equal_server_does_not_fail(tmp_path: Path, vllm_python: Path, toy: Path) -> None:

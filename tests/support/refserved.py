@@ -13,8 +13,7 @@ import venv
 from pathlib import Path
 
 import msgspec
-
-from sparkwright.bench.load.reference.behaviour import Behaviour
+from tests.support.fake_openai_server import Behaviour
 
 CODE = Path(__file__).parents[2] / "ci"
 
@@ -22,8 +21,7 @@ _CLI = '''
 """Serves what the file beside the environment says, at the port that the command line says."""
 import argparse, os, pathlib, sys
 import msgspec
-from sparkwright.bench.load.reference.behaviour import Behaviour
-from sparkwright.bench.load.reference.service import Service
+from tests.support.fake_openai_server import Behaviour, FakeServer
 
 found = argparse.ArgumentParser()
 found.add_argument("serve"), found.add_argument("model")
@@ -37,7 +35,7 @@ behaviour = msgspec.json.decode((root / "behaviour.json").read_bytes(), type=Beh
 print("Initializing a V1 LLM engine (v0.33.0)", flush=True)
 if "starts-never" in os.environ.get("REFERENCE", ""):
     sys.exit("there is no GPU")
-Service(msgspec.structs.replace(behaviour, launch=number, name=known.served_model_name), known.port).loop.run()
+FakeServer(msgspec.structs.replace(behaviour, name=known.served_model_name), known.port).serve_forever()
 '''
 
 
@@ -45,7 +43,7 @@ def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Pa
     """Make an environment in *root* whose vLLM has *behaviour*, and return its Python."""
     venv.create(root, with_pip=False, symlinks=True)
     site = next(root.glob("lib/python3.*/site-packages"))
-    (site / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n{CODE}\n")
+    (site / "more.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n{CODE}\n{CODE.parent}\n")
     package = site / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True, exist_ok=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -73,11 +71,12 @@ def project(root: Path, **changes: float) -> Path:
     for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
         shutil.copytree(CODE.parent / name, root / name)
     gates = root / "ci" / "gates"
-    _edit(gates / "machine.yaml", load=1.0, cooldown=0.1, preheat=0, floor=1, elsewhere=1, fall=10**6, band=900, processor=900, jump=60)
-    _edit(gates / "machine.yaml", matrix=8, stream=8, warm=0.0, seconds=0.02, readings=3)
-    _edit(gates / "metrology.yaml", tpot=0.5, ttft=1.0, rate=0.9, late=1.0, concurrencies=[1], rounds=1, least=1)
-    text = (gates / "metrology.yaml").read_text("utf-8")
-    (gates / "metrology.yaml").write_text(text.replace("answer: 64}", "answer: 8}").replace("answer: 253}", "answer: 13}"), "utf-8")
+    _edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, max_fall=10**6, clock_jump=60)
+    _edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
+    profile = "  - {ttft: 0.02, tpot: 0.002, event_tokens: 1, prompt_tokens: 8, output_tokens: 8, concurrency: 1, requests: 1}"
+    generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))
+    (gates / "load_generator.yaml").write_text(generator, "utf-8")
+    _edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
     _edit(gates / "throughput.yaml", **{"patience": 60, "launches": 3, **changes})
     _edit(gates / "workloads.yaml", seconds=0)
     return root

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.load.order import Request, Run
+from sparkwright.bench.load.load_spec import LoadResult, Request
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
@@ -198,12 +198,12 @@ def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) 
         yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
 
 
-def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> Run:
+def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> LoadResult:
     factor = (1 + slower) * math.exp(chance.gauss(0, NOISE))
     ttft, tpot = 0.2 * factor, SPEED * factor
     one = Request(0.0, ttft, ttft + tpot * (cell.answer - 1), cell.prompt, cell.answer)
     requests = (one,) * max(3, cell.concurrency)
-    return Run("vllm-rs 0.33.0", wheels.hexed("generator"), one.seconds * len(requests) / cell.concurrency, requests)
+    return LoadResult("vllm-rs 0.33.0", wheels.hexed("generator"), one.latency * len(requests) / cell.concurrency, requests)
 
 
 def _calibrated(chance: random.Random, cell: WorkloadCell, metric: str) -> Calibrated:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.load.order import Request, Run
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.gates.core.verdict import State
@@ -69,7 +69,7 @@ class Maker:
         base: float = self.speed * (1 + prompt / 400_000) * (1 + 0.07 * float(concurrency - 1) ** 0.85)
         return base * (1 + self.slower if side == "candidate" else 1) * math.exp(self.random.gauss(0, self.noise))
 
-    def run(self, prompt: int, answer: int, concurrency: int, side: Side) -> Run:
+    def run(self, prompt: int, answer: int, concurrency: int, side: Side) -> LoadResult:
         """Return a made-up run."""
         tpot, made, at = self.tpot(prompt, concurrency, side), [], 0.0
         for index in range(max(self.requests, concurrency)):
@@ -77,14 +77,14 @@ class Maker:
             each = tpot * math.exp(self.random.gauss(0, 0.003))
             made.append(Request(at, ttft, ttft + each * (answer - 1), prompt, answer, answer // (1 + self.drafts)))
             at += (ttft + each * answer) if (index + 1) % concurrency == 0 else 0.002
-        seconds = max(one.began + one.seconds for one in made)
-        return Run("vllm-rs 0.33.0", "ef" * 32, seconds, tuple(made))
+        seconds = max(one.start + one.latency for one in made)
+        return LoadResult("vllm-rs 0.33.0", "ef" * 32, seconds, tuple(made))
 
     def snapshot(self, at: float) -> Snapshot:
         """Return a made-up state of the machine."""
         degrees = 58 + 9 * (1 - math.exp(-(at - BEGAN) / 1500)) + self.random.gauss(0, 0.6)
         gemv, clock = 0.00431 * math.exp(self.random.gauss(0, 0.004)), 2405 + 5 * self.random.randint(-2, 2)
-        return Snapshot(at, at - BEGAN, gemv, 0.00217, clock, None, round(degrees, 1), 41.5, (), 71_000, 0.02, (), None, ("memory clock",))
+        return Snapshot(at, at - BEGAN, gemv, 0.00217, clock, None, round(degrees, 1), 41.5, (), 71_000, 0.02, ())
 
     def legs(self, blocks: int, quads: int, *, baseline: bool = True) -> Iterator[Measurement]:
         """Yield the legs of a whole gate or bench, one of them discarded and one invalid."""
@@ -106,7 +106,7 @@ class Maker:
         run, discarded = self.run(*point, side), odd < 0.02 and attempt == 0
         reasons: tuple[Reason, ...] = ()
         if discarded:
-            slow = tuple(msgspec.structs.replace(one, seconds=one.ttft + 1.5 * (one.seconds - one.ttft)) for one in run.requests)
+            slow = tuple(msgspec.structs.replace(one, latency=one.ttft + 1.5 * (one.latency - one.ttft)) for one in run.requests)
             run = msgspec.structs.replace(run, requests=slow)
             reasons = (Reason("slow-state", "the matrix times vector took 1.49 times as long, the copy no longer"),)
         elif 0.02 <= odd < 0.03:
@@ -134,7 +134,7 @@ class Maker:
 
     def series(self, legs: Sequence[Measurement], metric: Metric, *, primary: bool, baseline: bool) -> Series:
         """Return what the legs of a cell come to."""
-        take: Callable[[Run], float] = lambda run: float(getattr(run, metric))  # noqa: E731
+        take: Callable[[LoadResult], float] = lambda run: float(getattr(run, metric))  # noqa: E731
         values = {
             (side, block): [take(leg.run) for leg in legs if leg.counts and leg.run and leg.side == side and leg.block == block]
             for side in ("baseline", "candidate")

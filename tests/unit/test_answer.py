@@ -14,10 +14,9 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import refserved
-from tests.support.load.client import Own
+from tests.support.fake_openai_server import Behaviour, started
+from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench.load.reference.behaviour import Behaviour
-from sparkwright.bench.load.reference.running import started
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Side
 from sparkwright.cli import gate, main, options
@@ -57,7 +56,7 @@ def question(place: Path, **changes: object) -> ExperimentSpec:
 
 
 def answered(place: Path, asked: ExperimentSpec) -> Result:
-    return Experiment(context(place), asked, Own()).result()
+    return Experiment(context(place), asked, ThreadLoad()).result()
 
 
 def ratio(result: Result, metric: str = "tpot") -> float:
@@ -140,7 +139,7 @@ def test_a_calibration_is_kept_for_this_machine_and_used(place: Path) -> None:
     gate = answered(place, question(place, kind="gate", candidate=environment(place, "other"), baseline=base))
     assert {one.metric: one.sigma is not None for one in gate.cells[0].series} == {"tpot": True, "ttft": True, "rate": False}
     found = context(place)
-    what = calibration.about(Experiment(found, question(place, candidate=base), Own())._model, "0.33.0", "both", 1, Own().name)
+    what = calibration.about(Experiment(found, question(place, candidate=base), ThreadLoad())._model, "0.33.0", "both", 1, ThreadLoad().name)
     assert not calibration.stored(found.store, {"driver": "another"}, what).series
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.mounts import mounting_shell
 
-from sparkwright.bench.load.order import Order, Request, Run
-from sparkwright.bench.machine.policy import MachinePolicy
+from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Side
 from sparkwright.bench.statistics.decision import Rule
@@ -33,7 +33,7 @@ from sparkwright.gates.throughput.simulated import Simulated
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
-STATES = strict_yaml.load(GATES / "machine.yaml", MachinePolicy).resolved(unified=True)
+STATES = strict_yaml.load(GATES / "machine.yaml", MachinePolicy)
 ONE, MANY = WorkloadCell(1024, 1024, 1, 2, primary=("tpot", "ttft")), WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 QUIET = Noise(run=0.002, launch=0.003, drift=0.003, tail=0.0)
 KNOWN = {name: NoiseModel(0.006) for cell in (ONE, MANY) for name in paired_differences.names(cell)}
@@ -69,7 +69,7 @@ class Fragile(Simulated):
         super().__init__(Machine(Noise(run=0, launch=0, drift=0, tail=0, slowdown=0.05), 3), POLICY, STATES)
         self.left, self.now = left, now
 
-    def measure(self, order: Order) -> Run:
+    def measure(self, order: LoadSpec) -> LoadResult:
         if self.left == 0:
             raise Killed
         self.left -= 1
@@ -230,7 +230,7 @@ class Broken(Simulated):
 
     legs = 0
 
-    def measure(self, order: Order) -> Run:
+    def measure(self, order: LoadSpec) -> LoadResult:
         run = super().measure(order)
         self.legs += 1
         broken = tuple(msgspec.structs.replace(one, error="the stream ended") for one in run.requests)
@@ -271,7 +271,7 @@ def test_whole_gates_rarely_err(tmp_path: Path) -> None:
 def test_a_difference_has_the_sign_of_worse() -> None:
     """A longer time and a lower rate both make d positive."""
     def leg(side: Side, position: int, seconds: float) -> Measurement:
-        run = Run("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),))
+        run = LoadResult("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),))
         return Measurement(ONE.name, 0, 0, side, 0, position, 0, 0.0, run)
 
     legs = [leg("baseline", 0, 1.0), leg("candidate", 1, 1.1), leg("candidate", 2, 1.1), leg("baseline", 3, 1.0)]

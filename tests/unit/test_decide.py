@@ -210,7 +210,7 @@ def _slow(result: Result) -> Result:
 def _short(result: Result) -> Result:
     first = result.legs[0]
     assert first.run
-    requests = tuple(replace(one, tokens=one.tokens - 1) for one in first.run.requests)
+    requests = tuple(replace(one, output_tokens=one.output_tokens - 1) for one in first.run.requests)
     return replace(result, legs=(replace(first, run=replace(first.run, requests=requests)), *result.legs[1:]))
 
 

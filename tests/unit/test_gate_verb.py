@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support import refserved, verdicts, wheels
+from tests.support.fake_openai_server import Behaviour
 
-from sparkwright.bench.load.reference.behaviour import Behaviour
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import gate, main, options
 from sparkwright.core.files import sha256_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,16 +10,14 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.load.client import Own
+from tests.support.fake_openai_server import Behaviour, Fault, started
+from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench.load.order import Order, Request, Run
-from sparkwright.bench.load.reference.behaviour import Behaviour, Fault
-from sparkwright.bench.load.reference.running import started
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.machine.state_checks import MachinePolicy, Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
-from sparkwright.bench.server.serve import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import measurement, validity
 from sparkwright.gates.throughput.measurement import MeasurementContext
@@ -45,17 +42,18 @@ class Still:
     def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
         return Snapshot(1.0, 1.0)
 
-    def disturbed(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         return self._trouble
 
-    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
+    @property
+    def policy(self) -> MachinePolicy:
+        raise NotImplementedError
 
 
 def leg(behaviour: Behaviour, cell: WorkloadCell = CELL, machine: Still | None = None, **means: object) -> Measurement:
     """Return one leg against a server with *behaviour*, measured again while a busy machine merges its stream."""
     with started(behaviour) as server:
-        plain = MeasurementContext(Own(), machine or Still(), POLICY, behaviour.name)
+        plain = MeasurementContext(ThreadLoad(), machine or Still(), POLICY, behaviour.name)
         while True:
             found = measurement.measured(msgspec.structs.replace(plain, **means), ExternalServer(server.url, behaviour.name), cell, BLANK, 1)
             if "stream-merged" not in {one.reference for one in found.reasons}:
@@ -70,7 +68,7 @@ def test_a_sound_leg_counts() -> None:
     found = leg(QUICK)
     assert found.counts, found.reasons
     assert found.run
-    assert [one.tokens for one in found.run.requests] == [24] * 4
+    assert [one.output_tokens for one in found.run.requests] == [24] * 4
     assert found.run.tpot > 0
     assert found.prefix_hits == 0
     assert found.speculation is None
@@ -84,7 +82,7 @@ def test_speculation_is_metered_apart() -> None:
     assert found.speculation
     assert found.speculation.length == pytest.approx(3, rel=0.05)
     assert found.speculation.acceptance == pytest.approx(0.5, rel=0.05)
-    decoded = sum(one.tokens - 1 for one in found.run.requests) / found.run.seconds
+    decoded = sum(one.output_tokens - 1 for one in found.run.requests) / found.run.seconds
     assert found.speculation.steps * found.speculation.length == pytest.approx(decoded)
 
 
@@ -147,7 +145,7 @@ def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
 
 def test_nobody_there_is_a_reason() -> None:
     """A server that is gone before the leg makes it invalid."""
-    gone = measurement.measured(MeasurementContext(Own(), Still(), POLICY, "reference"), ExternalServer("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
+    gone = measurement.measured(MeasurementContext(ThreadLoad(), Still(), POLICY, "reference"), ExternalServer("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
     assert gone.reasons[0].reference == "server-unreachable"
 
 
@@ -155,14 +153,14 @@ def test_prompts_have_the_ordered_length() -> None:
     """The server counts exactly the tokens that were ordered."""
     found = leg(QUICK)
     assert found.run
-    assert {one.prompt for one in found.run.requests} == {16}
+    assert {one.prompt_tokens for one in found.run.requests} == {16}
 
 
-def run(*requests: Request) -> Run:
-    return Run("g", "", 1.0, requests)
+def run(*requests: Request) -> LoadResult:
+    return LoadResult("g", "", 1.0, requests)
 
 
-ORDER = Order("u", "m", 16, 24, 2, 2)
+ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
 SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
 COUNTS = Counted(4, 4, 96, 0.0, 0, 0, 0)
 
@@ -177,8 +175,8 @@ def said(*requests: Request, found: Counted | None = COUNTS, roofline: float | N
         ((SOUND, SOUND), COUNTS, []),
         ((SOUND,), COUNTS, ["requests-missing"]),
         ((SOUND, msgspec.structs.replace(SOUND, error="429")), COUNTS, ["request-failed"]),
-        ((SOUND, msgspec.structs.replace(SOUND, tokens=23)), COUNTS, ["answer-other"]),
-        ((SOUND, msgspec.structs.replace(SOUND, prompt=17)), COUNTS, ["prompt-other"]),
+        ((SOUND, msgspec.structs.replace(SOUND, output_tokens=23)), COUNTS, ["answer-other"]),
+        ((SOUND, msgspec.structs.replace(SOUND, prompt_tokens=17)), COUNTS, ["prompt-other"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.6)), COUNTS, ["times-impossible"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.0)), COUNTS, ["times-impossible"]),
         ((SOUND, SOUND), None, ["counters-missing"]),
@@ -203,7 +201,7 @@ def again(*requests: Request, found: Counted = COUNTS) -> list[str]:
 
 def test_tokens_that_come_in_lumps_are_measured_again() -> None:
     """Where the server counts every token, but they came at once or in fewer pieces, no time is believed, and no wheel is blamed."""
-    lump, fewer = msgspec.structs.replace(SOUND, ttft=0.49999), msgspec.structs.replace(SOUND, tokens=13)
+    lump, fewer = msgspec.structs.replace(SOUND, ttft=0.49999), msgspec.structs.replace(SOUND, output_tokens=13)
     assert not again(SOUND, SOUND)
     assert again(SOUND, lump) == ["stream-merged"]
     assert again(SOUND, msgspec.structs.replace(SOUND, ttft=0.5)) == ["stream-merged"]
@@ -215,8 +213,8 @@ def test_tokens_that_come_in_lumps_are_measured_again() -> None:
 
 def test_texts_may_have_any_length() -> None:
     """Real prompts are as long as they are."""
-    order = msgspec.structs.replace(ORDER, prompts="texts")
-    other = msgspec.structs.replace(SOUND, prompt=9)
+    order = msgspec.structs.replace(ORDER, prompt_file=Path("x.jsonl"))
+    other = msgspec.structs.replace(SOUND, prompt_tokens=9)
     assert not reasons(order, run(other, other), COUNTS, prefix_hits=0.01, roofline=None)
 
 

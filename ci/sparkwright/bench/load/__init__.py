@@ -1,1 +1,1 @@
-"""Load on a server: what is ordered, the programs that make it, and the proof that they measure right."""
+"""Load on a server: the specification, the adapter to vllm-rs, and the check of its accuracy."""

@@ -1,1 +1,1 @@
-"""The machine that measures: its state before and after each leg, how fast its memory is, and the watch over what is left of it."""
+"""The machine that measures: its state, the speed of its memory, and the memory that is left."""

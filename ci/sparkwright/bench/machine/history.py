@@ -1,4 +1,4 @@
-"""What earlier sessions on this machine read, so that one that begins in the slow state is noticed, too."""
+"""The fastest earlier session on this machine, to notice one that starts in a slow state."""
 
 from __future__ import annotations
 
@@ -7,59 +7,39 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkwright.bench.machine.conditions import Normal
-from sparkwright.bench.machine.policy import SentinelPolicy
+from sparkwright.bench.machine.state_checks import Normal, Positive, ProbePolicy
 from sparkwright.bench.records import Reason
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
-#: Sessions that are kept, the newest.
-MOST = 30
 
+class FastestSession(msgspec.Struct, frozen=True):
+    """Median seconds of a session's first matrix-vector products, and its day."""
 
-class Session(msgspec.Struct, frozen=True):
-    """The medians of a session's first readings, in seconds, and its day."""
-
-    gemv: float
-    copy: float
+    gemv: Positive
     day: str
 
 
-class History(msgspec.Struct, frozen=True):
-    """Sessions on one machine with one driver, firmware and kernel, oldest first."""
-
-    sessions: tuple[Session, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not all(0 < one.gemv < 1e6 and 0 < one.copy < 1e6 for one in self.sessions):
-            raise ValueError("sessions have seconds above 0")
+def history_key(fingerprint: Mapping[str, str], policy: ProbePolicy, device: str) -> str:
+    """Return the key of a machine: another driver, device, library or matrix is another one."""
+    return content_key("probe", [dict(fingerprint), policy.matrix, device])
 
 
-class Kept:
-    """
-    The history in *store* of a machine with that *fingerprint*.
+def history_reasons(
+    store: Store, key: str, normal: Normal, policy: ProbePolicy
+) -> tuple[Reason, ...]:
+    """Return a reason if a session that starts with *normal* is slower than the fastest one."""
+    best = store.get("probe", key, FastestSession)
+    if best is None or normal.median <= best.gemv * (1 + policy.band):
+        return ()
+    times = normal.median / best.gemv
+    message = f"the GEMV takes {times:.2f} × as long as on {best.day}, with the same versions"
+    return (Reason("slow-state", message),)
 
-    Readings of another size, of another library or another device are another history, and so are those of another driver.
-    """
 
-    def __init__(self, store: Store, fingerprint: Mapping[str, str], policy: SentinelPolicy, device: str) -> None:
-        self._store = store
-        self._key = content_key("sentinel", [dict(fingerprint), policy.matrix, device])
-        self.sessions = (store.get("sentinel", self._key, History) or History()).sessions
-
-    def slower(self, normal: Normal) -> tuple[Reason, ...]:
-        """Return that this session begins slower than the best that is kept; memory is never faster by chance."""
-        if not self.sessions:
-            return ()
-        best = min(self.sessions, key=lambda one: one.gemv)
-        if normal.gemv.middle <= best.gemv * (1 + normal.band):
-            return ()
-        times = normal.gemv.middle / best.gemv
-        says = f"the fixed GEMV takes {times:.2f} times as long as on {best.day}, on this machine with these versions"
-        return (Reason("slow-state", says),)
-
-    def keep(self, normal: Normal) -> None:
-        """Add this session."""
-        added = Session(normal.gemv.middle, normal.copy.middle, time.strftime("%Y-%m-%d", time.gmtime()))
-        self.sessions = (*self.sessions, added)[-MOST:]
-        self._store.put("sentinel", self._key, History(self.sessions))
+def store_session(store: Store, key: str, normal: Normal) -> None:
+    """Store a session if it is the fastest on its machine."""
+    best = store.get("probe", key, FastestSession)
+    if best is None or normal.median < best.gemv:
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        store.put("probe", key, FastestSession(normal.median, today))

@@ -12,12 +12,12 @@ import msgspec
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.bench.load import metrology, vllmrs
-from sparkwright.bench.load.metrology import MetrologyPolicy
-from sparkwright.bench.load.order import Generator
-from sparkwright.bench.machine import conditions
-from sparkwright.bench.machine.policy import MachinePolicy
-from sparkwright.bench.machine.state import Machine
+from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
+from sparkwright.bench.load.load_spec import LoadError, LoadGenerator
+from sparkwright.bench.machine import state_checks
+from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -163,21 +163,23 @@ class Experiment:
         file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
-    def __init__(self, context: RunContext, question: ExperimentSpec, generator: Generator | None = None) -> None:
+    def __init__(self, context: RunContext, question: ExperimentSpec, generator: LoadGenerator | None = None) -> None:
         self._context, self._question = context, question
         gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-        self._metrology = strict_yaml.load(gates / "metrology.yaml", MetrologyPolicy)
+        self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(context.project.root)
         named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
         cells = self._workloads.cells(*named)
         self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
-        self._generator = generator or vllmrs.obtain(context)
+        self._generator = generator or vllm_bench.obtain(
+            context.project.root, self._generator_policy.stack, context.store, offline=context.offline
+        )
         self._proof: tuple[str, ...] = ()
         self._steps = DecodeTraffic(question.model, self.policy.roofline_least)
         self._rule = Rule(self.policy.margin, self.policy.alpha, self.policy.least, self.policy.most)
-        self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._metrology, self.cells)))
+        self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._generator_policy, self.cells)))
 
     def result(self) -> Result:
         """
@@ -198,13 +200,13 @@ class Experiment:
         python = question.candidate.python if question.candidate else None
         subjects = self._subjects()
         store = self._context.store
-        with Machine(self._machine_policy, store, python=python) as machine, self._journal(machine, *subjects) as journal:
+        with MachineMonitor(self._machine_policy, store, python=python) as machine, self._journal(machine, *subjects) as journal:
             aa = calibration.stored(store, machine.fingerprint(), self._about(subjects[0]))
             known = calibration.known(aa, self.policy.calibration) if question.kind == "gate" else {}
             outcome = self._ready(machine, journal) or self._run(machine, journal, subjects, known)
             found = self._found(machine, journal, subjects, known, outcome)
             # What the machine spoiled goes on where it was, once the machine is better.
-            if not (outcome.stopped and outcome.stopped.reference in (*conditions.REASONS, runner.UNSTEADY)):
+            if not (outcome.stopped and outcome.stopped.reference in (*state_checks.REASONS, runner.UNSTEADY)):
                 journal.add(Ended(found.state))
         return found
 
@@ -219,7 +221,7 @@ class Experiment:
         return question.candidate.subject(stack), question.baseline.subject(stack) if question.baseline else None
 
     @contextlib.contextmanager
-    def _journal(self, machine: Machine, candidate: Subject, baseline: Subject | None) -> Iterator[Journal]:
+    def _journal(self, machine: MachineMonitor, candidate: Subject, baseline: Subject | None) -> Iterator[Journal]:
         """Yield the journal of this question."""
         question = self._question
         serving = (question.flags, question.variables, question.resident, question.blocks, question.url)
@@ -255,7 +257,7 @@ class Experiment:
         question = self._question
         return server_under_test.model_digest(question.model) if question.model else question.served_name
 
-    def _ready(self, machine: Machine, journal: Journal) -> RunOutcome | None:
+    def _ready(self, machine: MachineMonitor, journal: Journal) -> RunOutcome | None:
         """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
         past, question = journal.past, self._question
         proof = past.qualified
@@ -267,14 +269,14 @@ class Experiment:
         if fresh and proof:
             self._proof = proof.says
             return None
-        with console.step(f"qualify {self._generator.name}"):
-            checks = metrology.qualify(self._generator, self._metrology)
-        self._proof = tuple(f"{check.name}: {check.message}" for check in checks)
+        try:
+            self._proof = (check_generator(self._generator, self._generator_policy),)
+        except LoadError as error:
+            return RunOutcome(past.legs, past.closed, None, Reason(error.reason, error.message))
         journal.add(Qualified(_boot(), time.time(), self._proof, machine.normal))
-        wrong = next((check for check in checks if check.state != "pass"), None)
-        return RunOutcome(past.legs, past.closed, None, Reason(wrong.reason, wrong.message)) if wrong else None
+        return None
 
-    def _run(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel]) -> RunOutcome:
+    def _run(self, machine: MachineMonitor, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel]) -> RunOutcome:
         question, policy = self._question, self.policy
         candidate, baseline = subjects
         asked = RunSpec(
@@ -283,7 +285,7 @@ class Experiment:
         )  # fmt: skip
         launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
         means = MeasurementContext(
-            self._generator, machine, policy, question.served_name, question.model, question.texts, self._steps.of, machine.bandwidth(),
+            self._generator, machine, policy, question.served_name, question.model, question.texts, self._steps.of, machine.bandwidth,
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
         return runner.run(asked, ServerPair(means, launches, self._logs, question.url), journal)
@@ -291,7 +293,7 @@ class Experiment:
     def _about(self, candidate: Subject) -> dict[str, str]:
         return calibration.about(self._model, candidate.version, self._question.resident, self.policy.quads, self._generator.name)
 
-    def _found(self, machine: Machine, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel], outcome: RunOutcome) -> Result:
+    def _found(self, machine: MachineMonitor, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel], outcome: RunOutcome) -> Result:
         question, policy, (candidate, baseline) = self._question, self.policy, subjects
         aa = calibration.stored(self._context.store, machine.fingerprint(), self._about(candidate))
         if question.kind == "calibration" and not outcome.stopped:
@@ -306,12 +308,12 @@ class Experiment:
             console.note(notes[-1])
         return Result(
             kind=question.kind, state=state, says=says, candidate=candidate, baseline=baseline,
-            cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth()),
+            cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth),
             legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
             recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.served_name,
             quantization=question.quantization, stack=self._context.project.stack, host={**machine_facts(), **machine.fingerprint()},
             margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
-            quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth(),
+            quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth,
             calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,
             seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
         )  # fmt: skip

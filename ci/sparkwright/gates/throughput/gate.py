@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from sparkwright.bench.load import metrology
-from sparkwright.bench.machine import conditions
+from sparkwright.bench.load import load_spec
+from sparkwright.bench.machine import state_checks
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.gates.contract import gate as contract
@@ -43,8 +43,8 @@ _ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **{name: contract.REASONS[name] for name in _ENDED},
-    **metrology.REASONS,
-    **conditions.REASONS,
+    **load_spec.REASONS,
+    **state_checks.REASONS,
     **validity.REASONS,
     runner.UNSTEADY: "The machine's own state spoiled a leg again and again. Look at temperature, power and other load; then run it again, "
     "and it goes on where it was.",

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from sparkwright.bench.machine.conditions import Normal
+from sparkwright.bench.machine.state_checks import Normal
 from sparkwright.bench.records import Reason, Side
 from sparkwright.gates.core import journal as journal_file
 from sparkwright.gates.throughput.records import Measurement

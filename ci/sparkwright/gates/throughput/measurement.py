@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.bench.load.order import Generator, LoadInvalid, Order, Run
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.machine.state_checks import MachinePolicy, Snapshot
 from sparkwright.bench.model import roofline
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.openai_schema import ServerInvalid
-from sparkwright.bench.server.serve import Server
 from sparkwright.core.console import console
 from sparkwright.gates.throughput import validity
 from sparkwright.gates.throughput.policy import ThroughputPolicy
@@ -30,13 +28,14 @@ NOTICED = 3.0
 
 
 class Machine(Protocol):
-    """The machine's state; `sparkwright.bench.machine.state.Machine` in earnest."""
+    """The machine's state; `sparkwright.bench.machine.monitor.Machine` in earnest."""
 
     def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot: ...
 
-    def disturbed(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]: ...
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]: ...
 
-    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]: ...
+    @property
+    def policy(self) -> MachinePolicy: ...
 
 
 class Serving(Protocol):
@@ -74,7 +73,7 @@ class MeasurementContext(msgspec.Struct, frozen=True):
         cooldown: Seconds to wait before a disturbed leg is measured again.
     """
 
-    generator: Generator
+    generator: LoadGenerator
     machine: Machine
     policy: ThroughputPolicy
     model: str
@@ -92,15 +91,15 @@ def measured(means: MeasurementContext, server: Serving, cell: WorkloadCell, bla
         return replace(blank, began=time.time(), reasons=(Reason(server.reference, server.ended),))
     order = ordered(means, server.url, cell, seed)
     before = means.machine.snapshot(server.processes())
-    leg = replace(blank, began=before.at, before=before)
+    leg = replace(blank, began=before.time, before=before)
     try:
         counters = server.counters()
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
             line.update(0, f"{order.requests} requests")
             run = means.generator.measure(order)
         found = validity.counted(counters, server.counters())
-    except (LoadInvalid, ServerInvalid) as error:
-        why = Reason(server.reference, server.ended) if _ended(server) else Reason(error.reference, error.says)
+    except (LoadError, ServerInvalid) as error:
+        why = Reason(server.reference, server.ended) if _ended(server) else (Reason(error.reason, error.message) if isinstance(error, LoadError) else Reason(error.reference, error.says))
         return replace(leg, reasons=(why,))
     after = means.machine.snapshot(server.processes())
     guessed = validity.speculation(run, found) if found else None
@@ -109,7 +108,7 @@ def measured(means: MeasurementContext, server: Serving, cell: WorkloadCell, bla
     wrong = validity.reasons(order, run, found, prefix_hits=means.policy.prefix_hits, roofline=share if cell.concurrency == 1 else None)
     merged = validity.passing(order, run, found, wrong)
     wrong = () if merged else wrong
-    passing = (*means.machine.disturbed(before, after), *merged)
+    passing = (*means.machine.disturbances(before, after), *merged)
     failed = any(one.error for one in run.requests)
     gone = (Reason(server.reference, server.ended),) if (_ended(server) if failed else not server.guard()) else ()
     return replace(
@@ -128,15 +127,15 @@ def _ended(server: Serving) -> bool:
     return True
 
 
-def ordered(means: MeasurementContext, url: str, cell: WorkloadCell, seed: int) -> Order:
+def ordered(means: MeasurementContext, url: str, cell: WorkloadCell, seed: int) -> LoadSpec:
     """Return the load of a leg of *cell*."""
-    return Order(
+    return LoadSpec(
         url, means.model, cell.prompt, cell.answer, cell.concurrency, cell.requests, means.policy.warmups, seed,
-        means.tokenizer, cell.prompts, means.texts if cell.prompts == "texts" else None, means.policy.patience,
+        means.tokenizer, means.texts if cell.texts else None, timeout_s=means.policy.patience,
     )  # fmt: skip
 
 
-def _roofline(means: MeasurementContext, cell: WorkloadCell, run: Run, guessed: Speculation | None) -> float | None:
+def _roofline(means: MeasurementContext, cell: WorkloadCell, run: LoadResult, guessed: Speculation | None) -> float | None:
     """Return the share of the memory's bandwidth that the leg's steps need; None where it cannot be told."""
     step = means.step(cell)
     if step is None or step < means.policy.roofline_least or means.bandwidth is None or run.tpot <= 0:

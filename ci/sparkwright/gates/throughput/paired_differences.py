@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.bench.load.order import Run
+from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.statistics.decision import Track
@@ -32,12 +32,12 @@ def names(cell: WorkloadCell) -> list[str]:
     return [name(cell.name, metric) for metric in cell.primary]
 
 
-def value(run: Run, metric: Metric) -> float:
+def value(run: LoadResult, metric: Metric) -> float:
     """Return a run's *metric* in the unit of the record: seconds, or tokens per second."""
     return {"tpot": run.tpot, "ttft": run.ttft, "rate": run.rate}[metric]
 
 
-def worse(run: Run, metric: Metric) -> float:
+def worse(run: LoadResult, metric: Metric) -> float:
     """Return y: the logarithm of the metric, with the sign that makes more of it worse."""
     found = math.log(value(run, metric))
     return -found if METRICS[metric][3] else found

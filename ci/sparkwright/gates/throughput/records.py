@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.load.order import Run
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import LoadResult
+from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.roofline import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.gates.core.verdict import State
@@ -57,7 +57,7 @@ class Measurement(msgspec.Struct, frozen=True):
     position: int
     attempt: int
     began: float
-    run: Run | None = None
+    run: LoadResult | None = None
     before: Snapshot | None = None
     after: Snapshot | None = None
     speculation: Speculation | None = None

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.bench.load.order import LoadInvalid
+from sparkwright.bench.load.load_spec import LoadError
+from sparkwright.bench.machine.oom_watchdog import watch_memory
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.client import Client
@@ -98,7 +99,7 @@ class ServerPair:
                 stack.enter_context(server)
             # A server that loads its weights takes memory faster than any other may.
             for server in began.values():
-                stack.enter_context(self._means.machine.watching(server))
+                stack.enter_context(watch_memory(self._means.machine.policy.memory, server.kill))
             self._servers = {side: OwnServer(server) for side, server in began.items()}
             yield
 
@@ -112,7 +113,7 @@ class ServerPair:
         trial = replace(ordered(means, server.url, cell, 1), requests=cell.concurrency)
         try:
             each = means.generator.measure(trial).seconds if server.guard() else None
-        except LoadInvalid:
+        except LoadError:
             each = None
         return means.rule.requests(cell, each)
 
@@ -124,7 +125,7 @@ class ServerPair:
                 line.update(round(self._means.cooldown - left), f"s  ({reasons[0].reference})")
                 time.sleep(min(left, 1.0))
         shot = self._means.machine.snapshot([one for server in self._servers.values() for one in server.processes()])
-        return not self._means.machine.disturbed(shot, shot)
+        return not self._means.machine.disturbances(shot, shot)
 
     def tell(self, news: str) -> None:
         """Say something in passing."""

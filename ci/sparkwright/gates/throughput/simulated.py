@@ -15,14 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.bench.load.order import Order, Request, Run
-from sparkwright.bench.machine import conditions
-from sparkwright.bench.machine.conditions import Normal, Span
-from sparkwright.bench.machine.policy import MachinePolicy
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.machine import state_checks
+from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapshot
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.server.serve import Server
 from sparkwright.bench.statistics.noise import Launch, Machine
 from sparkwright.gates.throughput import measurement
 from sparkwright.gates.throughput.measurement import MeasurementContext
@@ -76,7 +73,7 @@ class Simulated:
         self._machine, self._states, self.now, self.requests = machine, states, 0.0, requests
         self._means = MeasurementContext(self, self, policy, "model")
         self._servers: dict[Side, Served] = {}
-        self._normal = Normal(Span.of([GEMV] * 3), Span.of([COPY] * 3), states.sentinel.band, "simulated")
+        self._normal = Normal(GEMV, GEMV, GEMV, COPY, "simulated")
 
     def slow_down(self, slowdown: float) -> None:
         """Let the candidate be slower by ln(1 + …) *slowdown* from its next launch on."""
@@ -101,36 +98,36 @@ class Simulated:
         """Let time pass."""
         self.now += CALM
         shot = self.snapshot()
-        return not self.disturbed(shot, shot)
+        return not self.disturbances(shot, shot)
 
     def tell(self, news: str) -> None:
         """Say nothing: nobody reads thousands of gates."""
 
-    def measure(self, order: Order) -> Run:
+    def measure(self, order: LoadSpec) -> LoadResult:
         """Return what a sound generator would see of a leg that takes `LEG` seconds."""
         server = next(one for one in self._servers.values() if one.url == order.url)
         # A slow state that comes and goes inside the leg, unseen by the sentinel, slows it by its share.
         moments = [self.now + (part + 0.5) * LEG / PARTS for part in range(PARTS)]
         factor = statistics.fmean(self._machine.factor(at, server.launch) for at in moments)
-        seconds = factor * (TTFT + TPOT * (order.answer - 1))
-        one = Request(0.0, factor * TTFT, seconds, order.prompt, order.answer, order.answer)
+        seconds = factor * (TTFT + TPOT * (order.output_tokens - 1))
+        one = Request(0.0, factor * TTFT, seconds, order.prompt_tokens, order.output_tokens, order.output_tokens)
         self.now += LEG
         server.counts["vllm:request_success_total"] += order.requests
         server.counts['vllm:request_success_total{finished_reason="length"}'] += order.requests
-        server.counts["vllm:generation_tokens_total"] += order.requests * order.answer
+        server.counts["vllm:generation_tokens_total"] += order.requests * order.output_tokens
         rounds = -(-order.requests // order.concurrency)
-        return Run(self.name, "", rounds * seconds, (one,) * order.requests)
+        return LoadResult(self.name, "", rounds * seconds, (one,) * order.requests)
 
     def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:  # noqa: ARG002  there are none
         """Return what the sentinel sees now."""
         self.now += LOOK
-        return Snapshot(at=self.now, steady=self.now, gemv=GEMV * self._machine.gemv(self.now), copy=COPY, load=0.0)
+        return Snapshot(time=self.now, monotonic=self.now, gemv=GEMV * self._machine.gemv(self.now), copy=COPY, other_load=0.0)
 
-    def disturbed(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return why a leg between two snapshots does not count."""
-        return conditions.disturbed(before, after, self._normal, self._states)
+        return state_checks.disturbances(before, after, self._normal, self._states)
 
-    def watching(self, server: Server) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
-        """Return a watch over nothing: there is no memory to run out of."""
-        return contextlib.nullcontext()
-
+    @property
+    def policy(self) -> MachinePolicy:
+        """Return the policy of the machine."""
+        return self._states

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sparkwright.bench.load.order import Order, Run
+from sparkwright.bench.load.load_spec import LoadResult, LoadSpec
 from sparkwright.bench.records import Reason
 from sparkwright.gates.throughput.records import Speculation
 
@@ -70,7 +70,7 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> Counted 
     return Counted(round(finished), round(lengths), round(tokens), share, round(drafts), round(drafted), round(accepted))
 
 
-def speculation(run: Run, found: Counted) -> Speculation | None:
+def speculation(run: LoadResult, found: Counted) -> Speculation | None:
     """
     Return steps per second, tokens per step and acceptance; None where the server does not speculate.
 
@@ -80,11 +80,11 @@ def speculation(run: Run, found: Counted) -> Speculation | None:
     if not found.drafts:
         return None
     length = 1 + found.accepted / found.drafts
-    decoded = sum(max(0, one.tokens - 1) for one in run.requests)
+    decoded = sum(max(0, one.output_tokens - 1) for one in run.requests)
     return Speculation(decoded / length / run.seconds, length, found.accepted / found.drafted if found.drafted else 0.0)
 
 
-def reasons(order: Order, run: Run, found: Counted | None, *, prefix_hits: float, roofline: float | None) -> tuple[Reason, ...]:
+def reasons(order: LoadSpec, run: LoadResult, found: Counted | None, *, prefix_hits: float, roofline: float | None) -> tuple[Reason, ...]:
     """
     Return why the leg does not count; nothing for one that does.
 
@@ -96,7 +96,7 @@ def reasons(order: Order, run: Run, found: Counted | None, *, prefix_hits: float
     return (*_of_requests(order, run), *_of_counters(order, run, found, prefix_hits), *_of_memory(roofline))
 
 
-def passing(order: Order, run: Run, found: Counted | None, wrong: Iterable[Reason]) -> tuple[Reason, ...]:
+def passing(order: LoadSpec, run: LoadResult, found: Counted | None, wrong: Iterable[Reason]) -> tuple[Reason, ...]:
     """
     Return what a busy machine does to a leg, which is then measured again; nothing where the leg is *wrong* otherwise.
 
@@ -104,40 +104,40 @@ def passing(order: Order, run: Run, found: Counted | None, wrong: Iterable[Reaso
     tokens, the times per token are nobody's. Both were seen with a vLLM on two busy cores.
     """
     others = [one for one in wrong if one.reference != "answer-other"]
-    if others or found is None or found.tokens != found.finished * order.answer:
+    if others or found is None or found.tokens != found.finished * order.output_tokens:
         return ()
     made = [Reason("stream-merged", f"{one.says}; the server counts all of them") for one in wrong]
     steps = 1 + found.accepted / found.drafts if found.drafts else 1.0
-    if lumps := [one for one in run.requests if one.tokens > 1 and one.tpot * steps < STEP]:
+    if lumps := [one for one in run.requests if one.output_tokens > 1 and one.tpot * steps < STEP]:
         says = f"the tokens of {len(lumps)} of {len(run.requests)} answers came at once, {1e6 * lumps[0].tpot:.1f} µs apart"
         made.append(Reason("stream-merged", says))
     return tuple(made)
 
 
-def _of_requests(order: Order, run: Run) -> Iterator[Reason]:
+def _of_requests(order: LoadSpec, run: LoadResult) -> Iterator[Reason]:
     failed = [one for one in run.requests if one.error]
     whole = [one for one in run.requests if not one.error]
     if failed:
         yield Reason("request-failed", f"{len(failed)} of {len(run.requests)} requests failed, the first one: {failed[0].error[:200]}")
     if len(run.requests) != order.requests:
         yield Reason("requests-missing", f"{len(run.requests)} requests are reported, {order.requests} were ordered")
-    if others := [one for one in whole if one.tokens != order.answer]:
-        yield Reason("answer-other", f"{len(others)} answers do not have {order.answer} tokens, the first one has {others[0].tokens}")
-    if order.prompts == "random" and (others := [one for one in whole if one.prompt != order.prompt]):
-        yield Reason("prompt-other", f"{len(others)} prompts do not have {order.prompt} tokens, the first one has {others[0].prompt}")
-    if [one for one in whole if not 0 < one.ttft <= one.seconds] or run.seconds <= 0:
+    if others := [one for one in whole if one.output_tokens != order.output_tokens]:
+        yield Reason("answer-other", f"{len(others)} answers do not have {order.output_tokens} tokens, the first one has {others[0].output_tokens}")
+    if order.prompt_file is None and (others := [one for one in whole if one.prompt_tokens != order.prompt_tokens]):
+        yield Reason("prompt-other", f"{len(others)} prompts do not have {order.prompt_tokens} tokens, the first one has {others[0].prompt_tokens}")
+    if [one for one in whole if not 0 < one.ttft <= one.latency] or run.seconds <= 0:
         yield Reason("times-impossible", "a request ends before it begins, or its first token comes after its last")
 
 
-def _of_counters(order: Order, run: Run, found: Counted | None, prefix_hits: float) -> Iterator[Reason]:
+def _of_counters(order: LoadSpec, run: LoadResult, found: Counted | None, prefix_hits: float) -> Iterator[Reason]:
     if found is None:
         yield Reason("counters-missing", f"{_FINISHED} or {_GIVEN} is not there, or went backwards")
         return
     if found.by_length != found.finished:
         yield Reason("finish-other", f"{found.finished - found.by_length} of {found.finished} requests ended otherwise than by length")
     # Warm-ups and the generator's own trial have the same length.
-    if found.finished < len(run.requests) or found.tokens != found.finished * order.answer:
-        yield Reason("usage-mismatch", f"the server counts {found.tokens} tokens in {found.finished} answers of {order.answer}")
+    if found.finished < len(run.requests) or found.tokens != found.finished * order.output_tokens:
+        yield Reason("usage-mismatch", f"the server counts {found.tokens} tokens in {found.finished} answers of {order.output_tokens}")
     if found.hits is not None and found.hits >= prefix_hits:
         yield Reason("prefix-cached", f"{100 * found.hits:.1f} % of the prompt tokens came from a cache")
     if found.drafts and not _adds_up(found):

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from sparkwright.bench.load.order import Run
+from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.gates.throughput.records import Measurement, Result
 from sparkwright.gates.throughput.summary import LEAST
@@ -57,7 +57,7 @@ def _at(began: float) -> str:
     return times.text(datetime.datetime.fromtimestamp(began, datetime.UTC)) if 0 < began < 253_402_300_800 else ""
 
 
-def _value(run: Run, metric: Metric) -> float:
+def _value(run: LoadResult, metric: Metric) -> float:
     return float(getattr(run, metric))
 
 

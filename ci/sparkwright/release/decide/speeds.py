@@ -95,7 +95,7 @@ def _of_legs(counted: Sequence[Measurement], shaped: Sequence[WorkloadCell]) -> 
     answers = {cell.name: cell.answer for cell in shaped}
     for leg in counted:
         requests = leg.run.requests if leg.run else ()
-        wrong = [one for one in requests if one.error or one.tokens != answers.get(leg.cell) or not 0 < one.ttft <= one.seconds]
+        wrong = [one for one in requests if one.error or one.output_tokens != answers.get(leg.cell) or not 0 < one.ttft <= one.latency]
         if not requests or wrong:
             yield f"{leg.cell}, block {leg.block}, {leg.side}: {len(wrong)} of {len(requests)} requests are not what was ordered"
 

@@ -29,9 +29,7 @@ def _machine(view: View) -> Iterator[str]:
     if not result.qualified:
         yield "The load generator: not qualified against a server of known times."
     if not any(leg.before for leg in result.legs):
-        yield "State of the machine (clocks, temperature, sentinel): not read."
-    elif unknown := sorted({word for leg in result.legs for shot in (leg.before, leg.after) if shot for word in shot.unknown}):
-        yield f"The machine does not tell: {', '.join(words.clean(one, 80) for one in unknown[:8])}."
+        yield "State of the machine (clocks, temperature, probe): not read."
 
 
 def _decided(view: View) -> Iterator[str]:

@@ -101,10 +101,10 @@ def _minutes(second: float, start: float) -> float:
 
 
 def _readings(legs: Sequence[Measurement], start: float) -> list[tuple[str, list[tuple[float, float]]]]:
-    shots = sorted((shot for leg in legs for shot in (leg.before, leg.after) if shot), key=lambda shot: shot.at)
-    kinds = (("GPU, °C", "temperature"), ("clock, MHz", "clock"))
+    shots = sorted((shot for leg in legs for shot in (leg.before, leg.after) if shot), key=lambda shot: shot.time)
+    kinds = (("GPU, °C", "temperature"), ("clock, MHz", "sm_clock"))
     return [
-        (title, [(_minutes(shot.at, start), getattr(shot, name)) for shot in shots if sound(getattr(shot, name))]) for title, name in kinds
+        (title, [(_minutes(shot.time, start), getattr(shot, name)) for shot in shots if sound(getattr(shot, name))]) for title, name in kinds
     ]
 
 

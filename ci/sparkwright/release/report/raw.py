@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from sparkwright.bench.load.order import Request
-from sparkwright.bench.machine.snapshot import Snapshot
+from sparkwright.bench.load.load_spec import Request
+from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.gates.throughput.records import CellResult, Measurement
 from sparkwright.release.report import words
@@ -35,7 +35,6 @@ MACHINE = (
     "other load",
     "other processes",
     "battery",
-    "not known",
 )
 
 
@@ -122,36 +121,35 @@ def _facts(leg: Measurement) -> Iterator[tuple[str, str]]:
 
 def _shot(name: str, shot: Snapshot) -> tuple[str, ...]:
     milli = [words.number(1000 * one) if one is not None else "–" for one in (shot.gemv, shot.copy)]
-    plain = [words.number(one) if one is not None else "–" for one in (shot.clock, shot.memory_clock, shot.temperature, shot.power)]
-    lists = {kind: ", ".join(words.clean(one, 60) for one in getattr(shot, kind)[:8]) or "–" for kind in ("throttled", "others", "unknown")}
-    battery = "none" if shot.battery is None else "yes" if shot.battery else "no"
-    free = words.count(shot.free) if shot.free is not None else "–"
-    load = words.percent(shot.load, 0) if shot.load is not None else "–"
-    time = words.moment(shot.at).partition(" ")[2]
+    plain = [words.number(one) if one is not None else "–" for one in (shot.sm_clock, shot.memory_clock, shot.temperature, shot.power)]
+    lists = {kind: ", ".join(words.clean(one, 60) for one in getattr(shot, kind)[:8]) or "–" for kind in ("throttle_reasons", "gpu_processes")}
+    battery = "yes" if shot.on_battery else "no"
+    free = words.count(shot.available) if shot.available is not None else "–"
+    load = words.percent(shot.other_load, 0) if shot.other_load is not None else "–"
+    time = words.moment(shot.time).partition(" ")[2]
     return (
         name,
         time,
-        words.number(shot.steady, 6),
+        words.number(shot.monotonic, 6),
         *milli,
         *plain,
-        lists["throttled"],
+        lists["throttle_reasons"],
         free,
         load,
-        lists["others"],
+        lists["gpu_processes"],
         battery,
-        lists["unknown"],
     )
 
 
 def _request(one: Request) -> tuple[str, ...]:
-    times = (words.number(one.began), words.number(1000 * one.ttft), words.number(one.seconds), words.number(1000 * one.tpot))
-    return (*times, *map(words.count, (one.prompt, one.tokens, one.chunks)), words.clean(one.error, 200))
+    times = (words.number(one.start), words.number(1000 * one.ttft), words.number(one.latency), words.number(1000 * one.tpot))
+    return (*times, *map(words.count, (one.prompt_tokens, one.output_tokens, one.chunks)), words.clean(one.error, 200))
 
 
 def _quantiles(requests: Sequence[Request]) -> Iterator[tuple[str, ...]]:
     """Yield the quantiles of each column, each by itself: a row of them is no request."""
-    times: tuple[Callable[[Request], float], ...] = (lambda one: 1000 * one.ttft, lambda one: one.seconds, lambda one: 1000 * one.tpot)
-    counts: tuple[Callable[[Request], int], ...] = (lambda one: one.prompt, lambda one: one.tokens, lambda one: one.chunks)
+    times: tuple[Callable[[Request], float], ...] = (lambda one: 1000 * one.ttft, lambda one: one.latency, lambda one: 1000 * one.tpot)
+    counts: tuple[Callable[[Request], int], ...] = (lambda one: one.prompt_tokens, lambda one: one.output_tokens, lambda one: one.chunks)
     sorted_times = [sorted(take(one) for one in requests) for take in times]
     sorted_counts = [sorted(take(one) for one in requests) for take in counts]
     for share, name in _QUANTILES if requests else ():

@@ -1,0 +1,219 @@
+"""
+Check a load generator on this host against a server with known delays, before anything is measured.
+
+The profiles differ in the ratio of their delays, so that no wrong factor fits both, and in the
+tokens of an event, so that counting events is noticed. Results are compared with the times at which
+the server really sent, so a busy machine delays both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.core.console import console
+
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+#: Seconds by which a first token may seem to arrive before it was sent: two clocks are read.
+CLOCK_SLACK = 0.0005
+
+
+class DelayProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The delays of the server and the load on it.
+
+    Attributes:
+        ttft: Seconds to the first token. *tpot*: seconds per token after it.
+        event_tokens: Tokens of an event after the first.
+        prompt_tokens, output_tokens, concurrency, requests: See `LoadSpec`.
+    """
+
+    ttft: Positive
+    tpot: Positive
+    event_tokens: Count
+    prompt_tokens: Count
+    output_tokens: Annotated[int, Meta(ge=2)]
+    concurrency: Count
+    requests: Count
+
+
+class GeneratorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/load_generator.yaml``, which has the source of each threshold.
+
+    Attributes:
+        stack: Stack whose official wheel of vLLM holds the generator.
+        profiles: Delays that are tried.
+        ttft_tolerance: Seconds by which the median time to the first token may be too long.
+        tpot_tolerance, rate_tolerance: Relative error of the time per token and of the throughput.
+        attempts: Attempts for each profile; a busy machine may spoil one.
+    """
+
+    stack: str
+    profiles: Annotated[tuple[DelayProfile, ...], Meta(min_length=1)]
+    ttft_tolerance: Positive
+    tpot_tolerance: Positive
+    rate_tolerance: Positive
+    attempts: Count
+
+
+class _DelayServer(http.server.ThreadingHTTPServer):
+    """A server with the delays of *profile*; *sent* has the times of each request."""
+
+    daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, profile: DelayProfile) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.profile = profile
+        self.sent: list[tuple[float, float, float]] = []
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _DelayServer
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        received, profile = time.monotonic(), self.server.profile
+        self.send_response(200)
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        if self.path == "/tokenize":
+            self.wfile.write(b'{"count": 1, "tokens": [1], "max_model_len": 100000}')
+            return
+        tokens, first_sent = 1, 0.0
+        while True:
+            due = received + profile.ttft + (tokens - 1) * profile.tpot
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._event(choices=[{"index": 0, "text": " x", "finish_reason": None}])
+            first_sent = first_sent or time.monotonic()
+            if tokens == profile.output_tokens:
+                break
+            tokens = min(tokens + profile.event_tokens, profile.output_tokens)
+        self.server.sent.append((received, first_sent, time.monotonic()))
+        self._event(
+            choices=[],
+            usage={
+                "prompt_tokens": profile.prompt_tokens,
+                "completion_tokens": tokens,
+                "total_tokens": profile.prompt_tokens + tokens,
+            },
+        )
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, **fields: object) -> None:
+        self.wfile.write(b"data: " + json.dumps({"id": "check", **fields}).encode() + b"\n\n")
+
+
+@contextlib.contextmanager
+def _serving(profile: DelayProfile) -> Iterator[_DelayServer]:
+    with _DelayServer(profile) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def check_generator(generator: LoadGenerator, policy: GeneratorPolicy) -> str:
+    """
+    Return a sentence about the accuracy of *generator* on this host.
+
+    Raises:
+        LoadError: It is inaccurate (``generator-inaccurate``) or fails in every attempt.
+    """
+    errors = []
+    with console.step(f"check {generator.name}"):
+        for profile in policy.profiles:
+            for attempts_left in reversed(range(policy.attempts)):
+                try:
+                    errors.append(_check_profile(generator, policy, profile, attempts_left))
+                    break
+                except LoadError:
+                    if not attempts_left:
+                        raise
+    return f"{generator.name} is accurate on this host: {'; '.join(errors)}"
+
+
+def _check_profile(
+    generator: LoadGenerator, policy: GeneratorPolicy, profile: DelayProfile, seed: int
+) -> str:
+    with _serving(profile) as server:
+        result = generator.measure(
+            LoadSpec(
+                f"http://127.0.0.1:{server.server_port}",
+                "delays",
+                profile.prompt_tokens,
+                profile.output_tokens,
+                profile.concurrency,
+                profile.requests,
+                warmups=0,
+                seed=seed,
+                timeout_s=60.0,
+            )
+        )
+    return compare(result, server.sent, profile, policy)
+
+
+def compare(
+    result: LoadResult,
+    sent: list[tuple[float, float, float]],
+    profile: DelayProfile,
+    policy: GeneratorPolicy,
+) -> str:
+    """
+    Return the errors of *result* in words.
+
+    Args:
+        sent: When each request was received, and its first and last token sent, in seconds.
+
+    Raises:
+        LoadError: A count is wrong, or an error is larger than *policy* allows.
+    """
+    events = 1 + math.ceil((profile.output_tokens - 1) / profile.event_tokens)
+    expected = (profile.prompt_tokens, profile.output_tokens, events, "")
+    for one in result.requests:
+        counted = (one.prompt_tokens, one.output_tokens, one.chunks, one.error)
+        if counted != expected:
+            message = f"(prompt, output, events, error) are {counted} instead of {expected}"
+            raise LoadError("generator-inaccurate", message)
+    if len(result.requests) != profile.requests or len(sent) != profile.requests:
+        message = f"{len(result.requests)} requests counted, {len(sent)} made"
+        raise LoadError("generator-inaccurate", message)
+    following = profile.output_tokens - 1
+    ttft = statistics.median(first - received for received, first, _ in sent)
+    tpot = statistics.median((last - first) / following for _, first, last in sent)
+    seconds = max(last for _, _, last in sent) - min(received for received, _, _ in sent)
+    ttft_error = result.ttft - ttft
+    tpot_error = result.tpot / tpot - 1
+    rate_error = result.rate * seconds / (profile.requests * profile.output_tokens) - 1
+    message = (
+        f"TTFT {1000 * ttft_error:+.2f} ms of {1000 * ttft:.0f} ms, "
+        f"TPOT {100 * tpot_error:+.2f} %, throughput {100 * rate_error:+.2f} %"
+    )
+    if (
+        not -CLOCK_SLACK <= ttft_error <= policy.ttft_tolerance
+        or abs(tpot_error) > policy.tpot_tolerance
+        or abs(rate_error) > policy.rate_tolerance
+    ):
+        raise LoadError("generator-inaccurate", message)
+    return message

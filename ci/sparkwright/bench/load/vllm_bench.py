@@ -1,0 +1,247 @@
+"""
+The load generator: ``vllm-rs bench serve`` of the official wheel, never of the wheel under test.
+
+Properties of release 0.33.0 that callers must know:
+
+- Its own warm-up requests all repeat the first prompt, so warm-ups are a run of their own.
+- From the length of random prompts it subtracts the special tokens that the tokenizer adds to a
+  text, although it sends token ids. The warm-up run shows how many, and they are added.
+- A stream that ends with an error event counts as a success, with the tokens received until then.
+  Without ``usage`` it counts events. So compare tokens with the order and the server's counters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request, percentile
+from sparkwright.core import process
+from sparkwright.core.console import one_line
+from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.files import sha256_file
+from sparkwright.core.store import Store
+from sparkwright.forks import lock, package_index
+from sparkwright.forks.archive import zip_file
+from sparkwright.forks.stack import Project, SourceError
+
+#: Path of the program in the wheel, and its maximum size (61 MB in 0.33.0 on x86-64).
+MEMBER, MAX_PROGRAM_BYTES = "vllm/vllm-rs", 256 << 20
+
+#: Bytes of address space of the program, most of it never touched, and of a file that it writes.
+ADDRESS_SPACE, MAX_RESULT_BYTES = 16 << 30, 256 << 20
+
+
+class _Detailed(msgspec.Struct):
+    """The fields of ``--save-detailed`` that are read, one item per request; seconds."""
+
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    errors: list[str]
+    start_times: list[float]
+    latencies: list[float]
+
+
+class VllmBench(msgspec.Struct, frozen=True):
+    """The generator: its *program*, the *version* of vLLM, and the *sha256* of the program."""
+
+    program: Path
+    version: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Name and version."""
+        return f"vllm-rs {self.version}"
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        """
+        Make the load and return the result.
+
+        Raises:
+            LoadError: The program fails, does not finish in time, or has no readable result.
+        """
+        deadline = time.monotonic() + spec.timeout_s
+        adds_tokens = spec.tokenizer is not None and spec.prompt_file is None
+        with tempfile.TemporaryDirectory(prefix="sparkwright-load-") as folder:
+            if warmups := max(spec.warmups, int(adds_tokens)):
+                warmup = replace(spec, requests=warmups, seed=spec.seed ^ 0x5EED, request_rate=None)
+                lengths = self._run(Path(folder, "warmup"), warmup, deadline).input_lens
+                if adds_tokens:
+                    missing = spec.prompt_tokens - lengths[0]
+                    spec = replace(spec, prompt_tokens=spec.prompt_tokens + missing)
+            return self._result(self._run(Path(folder, "run"), spec, deadline), spec)
+
+    def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
+        """Run the program in *folder* and return its result; kill everything that it started."""
+        folder.mkdir()
+        log, result = folder / "output.log", folder / "result.json"
+        # Keys of the caller would be sent to the server.
+        secrets = {"OPENAI_API_KEY": "", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
+        command = [str(self.program), *arguments(spec, folder)]
+        try:
+            command = process.wrap_with_limits(
+                command, by=signal.SIGKILL, memory=ADDRESS_SPACE, written=MAX_RESULT_BYTES
+            )
+        except CommandError as error:
+            raise LoadError("generator-failed", str(error)) from None
+        with log.open("wb") as sink:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=process.clean_environment(NO_COLOR="1", **secrets),
+                start_new_session=True,
+            )
+            try:
+                status = child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                message = f"{self.name} did not finish within {spec.timeout_s:g} s"
+                raise LoadError("generator-late", message) from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if status:
+            message = f"{self.name} ended with status {status}: {_last_error(log)}"
+            raise LoadError("generator-failed", message)
+        try:
+            detailed = msgspec.json.decode(result.read_bytes(), type=_Detailed)
+        except (OSError, ValueError, RecursionError) as error:
+            message = f"the result cannot be read: {error!s:.200}"
+            raise LoadError("generator-unreadable", message) from None
+        columns = [getattr(detailed, name) for name in _Detailed.__struct_fields__]
+        if len(set(map(len, columns))) != 1:
+            raise LoadError("generator-unreadable", "the result has columns of different lengths")
+        if len(columns[0]) != spec.requests:
+            message = f"{len(columns[0])} of {spec.requests} requests were made"
+            raise LoadError("generator-failed", message)
+        return detailed
+
+    def _result(self, detailed: _Detailed, spec: LoadSpec) -> LoadResult:
+        first = min(detailed.start_times)
+        requests = [
+            Request(start - first, ttft, latency, prompt, output, len(gaps) + (ttft > 0), error)
+            for start, ttft, latency, prompt, output, gaps, error in zip(
+                detailed.start_times,
+                detailed.ttfts,
+                detailed.latencies,
+                detailed.input_lens,
+                detailed.output_lens,
+                detailed.itls,
+                (one_line(error, 300) for error in detailed.errors),
+                strict=True,
+            )
+        ]
+        gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
+        return LoadResult(
+            self.name,
+            self.sha256,
+            max(request.start + request.latency for request in requests),
+            # The file has the order of the prompts, which is not that of the requests.
+            tuple(sorted(requests, key=lambda request: request.start)),
+            percentile(gaps, 50),
+            percentile(gaps, 99),
+            spec.request_rate,
+        )
+
+
+def arguments(spec: LoadSpec, folder: Path) -> list[str]:
+    """Return the arguments for *spec*, which write ``result.json`` into *folder*."""
+    # Without a tokenizer the program would look for one of the model's name on the network, so it
+    # gets a folder that holds none; then it asks the server.
+    # fmt: off
+    words = [
+        "bench", "serve", "--backend", "vllm", "--base-url", spec.url, "--model", spec.model,
+        "--tokenizer", str(spec.tokenizer or folder), "--num-prompts", str(spec.requests),
+        "--max-concurrency", str(spec.concurrency), "--seed", str(spec.seed % 2**63),
+        "--temperature", "0", "--disable-tqdm", "--save-result", "--save-detailed",
+        "--result-dir", str(folder), "--result-filename", "result.json",
+    ]
+    if spec.prompt_file:
+        words += [
+            "--dataset-name", "custom", "--dataset-path", str(spec.prompt_file),
+            "--custom-output-len", str(spec.output_tokens), "--skip-chat-template",
+            "--max-model-len", str(spec.prompt_tokens + spec.output_tokens),
+        ]
+    else:
+        words += [
+            "--dataset-name", "random", "--prompt-token-ids",
+            "--random-input-len", str(spec.prompt_tokens),
+            "--random-output-len", str(spec.output_tokens),
+        ]
+    # fmt: on
+    if spec.request_rate:
+        words += ["--request-rate", str(spec.request_rate)]
+    return words if spec.natural_length else [*words, "--ignore-eos"]
+
+
+def _last_error(log: Path) -> str:
+    """Return the last line of *log* that names an error, or the last line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text("utf-8", "replace")[-4096:])
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return one_line((errors or lines or ["no output"])[-1].strip(), 300)
+
+
+def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
+    """
+    Return the generator, extracted from the official wheel of *stack*.
+
+    Raises:
+        offline: The wheel is not in the store, and may not be fetched.
+        source-unreachable, source-mismatch, disk-full: See `package_index.obtain`.
+        not-provided: The stack has no official wheel for this machine, or it has no generator.
+        wheel-invalid: The wheel is damaged.
+    """
+    machine = platform.machine()
+    base = lock.read(Project(root, stack)).forks["vllm"].bases.get(machine)
+    if base is None:
+        message = f"Stack {stack} names no official wheel of vLLM for {machine}."
+        raise SourceError("not-provided", message)
+    name = f"vllm-rs-{base.sha256[:16]}"
+    folder = store.root / "environments" / name
+    program = folder / "vllm-rs"
+    with store.lock(f"environment-{name}"):
+        if not program.exists():
+            try:
+                wheel = package_index.obtain(
+                    store, base.name, base.filename, base.sha256, offline=offline
+                )
+            except SourceError as error:
+                if error.reference != "offline":
+                    raise
+                raise SourceError(
+                    "offline",
+                    f"The load generator is part of {base.filename}, which is not in the store.",
+                    details=["`sparkwright fetch` fetches it.", *error.details],
+                ) from error
+            with store.building(folder) as new_folder:
+                _extract(wheel, new_folder / "vllm-rs")
+    return VllmBench(program, base.version, sha256_file(program))
+
+
+def _extract(wheel: Path, program: Path) -> None:
+    """Extract the program from *wheel* to the executable file *program*."""
+    with zip_file(wheel) as archive:
+        if MEMBER not in archive.namelist():
+            message = f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do."
+            raise SourceError("not-provided", message)
+        if (size := archive.getinfo(MEMBER).file_size) > MAX_PROGRAM_BYTES:
+            message = f"{MEMBER} in {wheel.name} has {size:,} bytes, more than allowed."
+            raise WheelError("wheel-invalid", message)
+        program.write_bytes(archive.read(MEMBER))
+    program.chmod(0o755)

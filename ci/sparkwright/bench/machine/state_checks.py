@@ -1,0 +1,265 @@
+"""
+The state of the machine, the policy for it, and the reasons against measuring in it.
+
+Nothing here measures: the functions take snapshots and return reasons. What the driver does not
+report is None, and no reason. Whether throttling under load is the result of a candidate or noise
+is for the gate to decide.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright.bench.machine import kernel_log
+from sparkwright.bench.records import Reason
+
+Positive = Annotated[float, Meta(gt=0, lt=1e9)]
+Size = Annotated[int, Meta(gt=0, lt=10**9)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e5)]
+
+#: Reason → what it means and what to do.
+REASONS: Mapping[str, str] = {
+    "slow-state": "The matrix-vector probe takes longer than is normal on this machine: a slow "
+    "state that the driver does not report. Wait; if it stays, update firmware and driver, and "
+    "disconnect the power for a minute.",
+    "throttled": "The driver holds the GPU's clocks back. Check cooling and power supply.",
+    "too-hot": "The GPU is hotter than the policy allows. Let it cool down, and check its cooling.",
+    "machine-busy": "Other programs use the processors. End them, or measure later.",
+    "gpu-shared": "Another process computes on the GPU. End it.",
+    "on-battery": "The machine runs on its battery, which lowers clocks. Connect it to power.",
+    "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
+    "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
+    "memory the host hangs. Give the server less, or end other programs.",
+    "probe-silent": "The matrix-vector probe did not answer, so a slow state would not be noticed. "
+    "Its log is in the cache directory, under logs.",
+    "kernel-no-memory": kernel_log.MEANINGS["kernel-no-memory"],
+}
+
+#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU (1) and clocks set
+#: by an application (2) are no throttling.
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+
+
+class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The matrix-vector probe.
+
+    Attributes:
+        matrix: MB of the matrix, several times the processor's cache.
+        stream: MB that are read to measure the bandwidth of the memory.
+        warmup: Seconds of the same work before the measurement, for the clocks to rise.
+        seconds: Seconds of each measurement.
+        readings: Readings that define what is normal.
+        band: Allowed distance from the range of those readings (0.03 is 3 %).
+        min_ratio: Minimum of the product's bandwidth in parts of the copy's.
+        start_timeout: Seconds to load torch. *timeout*: seconds beyond the work itself, later.
+    """
+
+    matrix: Size
+    stream: Size
+    warmup: Annotated[float, Meta(ge=0, lt=60)]
+    seconds: Annotated[float, Meta(gt=0, lt=60)]
+    readings: Annotated[int, Meta(ge=3, le=1000)]
+    band: Positive
+    min_ratio: Annotated[float, Meta(ge=0, lt=1)]
+    start_timeout: Positive
+    timeout: Positive
+
+
+class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The memory that must stay available on the host, in MB (10^6 bytes).
+
+    Attributes:
+        floor: Minimum if GPU and CPU share the memory. *discrete_floor*: minimum otherwise.
+        max_fall: Maximum decrease within a second.
+        period: Seconds between two checks; unified memory is gone within seconds.
+    """
+
+    floor: Size
+    discrete_floor: Size
+    max_fall: Size
+    period: Annotated[float, Meta(gt=0, le=0.5)]
+
+
+class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/machine.yaml``, which has the source of each threshold.
+
+    Attributes:
+        start_temperature: Maximum GPU temperature before a session, in degrees Celsius.
+        max_temperature: Maximum around a measurement.
+        discards: Measurements in a row that may be repeated because of the machine's state.
+        cooldown: Seconds to wait before such a repetition.
+        preheat: Seconds of work before a session.
+        max_other_load: Maximum share of the processors' time that other programs use.
+        clock_jump: Maximum seconds by which the clock may be set during a measurement.
+        throttle_reasons: Throttle reasons that count; the others are only recorded.
+    """
+
+    probe: ProbePolicy
+    memory: MemoryPolicy
+    start_temperature: Positive
+    max_temperature: Positive
+    discards: Annotated[int, Meta(ge=0, le=100)]
+    cooldown: Seconds
+    preheat: Seconds
+    max_other_load: Annotated[float, Meta(gt=0, le=1)]
+    clock_jump: Positive
+    throttle_reasons: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.start_temperature > self.max_temperature:
+            raise ValueError("start_temperature is at most max_temperature")
+        if unknown := set(self.throttle_reasons) - set(THROTTLE_REASONS.values()):
+            raise ValueError(f"unknown throttle reasons: {', '.join(sorted(unknown))}")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """
+    The machine at a moment; None for what is not reported.
+
+    Attributes:
+        time: Seconds since 1970. *monotonic*: seconds of a clock that is never set.
+        gemv: Seconds of the probe's matrix-vector product. *copy*: seconds of its copy.
+        sm_clock, memory_clock: MHz.
+        temperature: Degrees Celsius of the GPU. *power*: watts.
+        throttle_reasons: Why the GPU's clocks are held back.
+        available: MB of memory that are available on the host.
+        other_load: Share of the processors' time used by other programs, 0 to 1.
+        gpu_processes: Other processes that compute on the GPU.
+        on_battery: Whether the machine runs on its battery.
+        probe_error: Why there is no reading of the probe.
+    """
+
+    time: float
+    monotonic: float
+    gemv: float | None = None
+    copy: float | None = None
+    sm_clock: float | None = None
+    memory_clock: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    available: int | None = None
+    other_load: float | None = None
+    gpu_processes: tuple[str, ...] = ()
+    on_battery: bool = False
+    probe_error: str = ""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """Median seconds of the probe's matrix-vector product and of its copy."""
+
+    gemv: Positive
+    copy: Positive
+
+
+class Normal(msgspec.Struct, frozen=True):
+    """
+    The probe's readings while nothing is wrong.
+
+    Attributes:
+        low, median, high: Seconds of the matrix-vector product. *copy*: median of the copy.
+        device: Name of the device.
+    """
+
+    low: float
+    median: float
+    high: float
+    copy: float
+    device: str
+
+    @classmethod
+    def of(cls, readings: Sequence[Reading], device: str) -> Normal:
+        """Return the normal of the *readings* at the start of a session."""
+        gemv = [reading.gemv for reading in readings]
+        copy = statistics.median(reading.copy for reading in readings)
+        return cls(min(gemv), statistics.median(gemv), max(gemv), copy, device)
+
+
+def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ...]:
+    """Return the reasons against starting a session in the state of *snapshot*."""
+    return tuple(_state_reasons(snapshot, policy, policy.start_temperature))
+
+
+def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
+    """
+    Return the reasons against the first readings of a session as what is normal.
+
+    A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
+    """
+    ratio = normal.copy / (2 * normal.median)
+    if ratio >= policy.min_ratio:
+        return ()
+    message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g} or more"
+    return (Reason("slow-state", message),)
+
+
+def disturbances(
+    before: Snapshot, after: Snapshot, normal: Normal | None, policy: MachinePolicy
+) -> tuple[Reason, ...]:
+    """Return the reasons against a measurement between two snapshots, each reason once."""
+    found = {
+        reason.reference: reason
+        for snapshot in (before, after)
+        for reason in (
+            *_probe_reasons(snapshot, normal, policy.probe.band),
+            *_state_reasons(snapshot, policy, policy.max_temperature),
+        )
+    }
+    passed = after.monotonic - before.monotonic
+    jump = (after.time - before.time) - passed
+    # The monotonic clock starts again with the machine.
+    if passed < 0 or abs(jump) > policy.clock_jump:
+        message = f"the clock jumped by {jump:+.1f} s"
+        found["clock-jumped"] = Reason("clock-jumped", message)
+    return tuple(found.values())
+
+
+def _probe_reasons(
+    snapshot: Snapshot, normal: Normal | None, band: float
+) -> Iterator[Reason]:
+    if normal is None:
+        return
+    if snapshot.gemv is None or snapshot.copy is None:
+        yield Reason("probe-silent", snapshot.probe_error or "there is no reading")
+    elif not normal.low / (1 + band) <= snapshot.gemv <= normal.high * (1 + band):
+        yield Reason(
+            "slow-state",
+            f"the GEMV took {1000 * snapshot.gemv:.3g} ms, {snapshot.gemv / normal.median:.2f} × "
+            f"normal, and the copy {snapshot.copy / normal.copy:.2f} × normal",
+        )
+
+
+def _state_reasons(
+    snapshot: Snapshot, policy: MachinePolicy, max_temperature: float
+) -> Iterator[Reason]:
+    if snapshot.gpu_processes:
+        yield Reason("gpu-shared", f"on the GPU: {', '.join(snapshot.gpu_processes[:5])}")
+    if (load := snapshot.other_load) is not None and load > policy.max_other_load:
+        message = f"others use {load:.0%} of the processors, allowed: {policy.max_other_load:.0%}"
+        yield Reason("machine-busy", message)
+    if snapshot.on_battery:
+        yield Reason("on-battery", "the machine runs on its battery")
+    if throttling := set(snapshot.throttle_reasons).intersection(policy.throttle_reasons):
+        yield Reason("throttled", ", ".join(sorted(throttling)))
+    if (celsius := snapshot.temperature) is not None and celsius > max_temperature:
+        message = f"the GPU has {celsius:.0f} °C, allowed are {max_temperature:g} °C"
+        yield Reason("too-hot", message)
+    if (available := snapshot.available) is not None and available < policy.memory.floor:
+        message = f"{available} MB are available, {policy.memory.floor} MB must stay"
+        yield Reason("memory-low", message)
