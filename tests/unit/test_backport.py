@@ -81,7 +81,7 @@ def test_status_holds_a_backport_against_its_original(host: Host, record: Record
 
     [entry] = json.loads(capsys.readouterr().out)["backports"][host.stack][host.fork]
     assert (entry["name"], entry["merge"]) == ("#7", record.merge)
-    assert (entry["unchanged"], entry["hunks"], entry["standing"], entry["lines"], entry["further"]) == (2, 4, 3, 4, 1)
+    assert (entry["unchanged"], entry["hunks"], entry["present"], entry["lines"], entry["further"]) == (2, 4, 3, 4, 1)
     assert (entry["patches"], entry["left_out"]) == (["instead.patch"], dict.fromkeys(["a.txt#1", "b.txt"], "the test leaves it out"))
 
 

@@ -210,9 +210,9 @@ def test_doctor_goes_on_without_the_part_full(cli: Cli, mini: Mini, bare: Sequen
     checks = {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
 
     assert done.returncode == 0, done.stderr
-    assert (checks["part full"]["state"], checks["part full"]["found"]) == ("missing", "the part full is not installed")
-    assert "[full]" in checks["part full"]["mend"]
-    assert checks["package index"]["found"] == "not asked, as the part full is not installed"
+    assert (checks["part full"]["state"], checks["part full"]["observed"]) == ("missing", "the part full is not installed")
+    assert "[full]" in checks["part full"]["remedy"]
+    assert checks["package index"]["observed"] == "not asked, as the part full is not installed"
     assert checks["upstream host"]["state"] == checks["git"]["state"] == "ready"
 
 

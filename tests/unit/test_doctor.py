@@ -13,7 +13,7 @@ import pytest
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
-from sparkwright.cli.doctor import Check
+from sparkwright.cli.doctor import MachineCheck
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.stack import Project
 
@@ -38,7 +38,7 @@ SPARK: dict[str, Any] = {
 }
 
 
-def states(**changes: object) -> dict[str, Check]:
+def states(**changes: object) -> dict[str, MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
     facts = {**SPARK, **{name.replace("_", " "): fact for name, fact in changes.items()}}
     checks = doctor.checks(facts, Project(ROOT, "2026.11"))
@@ -51,7 +51,7 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
     lines = resolve.unresolved(project, lock.read(project))
 
     assert lines
-    assert {subject: (check.found, check.mend) for subject, check in checks.items()} == {
+    assert {subject: (check.observed, check.remedy) for subject, check in checks.items()} == {
         "lock": ("\n".join(f"unresolved: {line}" for line in lines), "sparkwright lock --stack 2026.11")
     }
 
@@ -74,14 +74,14 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
 def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: str, words: str) -> None:
     check = states(**changes)[subject]
 
-    assert (check.state, words in check.means) == (state, True)
+    assert (check.state, words in check.meaning) == (state, True)
 
 
 @pytest.mark.parametrize(("program", "package", "state"), [("g++", "g++", "missing"), ("ccache", "ccache", "look"), ("Python headers", "python3-dev", "missing")])
 def test_a_missing_program_comes_with_its_command(program: str, package: str, state: str) -> None:
     sudo = "sudo " if os.geteuid() else ""
 
-    assert (states(**{program: ""})[program].state, states(**{program: ""})[program].mend) == (state, f"{sudo}apt-get install -y {package}")
+    assert (states(**{program: ""})[program].state, states(**{program: ""})[program].remedy) == (state, f"{sudo}apt-get install -y {package}")
 
 
 def test_another_machine_needs_a_cross_compiler_for_a_spark() -> None:

@@ -319,7 +319,7 @@ def test_the_nearest_machine_code_comes_before_ptx(
     cubins: list[str], ptx: list[str], expected: str
 ) -> None:
     """The driver takes machine code if there is any that it can load."""
-    assert device_code.gain(cubins, ptx, SPARK) == expected
+    assert device_code.support_level(cubins, ptx, SPARK) == expected
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ _PTX_HEAD = 1 << 14
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 
 #: From best to worst: what a GPU gets from a compiled unit.
-Gain = Literal["native", "family", "plain", "jit", "nothing"]
-GAINS: Mapping[Gain, str] = {
+SupportLevel = Literal["native", "family", "plain", "jit", "nothing"]
+SUPPORT_LEVELS: Mapping[SupportLevel, str] = {
     "native": "machine code for exactly this GPU, with all its instructions",
     "family": "machine code of its family, with the FP4 instructions",
     "plain": "machine code without a feature set: it runs, and cannot hold FP4 instructions",
@@ -245,7 +245,9 @@ def compiles(target: str, device: tuple[int, int]) -> bool:
     return major > 0 and (major, minor) <= device and (suffix != "f" or major == device[0])
 
 
-def gain(cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]) -> Gain:
+def support_level(
+    cubins: Iterable[str], ptx: Iterable[str], device: tuple[int, int]
+) -> SupportLevel:
     """
     Return what a GPU of capability *device* gets from a unit with code for these targets.
 
@@ -271,9 +273,10 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
     for image in images:
         units.setdefault(image.container, []).append(image)
     numbers = Counter(
-        gain(_targets(unit, "cubin"), _targets(unit, "ptx"), device) for unit in units.values()
+        support_level(_targets(unit, "cubin"), _targets(unit, "ptx"), device)
+        for unit in units.values()
     )
-    return {name: numbers[name] for name in GAINS if numbers[name]}
+    return {name: numbers[name] for name in SUPPORT_LEVELS if numbers[name]}
 
 
 # Instructions.

@@ -142,7 +142,7 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
         ptx: How many by arch.
         device_code: The library's part of the report's digest; empty without device code.
         spark: How many compiled units give a GPU of the stack what, best first
-            (`sparkwright.audit.device_code.GAINS`).
+            (`sparkwright.audit.device_code.SUPPORT_LEVELS`).
         opcodes: Only for the patterns of the policy.
         traps: In the kernels that the policy wants trap-free.
     """
@@ -256,6 +256,6 @@ def _cells(library: AuditedLibrary) -> list[str]:
     )
     opcodes = [f"{opcode.pattern} {opcode.count}≥{opcode.least}" for opcode in library.opcodes]
     opcodes += [f"traps {library.traps}"] if library.opcodes or library.traps else []
-    gains = ", ".join(f"{count} {gain}" for gain, count in library.spark.items())
-    cells = [cubins, ptx, ", ".join(opcodes), gains]
+    levels = ", ".join(f"{count} {level}" for level, count in library.spark.items())
+    cells = [cubins, ptx, ", ".join(opcodes), levels]
     return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]

@@ -403,7 +403,7 @@ class LibraryAudit:
         ours: bool = True,
     ) -> None:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
-        self._wants = wants = policy.library(about.name, name)
+        self._library_policy = wants = policy.library(about.name, name)
         self._device = policy.device
         self._policy = replace(policy, arch=wants.arch) if wants and wants.arch else policy
         #: The policy of a library whose kernels a Spark needs; None for another.
@@ -438,7 +438,7 @@ class LibraryAudit:
         Raises:
             tool-missing: nvdisasm is not there, and a kernel is to be read.
         """
-        wants = self._wants
+        wants = self._library_policy
         role = wants.role if wants else "unknown"
         library = AuditedLibrary(binary.name, binary.sha256, binary.size, role)
         if wants is None and self._ours:
@@ -478,7 +478,7 @@ class LibraryAudit:
 
     def _check_policy(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
         """Report needs, search paths, symbols and operators that the policy does not have so."""
-        wants = self._wants or LibraryPolicy("", "target")
+        wants = self._library_policy or LibraryPolicy("", "target")
         for entry in shared.rpath:
             self._find("rpath-present", f"it looks for shared libraries in {entry}")
         for name in wants.symbols:
@@ -498,7 +498,7 @@ class LibraryAudit:
 
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
-        floors = ["3.2", self._wants.python if self._wants else ""]
+        floors = ["3.2", self._library_policy.python if self._library_policy else ""]
         floors += [f"3.{minor}" for minor in _ABI3_TAG.findall(self._about.file)]
         floors += _AT_LEAST_PYTHON.findall(str(self._metadata["Requires-Python"]))
         added, floor = _limited_api(), max(map(elf.version_key, floors))
@@ -518,7 +518,7 @@ class LibraryAudit:
         from torch_abi_audit.torch_versions import minimum_version
 
         internal = [name for name in shared.imports if _TORCH_INTERNAL.search(name)]
-        if internal and self._wants and self._wants.torch == "stable":
+        if internal and self._library_policy and self._library_policy.torch == "stable":
             message = f"it uses {len(internal)} symbols beside torch's stable ABI"
             self._find("torch-unstable", message)
         stable = [name for name in shared.imports if name.startswith(_TORCH_STABLE)]

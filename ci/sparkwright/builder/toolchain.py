@@ -331,7 +331,7 @@ def obtain(context: RunContext) -> Toolchain:
         command-failed: The installer failed.
     """
     tools = _tools(context)
-    with completing(context.store, tools.root) as lacking:
+    with fill_once(context.store, tools.root) as lacking:
         if lacking:
             install(context, tools.root, pylock.wheels(context.project), "tools")
             complete_cuda(tools.cuda, context.store.folder("logs") / "environment.log")
@@ -339,7 +339,7 @@ def obtain(context: RunContext) -> Toolchain:
 
 
 @contextlib.contextmanager
-def completing(store: Store, root: Path) -> Iterator[bool]:
+def fill_once(store: Store, root: Path) -> Iterator[bool]:
     """
     Yield True if the environment *root* has to be made, under its lock; a block that ends without
     an error has made it.
@@ -437,7 +437,7 @@ def target(context: RunContext, tools: Toolchain) -> Toolchain:
     machine, key = context.machine, target_key(context, tools)
     root = context.store.root / "environments" / f"{key[:16]}-{machine}"
     crossed = msgspec.structs.replace(tools, key=key, libraries=root)
-    with completing(context.store, root) as lacking:
+    with fill_once(context.store, root) as lacking:
         if lacking:
             shutil.rmtree(root, ignore_errors=True)
             install(context, root, _linked_wheels(context), machine, machine)

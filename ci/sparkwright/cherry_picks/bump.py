@@ -13,7 +13,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from sparkwright.cherry_picks import drift, ledger, series
+from sparkwright.cherry_picks import drift, series
+from sparkwright.cherry_picks.ledger import render
 from sparkwright.cherry_picks.upstream import Base, Upstream, base_of
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
@@ -73,8 +74,8 @@ def plan(upstream: Upstream, version: str, drop: Collection[str] = ()) -> Bump:
         f"forks/{project.stack}/stack.yaml": stack_text,
         f"forks/{project.stack}/lock.yaml": lock_text,
     }
-    if (book := upstream.book.without(project.stack, gone)) != upstream.book:
-        files[f"cherry_picks/{fork}.yaml"] = ledger.render(book)
+    if (ledger := upstream.ledger.without(project.stack, gone)) != upstream.ledger:
+        files[f"cherry_picks/{fork}.yaml"] = render(ledger)
     return Bump(fork, base, tuple(tried), gone, files)
 
 

@@ -179,7 +179,7 @@ def explain(
         "patch": patch.name,
         "subject": patch.subject,
         "author": patch.author,
-        "page": upstream.book.page(patch.pick) if patch.pick else "",
+        "page": upstream.ledger.page(patch.pick) if patch.pick else "",
     }
     rows = [f"{key}: {value}" for key, value in report.items() if value]
     rows += [row for file in files for row in _rows(file)]
@@ -237,7 +237,7 @@ def _between(
     of the base and that of the patch, found by their ids *blobs*, which change *lines*.
     """
     objects, mirror = upstream.context.objects, upstream.mirror
-    tip = mirror.fetched(upstream.book.branch) if mirror else ""
+    tip = mirror.fetched(upstream.ledger.branch) if mirror else ""
     if not mirror or not tip:
         return {"note": "upstream's history is not in the store; `sparkwright patch drift` gets it"}
     versions = states(objects, path, tip)

@@ -13,8 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.cherry_picks import apply, ledger, series
-from sparkwright.cherry_picks.patch import Patch, PatchError, standing, without
+from sparkwright.cherry_picks import apply, series
+from sparkwright.cherry_picks.ledger import load_ledger, require, today
+from sparkwright.cherry_picks.patch import Patch, PatchError, count_present_lines, without
 from sparkwright.cherry_picks.upstream import Base, Commit, Evidence, Upstream, evidence, log
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key
@@ -47,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True):
         state: ``moves``: a patch of ours applies at other lines than it names; ``likely-upstream``:
             a conflict, but most of the added lines are there, so that upstream took it and changed
             it since, which no test proves.
-        standing: Added lines that the base has, of how many.
+        present: Added lines that the base has, of how many.
         evidence: Results of the three tests; empty if the patch applies.
     """
 
@@ -55,7 +56,7 @@ class Trial(msgspec.Struct, frozen=True):
     sha256: str
     base: str
     state: TrialState
-    standing: tuple[int, int]
+    present: tuple[int, int]
     evidence: tuple[Evidence, ...]
     says: tuple[str, ...] = ()
 
@@ -70,11 +71,11 @@ class Trial(msgspec.Struct, frozen=True):
         proved = [f"{test.test}: {test.says}" for test in self.evidence if test.holds]
         return (
             "; ".join(proved)
-            or f"{self.standing[0]} of its {self.standing[1]} added lines stand there"
+            or f"{self.present[0]} of its {self.present[1]} added lines stand there"
         )
 
 
-class Absorbed(msgspec.Struct, frozen=True):
+class Absorption(msgspec.Struct, frozen=True):
     """
     The end of a patch, in the order of the bases.
 
@@ -110,7 +111,7 @@ class Drift(msgspec.Struct, frozen=True):
         """The names of the patches."""
         return list(dict.fromkeys(trial.patch for trial in self.trials))
 
-    def absorbed(self, patch: str) -> Absorbed:
+    def absorption(self, patch: str) -> Absorption:
         """Return the end of the patch of that name."""
         trials = self.of(patch)
         fitting = list(itertools.takewhile(lambda trial: trial.applies, trials))
@@ -119,7 +120,7 @@ class Drift(msgspec.Struct, frozen=True):
         ][:1]
         first, proof = (having[0].base, having[0].proof) if having else ("", "")
         last = fitting[-1].base if fitting else ""
-        return Absorbed(patch, last, first, trials[-1].state, proof)
+        return Absorption(patch, last, first, trials[-1].state, proof)
 
 
 class DriftEntry(msgspec.Struct, frozen=True):
@@ -144,7 +145,7 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     reverting = apply.revertible_patches(objects, base.tree, patches)
     outcomes = apply.evaluate(objects, base.tree, patches)
     for patch, outcome in zip(patches, outcomes, strict=True):
-        present, total = lines = standing(objects, base.tree, patch.data)
+        present, total = lines = count_present_lines(objects, base.tree, patch.data)
         state: TrialState = "moves" if outcome.moved and not patch.pick else "applies"
         tests: tuple[Evidence, ...] = ()
         if outcome.status != "applied":
@@ -168,7 +169,7 @@ def measure(upstream: Upstream, patches: Sequence[Patch], bases: Iterable[Base])
         console.note(base.name)
         tried += trials(upstream, patches, base)
         names.append(base.name)
-    pins = (upstream.fork, context.project.stack, ledger.today())
+    pins = (upstream.fork, context.project.stack, today())
     drift = Drift(*pins, tuple(names), tuple(tried))
     if tried:
         context.store.put("drift", _key(context, upstream.fork), drift)
@@ -210,13 +211,13 @@ class Line(msgspec.Struct, frozen=True):
 
 def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
     """Return a line per pick and patch of *fork*, in the order of application."""
-    book, stack = ledger.load_ledger(context.project.root, fork), context.project.stack
+    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     drift = last(context, fork)
     carried = [
         series.as_patch(
-            record, without(series.stored_diff(context, book, record), record.stacks[stack])
+            record, without(series.stored_diff(context, ledger, record), record.stacks[stack])
         )
-        for record in book.carried(stack)
+        for record in ledger.carried(stack)
     ]
     carried += series.load(context.project.series_folder(fork))
     return [
@@ -229,7 +230,7 @@ def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
             *_needed(drift, patch.name, patch.sha256),
             patch.reason,
             patch.drop_when,
-            book.page(patch.pick) if patch.pick else "",
+            ledger.page(patch.pick) if patch.pick else "",
         )
         for patch in carried
     ]
@@ -250,7 +251,7 @@ def _needed(drift: Drift | None, name: str, sha256: str) -> tuple[str, str]:
     tried = [trial for trial in (drift.of(name) if drift else ()) if sha256 in ("", trial.sha256)]
     if not drift or not tried:
         return "not looked at", ""
-    end = drift.absorbed(name)
+    end = drift.absorption(name)
     if end.first:
         return f"until {end.first}", f"{end.first}: {end.proof}"
     return f"{MEANING[tried[-1].state]} on {tried[-1].base}", ""
@@ -290,15 +291,15 @@ def bisect(
         offline, source-unreachable: The repository may not be asked, or does not answer.
         bisect-undecided: It applies at both ends, or at none.
     """
-    book, objects = ledger.require(fork.context.project.root, fork.fork), fork.context.objects
-    start = start or (book.by_number[patches[-1].pick].base if patches[-1].pick else "")
+    ledger, objects = require(fork.context.project.root, fork.fork), fork.context.objects
+    start = start or (ledger.by_number[patches[-1].pick].base if patches[-1].pick else "")
     if not start:
         raise SourceError(
             "not-provided",
             "The search needs a commit to start from.",
             todo="Name one with --from.",
         )
-    tip = fork.commit(book.branch)
+    tip = fork.commit(ledger.branch)
     old, new = fork.commit(start), fork.commit(end) if end else tip
 
     def middle() -> str:
@@ -313,7 +314,7 @@ def bisect(
     if not middle():
         raise SourceError(
             "not-provided",
-            f"{new[:12]} does not follow {old[:12]} on {book.branch}.",
+            f"{new[:12]} does not follow {old[:12]} on {ledger.branch}.",
             todo="Choose ends with --from and --to.",
         )
     before, after = trial(old), trial(new)

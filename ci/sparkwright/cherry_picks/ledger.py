@@ -194,15 +194,15 @@ def require(root: Path, fork: str) -> Ledger:
     Raises:
         file-invalid: As `load_ledger`; also when there is none.
     """
-    book = load_ledger(root, fork)
-    if not book.url:
+    ledger = load_ledger(root, fork)
+    if not ledger.url:
         raise FileError(
             "file-invalid",
             f"{fork} has no ledger.",
             details=[f"expected: {path_of(root, fork)}"],
             todo="Begin one: a file with the field `url`.",
         )
-    return book
+    return ledger
 
 
 def render(ledger: Ledger) -> str:

@@ -338,7 +338,7 @@ def added_lines(diff: bytes) -> Counter[tuple[str, bytes]]:
     )
 
 
-def standing(objects: Objects, tree: str, diff: bytes) -> tuple[int, int]:
+def count_present_lines(objects: Objects, tree: str, diff: bytes) -> tuple[int, int]:
     """
     Return how many of the added, non-blank lines of *diff* are in the same files of *tree*, and how
     many it adds.

@@ -202,8 +202,8 @@ def pin(
     """
     # Without the lock, two runs could overwrite each other's record.
     with console.step(f"pick {fork}#{number}"), context.store.lock(f"ledger-{fork}"):
-        book, stack = require(context.project.root, fork), context.project.stack
-        earlier = book.by_number.get(number)
+        ledger, stack = require(context.project.root, fork), context.project.stack
+        earlier = ledger.by_number.get(number)
         reason = reason or (earlier.reason if earlier else "")
         drop_when = drop_when or (earlier.drop_when if earlier else "")
         if not reason.strip() or not drop_when.strip():
@@ -212,28 +212,32 @@ def pin(
                 f"{fork}#{number} needs a reason and a condition for dropping it.",
                 todo="Give both: --reason TEXT --drop-when TEXT.",
             )
-        seen = snapshot_by_api(context, book, number) or snapshot_by_git(context, book, number)
+        seen = snapshot_by_api(context, ledger, number) or snapshot_by_git(context, ledger, number)
         for name, (pinned, now) in (
             _moved(earlier, seen) if earlier and not accept else {}
         ).items():
             if pinned:
-                page = f"{book.url.removesuffix('.git')}/compare/{pinned}..{now}"
+                page = f"{ledger.url.removesuffix('.git')}/compare/{pinned}..{now}"
                 raise PatchError(
                     "pick-moved",
                     f"The {name} of #{number} moved since it was pinned.",
                     details=[f"pinned: {pinned}", f"now:    {now}", f"difference: {page}"],
                 )
-        fresh = record(context, book, seen, number, reason, drop_when)
+        fresh = record(context, ledger, seen, number, reason, drop_when)
         stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
         if carry or excluded:
             stacks[stack] = {**stacks.get(stack, {}), **excluded}
-        book = book.with_record(msgspec.structs.replace(fresh, stacks=stacks))
+        ledger = ledger.with_record(msgspec.structs.replace(fresh, stacks=stacks))
         if stack in stacks:
-            picks = [series.patch_of(context, book, pick, stack) for pick in book.carried(stack)]
+            picks = [
+                series.patch_of(context, ledger, pick, stack) for pick in ledger.carried(stack)
+            ]
             applied = [pick for pick in picks if pick.data]
-            series.apply_patches(Upstream(context, fork, book), fetch.fetch(context, fork), applied)
-        write(context.project.root, fork, book)
-    return book.by_number[number]
+            series.apply_with_report(
+                Upstream(context, fork, ledger), fetch.fetch(context, fork), applied
+            )
+        write(context.project.root, fork, ledger)
+    return ledger.by_number[number]
 
 
 def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[str] | None]]:
@@ -251,20 +255,20 @@ def refresh(context: RunContext, fork: str) -> list[tuple[Record, Record, list[s
         offline, source-unreachable: Neither the API nor the repository answers.
     """
     with console.step(f"pull requests of {fork}"), context.store.lock(f"ledger-{fork}"):
-        book, by_api = require(context.project.root, fork), True
+        ledger, by_api = require(context.project.root, fork), True
         watched = list[tuple[Record, Record, list[str] | None]]()
-        for old in book.records:
+        for old in ledger.records:
             try:
-                pull = snapshot_by_api(context, book, old.number) if by_api else None
+                pull = snapshot_by_api(context, ledger, old.number) if by_api else None
                 by_api = pull is not None
-                pull = pull or snapshot_by_git(context, book, old.number)
+                pull = pull or snapshot_by_git(context, ledger, old.number)
                 watched.append((old, _refreshed(old, pull), _changes(old, pull)))
             except GitHubError as error:
                 if error.reference != "pull-request-gone":
                     raise
                 watched.append((old, old, ["it does not exist any more"] if by_api else None))
-            book = book.with_record(watched[-1][1])
-        write(context.project.root, fork, book)
+            ledger = ledger.with_record(watched[-1][1])
+        write(context.project.root, fork, ledger)
     return watched
 
 

@@ -41,7 +41,7 @@ class Backport(msgspec.Struct, frozen=True):
         hunks: The hunks of the original, of which as many are applied unchanged as *unchanged*.
         left_out: Files and hunks that are left out, each with the reason.
         patches: The names of our patches in their place.
-        lines: The added lines of the original, of which *standing* are added here.
+        lines: The added lines of the original, of which *present* are added here.
         further: The lines that only our patches add.
     """
 
@@ -53,7 +53,7 @@ class Backport(msgspec.Struct, frozen=True):
     left_out: dict[str, str]
     patches: tuple[str, ...]
     lines: int
-    standing: int
+    present: int
     further: int
 
 
@@ -63,7 +63,7 @@ def _original(patch: Patch) -> tuple[int, str]:
     return (int(match[1]), match[2]) if match else (0, "")
 
 
-def check_backports(book: Ledger, stack: str, patches: Sequence[Patch]) -> None:
+def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> None:
     """
     Check that the backports among *patches*, the series of *stack*, belong to picks as the ledger
     pins them.
@@ -72,7 +72,7 @@ def check_backports(book: Ledger, stack: str, patches: Sequence[Patch]) -> None:
         backport-stale: A backport is of a pull request that is not carried, or of another state of
             it, or changes files that it does not; or a pick leaves everything out and has none.
     """
-    carried, faults = {record.number: record for record in book.carried(stack)}, list[str]()
+    carried, faults = {record.number: record for record in ledger.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
     for entry in patches:
         number, sha256 = _original(entry)
@@ -248,20 +248,20 @@ def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
         patch-invalid: See `load`.
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    book, stack = load_ledger(context.project.root, fork), context.project.stack
-    picks = [patch_of(context, book, record, stack) for record in book.carried(stack)]
+    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
+    picks = [patch_of(context, ledger, record, stack) for record in ledger.carried(stack)]
     ours = load(context.project.series_folder(fork))
     return (*(pick for pick in picks if pick.data), *ours)
 
 
 def backports(context: RunContext, fork: str) -> list[Backport]:
     """Return the picks that the stack carries in part, as far as their diffs are in the store."""
-    book, stack = load_ledger(context.project.root, fork), context.project.stack
+    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
     ours = load(context.project.series_folder(fork))
     return [
-        _compare(record, stack, diff, patch_of(context, book, record, stack), ours)
-        for record in book.carried(stack)
-        if record.stacks[stack] and (diff := stored_diff(context, book, record))
+        _compare(record, stack, diff, patch_of(context, ledger, record, stack), ours)
+        for record in ledger.carried(stack)
+        if record.stacks[stack] and (diff := stored_diff(context, ledger, record))
     ]
 
 
@@ -295,14 +295,14 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
     stored = context.store.get("apply", key, apply.PatchedTree)
     if stored and context.objects.whole(stored.tree):
         return stored
-    patches, book = of(context, source.fork), load_ledger(context.project.root, source.fork)
-    check_backports(book, context.project.stack, patches)
-    patched = apply_patches(Upstream(context, source.fork), source, patches)
+    patches, ledger = of(context, source.fork), load_ledger(context.project.root, source.fork)
+    check_backports(ledger, context.project.stack, patches)
+    patched = apply_with_report(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)
     return patched
 
 
-def apply_patches(
+def apply_with_report(
     upstream: Upstream, source: FetchedSource, patches: Sequence[Patch]
 ) -> apply.PatchedTree:
     """Apply *patches* to *source*; see `apply.apply_patches`. A conflict has the report."""

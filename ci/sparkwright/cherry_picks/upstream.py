@@ -141,14 +141,14 @@ class Upstream:
     draft: Ledger | None = None
 
     @cached_property
-    def book(self) -> Ledger:
+    def ledger(self) -> Ledger:
         """The ledger of the fork."""
         return self.draft or load_ledger(self.context.project.root, self.fork)
 
     @cached_property
     def mirror(self) -> Mirror | None:
         """The mirror of the repository, if there is a ledger."""
-        return self.context.mirror(self.book.url) if self.book.url else None
+        return self.context.mirror(self.ledger.url) if self.ledger.url else None
 
     def locked(self) -> Base:
         """Return the locked source of the fork."""
@@ -232,7 +232,7 @@ class Upstream:
 
     def _newest(self, patches: Collection[Patch]) -> list[Base]:
         """Return the tip of the branch, named with its day, if it can be reached."""
-        branch = self.book.branch
+        branch = self.ledger.branch
         try:
             tip = self.commit(branch)
             name = f"{branch} {log(self.context.objects, '-1', tip)[0].date}"
@@ -319,7 +319,7 @@ def evidence(
     Args:
         reverts: Whether the patch can be reverted in *base*; see `apply.revertible_patches`.
     """
-    record = upstream.book.by_number.get(patch.pick)
+    record = upstream.ledger.by_number.get(patch.pick)
     holds = "holds the whole change" if reverts else "does not hold all of it"
     return (
         Evidence("ancestor", *_ancestor(upstream, base, record)),

@@ -36,14 +36,14 @@ PROGRAMS: Mapping[str, tuple[str, str, CheckState]] = {
 }
 
 
-class Check(msgspec.Struct, frozen=True):
-    """What was *found* of a *subject*, what that means, and the command that mends it."""
+class MachineCheck(msgspec.Struct, frozen=True):
+    """What was observed of a *subject*, what that means, and the command that corrects it."""
 
     subject: str
     state: CheckState
-    found: str
-    means: str = ""
-    mend: str = ""
+    observed: str
+    meaning: str = ""
+    remedy: str = ""
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -83,7 +83,9 @@ def doctor(arguments: argparse.Namespace) -> int:
         (
             check.subject,
             check.state,
-            "\n".join(filter(None, (check.found, check.means, check.mend and f"→ {check.mend}"))),
+            "\n".join(
+                filter(None, (check.observed, check.meaning, check.remedy and f"→ {check.remedy}"))
+            ),
         )
         for check in results
     ]
@@ -93,7 +95,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
+def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]:
     """Yield what the *facts* of a machine (`host_info.facts`) mean for the stack of *project*."""
     machine, memory, disk = facts["machine"], facts["memory"], facts["disk"]
     grafts = [fork for fork in project.spec.forks.values() if fork.build == "graft"]
@@ -136,7 +138,7 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
         otherwise="missing",
     )
     if not facts["gpus"]:
-        yield Check("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
+        yield MachineCheck("GPU", "not-run", "none", "of the gates, only G0 and G1 can run")
     target = project.spec.arch.rstrip("af")
     for gpu in facts["gpus"] or ():
         current = int(gpu.driver.partition(".")[0] or 0) >= CUDA13_DRIVER
@@ -175,11 +177,11 @@ def checks(facts: Mapping[str, Any], project: Project) -> Iterator[Check]:
 def _check(
     subject: str,
     good: object,
-    found: str,
-    means: str,
-    mend: str = "",
+    observed: str,
+    meaning: str,
+    remedy: str = "",
     otherwise: CheckState = "look",
-) -> Check:
+) -> MachineCheck:
     if good:
-        return Check(subject, "ready", found)
-    return Check(subject, otherwise, found, means, mend)
+        return MachineCheck(subject, "ready", observed)
+    return MachineCheck(subject, otherwise, observed, meaning, remedy)

@@ -197,7 +197,7 @@ def _show_backports(stack: str, backports: Mapping[str, Sequence[series.Backport
             f"{fork}{entry.name}",
             entry.merge[:12],
             f"{entry.unchanged} of {entry.hunks}",
-            f"{entry.standing} of {entry.lines}" + (f" + {entry.further}" * bool(entry.further)),
+            f"{entry.present} of {entry.lines}" + (f" + {entry.further}" * bool(entry.further)),
             ", ".join(entry.patches) or "–",
             "\n".join(f"{place}: {reason}" for place, reason in entry.left_out.items()),
         ]
@@ -358,7 +358,7 @@ def run_drift(arguments: argparse.Namespace) -> int:
     console.document(
         {
             "drift": [
-                {"of": report, "absorbed": [report.absorbed(name) for name in report.patches]}
+                {"of": report, "absorbed": [report.absorption(name) for name in report.patches]}
                 for report in reports
             ],
             "issue": issue,
@@ -371,7 +371,7 @@ def _show_drift(report: drift.Drift) -> None:
     """Print the state of each patch on each base, and the first base that has it."""
     rows = []
     for name in report.patches:
-        end, states = report.absorbed(name), []
+        end, states = report.absorption(name), []
         for state, group in itertools.groupby(report.of(name), key=lambda trial: trial.state):
             bases = [trial.base for trial in group]
             last = f" to {bases[-1]}" if len(bases) > 1 else ""
@@ -464,7 +464,7 @@ def run_bisect(arguments: argparse.Namespace) -> int:
     upstream = Upstream(context, only_fork(context))
     patches = drift.up_to(series.of(context, upstream.fork), arguments.patch)
     change, before, after = drift.bisect(upstream, patches, arguments.start, arguments.end)
-    page = upstream.book.page(change.number) if change.number else ""
+    page = upstream.ledger.page(change.number) if change.number else ""
     lines = [change.line(), page, f"before it: {before}", f"with it: {after}"]
     console.result("\n".join(filter(None, lines)))
     console.document(

@@ -50,13 +50,13 @@ class HttpFailure(Exception):
     Attributes:
         kind: What failed, for callers that tell failures apart.
         status: The status of the reply, for the kind ``status``.
-        passing: Another attempt may succeed.
+        retryable: Another attempt may succeed.
     """
 
     def __init__(self, kind: Kind, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.kind, self.status = kind, status
-        self.passing = kind in ("broken", "slow", "unreachable") or status == 429 or status >= 500
+        self.retryable = kind in ("broken", "slow", "unreachable") or status == 429 or status >= 500
 
 
 class _Deadline:
@@ -378,7 +378,7 @@ def download(
             have = _size(partial)
             failures = 0 if have >= furthest + CHUNK else failures + 1
             furthest = max(have, furthest)
-            if not error.passing or failures >= ATTEMPTS or stopped.wait(PAUSE * failures):
+            if not error.retryable or failures >= ATTEMPTS or stopped.wait(PAUSE * failures):
                 raise
 
 

@@ -160,7 +160,7 @@ def obtain(context: RunContext) -> Path:
     wheels = pylock.select(context.project.root / LOCK)
     key = content_key("harness", {"wheels": wheels, "python": platform.python_version()})
     root = context.store.root / "environments" / f"harness-{key[:16]}"
-    with toolchain.completing(context.store, root) as lacking:
+    with toolchain.fill_once(context.store, root) as lacking:
         if lacking:
             toolchain.install(context, root, wheels, "lm-evaluation-harness")
     return root / "bin" / "python"

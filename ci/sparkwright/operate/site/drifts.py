@@ -118,6 +118,6 @@ def _report(one: Drift) -> Report:
 def _ended(one: Drift) -> Iterator[Ended]:
     # What the document says was absorbed is not taken: it follows from the trials.
     for name in one.patches:
-        told, newest = one.absorbed(name), one.of(name)[-1]
+        told, newest = one.absorption(name), one.of(name)[-1]
         says = told.proof or " · ".join(newest.says[:3])
         yield Ended(line(name), newest.state, line(newest.base), line(told.first), line(told.last), line(says))

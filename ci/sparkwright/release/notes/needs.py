@@ -113,8 +113,8 @@ def _made(fork: Fork, one: Carried, state: Literal["needed", "upstream", "unknow
 
 
 def _unproved(trial: Trial) -> str:
-    standing = f" ({trial.standing[0]} of {trial.standing[1]} added lines stand there)" if trial.standing[1] else ""
-    return f"on {trial.base} {_UNPROVED[trial.state]}{standing}"
+    present = f" ({trial.present[0]} of {trial.present[1]} added lines stand there)" if trial.present[1] else ""
+    return f"on {trial.base} {_UNPROVED[trial.state]}{present}"
 
 
 def _later(base: str, fork: Fork) -> bool:
