@@ -1,10 +1,15 @@
-"""What the soak gate makes of its record: pure functions of what was observed, so an interrupted journal is judged by the same rules."""
+"""The soak's policy, its record, and the checks that follow from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
+
+from sparkwright.bench.machine.kernel_log import Finding
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -16,181 +21,297 @@ from sparkwright.gates.core.verdict import (
     passed,
     worst,
 )
-from sparkwright.gates.soak import theil_sen
-from sparkwright.gates.soak.collect import MOST_KEPT, Stretch
-from sparkwright.gates.soak.journal import Observed, Record
 
-if TYPE_CHECKING:
-    from sparkwright.gates.soak.gate import SoakPolicy
+#: A slope of fewer points is a guess.
+FEWEST_POINTS = 12
+#: Repeating requests that are sent again after the load.
+MOST_REPEATED = 5
+#: Outcomes of requests that the server answered.
+ANSWERS = ("answered", "repeating")
 
-#: Stable reference → what it means and what to do; what a server does wrong is in `sparkwright.bench.server.openai_schema.REASONS`.
+#: Reason → what it means and what to do.
 MEANINGS: Mapping[str, str] = {
-    "soak-interrupted": "The soak was stopped before its time was over. What it saw until then is no proof; run it again.",
-    "server-gone": "The server gave no more answers. Look at the end of its log, and at the kernel's.",
-    "requests-failed": "Requests that nobody cancelled went wrong under load. The first ones are listed with their reasons.",
-    "load-too-small": "Fewer answers came at a concurrency than the policy needs for a load. Make the soak longer, or the machine freer.",
-    "token-run": "Answers said one token again and again under load, and not alone: the KV cache or the logits of a batch are broken.",
-    "memory-grows": "The memory of the server's processes grows by more than the policy allows. On unified memory this ends in a hang.",
-    "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the soak longer.",
-    "too-few-samples": "The memory was looked at too seldom to say whether it grows. Make the soak longer.",
-    "processes-unknown": "The server's process is not known, or runs on another machine; its memory cannot be watched.",
-    "server-restarted": "A process of the server ended during the soak. A supervisor that starts it again hides crashes; look at its log.",
-    "requests-stuck": "After the load, the server still works on requests whose clients are gone: what they hold is never given back.",
+    "server-gone": "The server gave no more answers. Look at the end of its log, and at the "
+    "kernel's.",
+    "requests-failed": "Requests that nobody aborted went wrong under load, or a bad request was "
+    "not refused. The first ones are listed.",
+    "load-too-small": "Fewer answers came at a concurrency than the policy needs for a load. Make "
+    "the soak longer, or the machine freer.",
+    "token-run": "Answers repeat one token under load, and not alone: the KV cache or the logits "
+    "of a batch are broken.",
+    "memory-grows": "The memory of the server's processes grows by more than the policy allows. On "
+    "unified memory this ends in a hang.",
+    "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the "
+    "soak longer.",
+    "too-few-samples": "The memory was looked at too seldom to say whether it grows. Make the soak "
+    "longer.",
+    "processes-unknown": "The server's process is not known, or runs on another machine; its "
+    "memory cannot be watched.",
+    "no-gpu": "This machine has no NVIDIA GPU, so there is no GPU memory to watch.",
+    "gpu-memory-unknown": "The driver does not list the GPU memory of the server's processes. Run "
+    "the gate in the server's process namespace.",
+    "server-restarted": "A process of the server ended during the soak. A supervisor that starts "
+    "it again hides crashes; look at its log.",
+    "requests-stuck": "After the load, the server still works on requests whose clients are gone: "
+    "what they hold is never given back.",
     "gauges-absent": "The server does not say how many requests it works on.",
-    "worse-after-soak": "What passed on a fresh server does not after the load. Look at the checks that are named.",
+    "worse-after-soak": "What passed on a fresh server does not after the load. Look at the checks "
+    "that are named.",
     "not-asked": "Nothing was given to be run again after the load.",
 }
 
-
-def checks(policy: SoakPolicy, record: Record) -> tuple[Check, ...]:
-    """Return the checks of the load itself."""
-    load = total(record.observed)
-    loaded = (_requests(policy, record, load), _odd(record, load), _memory(policy, record))
-    watched = (_restarts(record), _kernel(record), _drained(record))
-    return (_duration(policy, record), *(_unproven(record, check) for check in (*loaded, *watched)))
+AtLeastOne = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Lengths = Annotated[tuple[AtLeastOne, ...], Meta(min_length=1)]
 
 
-def total(observed: Iterable[Observed]) -> Stretch:
-    """Return all of the load as one stretch."""
-    load = Stretch()
-    for one in observed:
-        load = load.with_(one.load)
-    return load
+class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The mix of requests.
+
+    Attributes:
+        concurrencies: Requests at once, in turn.
+        prompts: Tokens of the prompts; lengths that do not fit into the model are left out.
+        answers: Tokens of the answers.
+        shared: Share of requests that begin with the same *prefix* tokens.
+        aborted: Share of requests whose client closes the connection within *patience* seconds.
+        bad: Share of requests that the server has to refuse.
+        line: The text that prompts are cut from, once for each ``{number}``.
+        seed: Of the draw.
+    """
+
+    concurrencies: Lengths
+    prompts: Lengths
+    answers: Lengths
+    shared: Share
+    prefix: Annotated[int, Meta(ge=0)]
+    aborted: Share
+    patience: Seconds
+    bad: Share
+    line: Annotated[str, Meta(pattern=r"\{number\}")]
+    seed: int = 1
 
 
-def _unproven(record: Record, check: Check) -> Check:
-    """Return *check*, less the pass where the soak did not take its time: what did not show in a part may show in the whole."""
-    if check.state != "pass" or (record.ended and record.ended.why == "time"):
-        return check
-    reference = "server-gone" if record.ended else "soak-interrupted"
-    return inconclusive(check.name, f"until the soak ended early: {check.message}", reference, figures=check.figures)
+class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/soak.yaml``, which states the source of each number.
+
+    Attributes:
+        seconds: Duration of the load.
+        interval: Seconds of one concurrency, of a line of the journal and of a point of the growth.
+        sample: Seconds between two readings of the memory.
+        load: The mix of requests.
+        warm: The first share of the time, whose memory does not count, as caches fill.
+        growth: MB (10^6 bytes) an hour by which the server's memory may grow.
+        confidence: Of the interval of the growth.
+        run: An answer with as many equal tokens in a row counts as repeating.
+        least: Answers needed at each concurrency.
+        drain: Seconds within which a request ends, and the server is idle after the load.
+        gone: Intervals without an answer after which the server counts as gone.
+    """
+
+    seconds: Seconds
+    interval: Seconds
+    sample: Seconds
+    load: SoakLoad
+    warm: Share
+    growth: Annotated[float, Meta(gt=0)]
+    confidence: Annotated[float, Meta(ge=0.5, lt=1)]
+    run: Annotated[int, Meta(ge=2)]
+    least: AtLeastOne
+    drain: Seconds
+    gone: AtLeastOne
 
 
-def _duration(policy: SoakPolicy, record: Record) -> Check:
-    ran = record.ended.at if record.ended else max((one.at for one in record.observed), default=0.0)
-    figures = [Figure("time under load", ran, "s", bound=policy.seconds)]
-    if record.ended is None:
-        says = f"the soak was stopped after {ran:.0f} of {policy.seconds:.0f} s"
-        return inconclusive("duration", says, "soak-interrupted", figures=figures)
-    if record.ended.why == "gone":
-        return failed("duration", f"after {ran:.0f} of {policy.seconds:.0f} s the server was gone", "server-gone", figures=figures)
-    return passed("duration", f"{ran:.0f} s of load", figures=figures)
+class SoakRequest(msgspec.Struct, frozen=True):
+    """
+    A request that ended.
+
+    Attributes:
+        key: Decides what is asked, so that the request can be repeated.
+        outcome: ``answered``, ``repeating`` (an answer that repeats one token), ``aborted`` by the
+            client, ``refused`` as it should be, or ``failed``.
+        tokens: Tokens of the answer.
+        message: What went wrong.
+    """
+
+    key: str
+    outcome: Literal["answered", "repeating", "aborted", "refused", "failed"]
+    tokens: int = 0
+    message: str = ""
 
 
-def _requests(policy: SoakPolicy, record: Record, load: Stretch) -> Check:
+class SoakInterval(msgspec.Struct, frozen=True, tag="interval"):
+    """
+    An interval of the load.
+
+    Attributes:
+        at: Its end in seconds since the beginning.
+        concurrency: Requests at once.
+        requests: Those that ended in it.
+        memory: Bytes by kind (``memory``, ``gpu-memory``): the median of the readings.
+        available: Bytes that the machine had left, at least; None without a reading.
+        ended: Processes of the server that ended.
+        kernel: Faults in the kernel's log.
+    """
+
+    at: float
+    concurrency: int
+    requests: tuple[SoakRequest, ...] = ()
+    memory: dict[str, float] = {}
+    available: float | None = None
+    ended: tuple[str, ...] = ()
+    kernel: tuple[Finding, ...] = ()
+
+
+class SoakEnd(msgspec.Struct, frozen=True, tag="end"):
+    """
+    The end of the load.
+
+    Attributes:
+        at: Seconds since the beginning.
+        gone: Whether the server gave no more answers.
+        running: Requests that the server still worked on; None if it does not say.
+        alone: How many of the repeating requests, at most `MOST_REPEATED`, repeat without load.
+        unwatched: Check → reason and message, if its subject could not be watched.
+    """
+
+    at: float
+    gone: bool = False
+    running: float | None = None
+    alone: int = 0
+    unwatched: dict[str, tuple[str, str]] = {}
+
+
+def judge(
+    policy: SoakPolicy, intervals: Sequence[SoakInterval], end: SoakEnd
+) -> tuple[Check, ...]:
+    """Return the checks of the load."""
+    ended = [(interval.at, text) for interval in intervals for text in interval.ended]
+    faults = [(interval.at, fault) for interval in intervals for fault in interval.kernel]
+    checks = (
+        _duration(policy, end),
+        _requests(policy, intervals),
+        _words(intervals, end),
+        _growth(policy, "memory", intervals),
+        _growth(policy, "gpu-memory", intervals),
+        _events("restarts", [(at, "server-restarted", text) for at, text in ended]),
+        _events("kernel-log", [(at, fault.reference, fault.text) for at, fault in faults]),
+        _drained(end),
+    )
+    return tuple(_proven(check, end) for check in checks)
+
+
+def _proven(check: Check, end: SoakEnd) -> Check:
+    """Return *check* without a pass on a subject that was not watched, or not to the end."""
+    if check.state != "fail" and check.name in end.unwatched:
+        reason, message = end.unwatched[check.name]
+        return not_run(check.name, message, reason, required=reason != "no-gpu")
+    if check.state == "pass" and end.gone:
+        message = f"until the server was gone: {check.message}"
+        return inconclusive(check.name, message, "server-gone", figures=check.figures)
+    return check
+
+
+def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
+    figures = [Figure("time under load", end.at, "s", bound=policy.seconds)]
+    message = f"{end.at:.0f} of {policy.seconds:.0f} s of load"
+    if end.gone:
+        return failed("duration", message, "server-gone", figures=figures)
+    return passed("duration", message, figures=figures)
+
+
+def _requests(policy: SoakPolicy, intervals: Sequence[SoakInterval]) -> Check:
+    requests = [request for interval in intervals for request in interval.requests]
+    outcomes = Counter(request.outcome for request in requests)
+    answers = Counter[int]()
+    for interval in intervals:
+        count = sum(request.outcome in ANSWERS for request in interval.requests)
+        answers[interval.concurrency] += count
+    figures = [Figure(outcome, count) for outcome, count in outcomes.items()]
+    figures += [Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)]
+    figures += [Figure("tokens", sum(request.tokens for request in requests))]
+    wrong = [request for request in requests if request.outcome == "failed"]
+    if wrong:
+        samples = [Sample("request", "an answer", request.message) for request in wrong]
+        message = f"{len(wrong)} of {len(requests)} requests went wrong"
+        return failed("requests", message, "requests-failed", figures=figures, samples=samples)
+    if few := [key for key in policy.load.concurrencies if answers[key] < policy.least]:
+        message = f"fewer than {policy.least} answers came at concurrency {few}"
+        return invalid("requests", message, "load-too-small", figures=figures)
+    return passed("requests", f"none of {len(requests)} requests went wrong", figures=figures)
+
+
+def _words(intervals: Sequence[SoakInterval], end: SoakEnd) -> Check:
+    """Return whether load makes answers repeat a token; G4 judges what repeats alone, too."""
+    requests = [request for interval in intervals for request in interval.requests]
+    answers = [request for request in requests if request.outcome in ANSWERS]
+    repeating = [request for request in answers if request.outcome == "repeating"]
+    figures = [Figure("answers that repeat a token", len(repeating), count=len(answers), bound=0)]
+    message = f"{len(repeating)} of {len(answers)} answers repeat one token, {end.alone} also alone"
+    if end.alone < min(len(repeating), MOST_REPEATED):
+        samples = [Sample("answer under load", "", request.message) for request in repeating]
+        return failed("words-under-load", message, "token-run", figures=figures, samples=samples)
+    return passed("words-under-load", message, figures=figures)
+
+
+def _growth(policy: SoakPolicy, kind: str, intervals: Sequence[SoakInterval]) -> Check:
+    """
+    Return whether memory grows after the warm-up, by the interval of the Theil–Sen slope.
+
+    A cache that fills and a large request move single points; the median of the slopes between all
+    pairs is right as long as fewer than 29 % of them are outliers (Sen 1968).
+    """
+    from scipy.stats import theilslopes
+
+    name, warm = f"{kind}-growth", policy.warm * policy.seconds
+    late = [one for one in intervals if one.at >= warm and kind in one.memory]
+    if len(late) < FEWEST_POINTS:
+        message = f"{len(late)} readings after the warm-up are too few"
+        return inconclusive(name, message, "too-few-samples")
+    sizes, hours = [one.memory[kind] / 1e6 for one in late], [one.at / 3600 for one in late]
+    middle, _, low, high = map(float, theilslopes(sizes, hours, policy.confidence))
     figures = [
-        Figure("requests", load.asked), Figure("whole answers", load.whole), Figure("cancelled", load.cancelled),
-        Figure("tokens", load.tokens), Figure("failed", load.failed, bound=0),
-        *(Figure(f"whole answers at concurrency {name}", count, bound=policy.least) for name, count in load.by_concurrency.items()),
-    ]  # fmt: skip
-    if load.failed:
-        samples = [Sample("request", "a whole answer", f"{fault.reference}: {fault.says}") for fault in load.faults]
-        return failed("requests", f"{load.failed} of {load.asked} requests went wrong", "requests-failed", figures=figures, samples=samples)
-    few = [one for one in policy.load.concurrencies if load.by_concurrency.get(str(one), 0) < policy.least]
-    if few and record.ended:
-        says = f"fewer than {policy.least} whole answers came at concurrency {', '.join(map(str, few))}"
-        return invalid("requests", says, "load-too-small", figures=figures)
-    return passed("requests", f"{load.whole} whole answers, {load.cancelled} cancelled, none went wrong", figures=figures)
-
-
-def _odd(record: Record, load: Stretch) -> Check:
-    """Does load make answers repeat one token? What the model says so alone, too, is its own way, which the words gate judges."""
-    figures = [Figure("answers with a run of one token", load.odd, count=load.whole, bound=0)]
-    if load.odd and record.ended and record.ended.alone and all(record.ended.alone):
-        says = f"{load.odd} of {load.whole} answers repeat one token; the {len(record.ended.alone)} that were asked again alone do so, too"
-        return passed("words-under-load", says, figures=figures)
-    if load.odd:
-        samples = [Sample("answer under load", "", fault.says) for fault in load.oddities[:MOST_KEPT]]
-        says = f"{load.odd} of {load.whole} answers under load repeat one token"
-        return failed("words-under-load", says, "token-run", figures=figures, samples=samples)
-    if not load.whole:
-        return not_run("words-under-load", "no answer arrived", "load-too-small")
-    return passed("words-under-load", f"none of {load.whole} answers repeats one token", figures=figures)
-
-
-def _memory(policy: SoakPolicy, record: Record) -> Check:
-    """Does the memory grow? The interval of the slope decides, in MB an hour, after the first part that warms up."""
-    if record.begun.processes:
-        return not_run("memory-growth", record.begun.processes, "processes-unknown")
-    series = [point for one in record.observed for point in one.memory if point[0] >= policy.warm * policy.seconds]
-    slope = theil_sen.slope(series, policy.confidence)
-    if slope is None:
-        return inconclusive("memory-growth", f"{len(series)} samples after the warm-up are too few", "too-few-samples")
-    low, middle, high = (one * 3600 / 1e6 for one in (slope.low, slope.middle, slope.high))
-    figures = [
-        Figure("growth", middle, "MB/h", len(series), bound=policy.growth),
-        Figure("growth at least", low, "MB/h"), Figure("growth at most", high, "MB/h"),
-        Figure("memory at the end", series[-1][1] / 1e6, "MB"),
-        *(Figure("least memory left", one / 1e6, "MB") for one in _least(record)),
-    ]  # fmt: skip
-    says = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
+        Figure("growth", middle, "MB/h", len(late), bound=policy.growth),
+        Figure("growth at least", low, "MB/h"),
+        Figure("growth at most", high, "MB/h"),
+        Figure("memory at the end", sizes[-1], "MB"),
+        Figure("least memory left", min(one.available or 0.0 for one in late) / 1e6, "MB"),
+    ]
+    message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
     if low > policy.growth:
-        return failed("memory-growth", says, "memory-grows", figures=figures)
+        return failed(name, message, "memory-grows", figures=figures)
     if high > policy.growth:
-        return inconclusive("memory-growth", says, "growth-undecided", figures=figures)
-    return passed("memory-growth", says, figures=figures)
+        return inconclusive(name, message, "growth-undecided", figures=figures)
+    return passed(name, message, figures=figures)
 
 
-def _least(record: Record) -> list[float]:
-    known = [one.available for one in record.observed if one.available is not None]
-    return [min(known)] if known else []
+def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
+    """Return the check *name* of *events*: seconds, reason and text of each."""
+    if not events:
+        return passed(name, "none")
+    samples = [Sample(f"after {at:.0f} s", "", text) for at, _, text in events]
+    _, reason, text = events[0]
+    return failed(name, text, reason, samples=samples)
 
 
-def _restarts(record: Record) -> Check:
-    seen = [(one.at, what) for one in record.observed for what in one.restarts]
-    if seen:
-        samples = [Sample(f"after {at:.0f} s", "", what) for at, what in seen]
-        return failed("restarts", f"{seen[0][1]}, after {seen[0][0]:.0f} s", "server-restarted", samples=samples)
-    whole = not record.begun.processes
-    return passed("restarts", "no process of the server ended" if whole else "the server says that it did not begin anew")
+def _drained(end: SoakEnd) -> Check:
+    if end.running is None:
+        return not_run("drained", "the server does not say what it works on", "gauges-absent")
+    message = f"{end.running:g} requests are worked on after the load"
+    if end.running:
+        return failed("drained", message, "requests-stuck")
+    return passed("drained", message)
 
 
-def _kernel(record: Record) -> Check:
-    found = [(one.at, finding) for one in record.observed for finding in one.kernel]
-    if found:
-        samples = [Sample(f"after {at:.0f} s", "", finding.text) for at, finding in found]
-        return failed("kernel-log", f"the kernel reported: {found[0][1].text}", found[0][1].reference, samples=samples)
-    if record.begun.kernel:
-        return not_run("kernel-log", f"the kernel's log cannot be read: {record.begun.kernel}", "kernel-log-unreadable")
-    if lost := next((one.lost for one in record.observed if one.lost), ""):
-        return inconclusive("kernel-log", f"faults may be missing: {lost}", "kernel-log-lost")
-    return passed("kernel-log", "no Xid, no error of the GPU's driver, no process killed for memory")
-
-
-def _drained(record: Record) -> Check:
-    left = record.ended.running if record.ended else None
-    if left is None:
-        reason = "the server does not say what it works on" if record.ended else "the soak was stopped"
-        return not_run("drained", reason, "gauges-absent" if record.ended else "soak-interrupted")
-    if left:
-        figures = [Figure("requests", left, bound=0)]
-        return failed("drained", f"{left:g} requests are worked on after the load", "requests-stuck", figures=figures)
-    return passed("drained", "the server is idle after the load")
-
-
-def again(record: Record, gates: Mapping[str, Callable[[], tuple[Check, ...]]]) -> tuple[Check, ...]:
-    """Return a check for each gate that is run again after the load."""
-    if not gates:
-        return (not_run("again", "nothing was given to be run again", "not-asked"),)
-    if record.ended is None or record.ended.why == "gone":
-        return tuple(not_run(f"{name}-after", "the server is gone", "server-gone") for name in gates)
-    return tuple(_after(name, run()) for name, run in gates.items())
-
-
-def _after(name: str, found: tuple[Check, ...]) -> Check:
-    required = [check for check in found if check.required]
+def judge_again(name: str, checks: Sequence[Check]) -> Check:
+    """Return whether a gate that ran again after the load still passes."""
+    required = [check for check in checks if check.required]
     state = worst(check.state for check in required)
-    name = f"{name}-after"
-    if state == "pass":
-        return passed(name, f"{len(required)} checks pass after the load")
     bad = [check for check in required if check.state != "pass"]
-    first = next((check for check in bad if check.state == state), None)
-    says = f"after the load: {', '.join(f'{check.name} {check.state}' for check in bad) or 'no check'}"
-    samples = [Sample(check.name, "pass", f"{check.state}, {check.reason}: {check.message}"[:300]) for check in bad]
-    if state == "fail":
-        return failed(name, says, "worse-after-soak", samples=samples)
-    if state == "invalid":
-        return invalid(name, says, "worse-after-soak", samples=samples)
-    if state == "inconclusive":
-        return inconclusive(name, says, "worse-after-soak", samples=samples)
-    return not_run(name, says, first.reason if first else "not-asked")
+    message = f"after the load, {len(bad)} of {len(required)} checks do not pass"
+    if state == "pass":
+        return passed(f"{name}-after", message)
+    samples = [Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]) for check in bad]
+    return Check(f"{name}-after", state, message, "worse-after-soak", samples=tuple(samples[:20]))

@@ -1,210 +1,236 @@
 """
-Mixed load on a server: several requests at once, short and long prompts, some that share a prefix, some whose client goes away.
+The load of a soak, and everything that is watched meanwhile.
 
-What is asked follows from a seed and a count, so two soaks ask the same in the same order per worker. A cancelled request is a client whose
-time is over: it closes the connection in the middle of the answer, as users do, and the server has to take its blocks back.
+Requests follow from the policy's seed, so two soaks send the same ones. An aborted request closes
+its connection within an answer, as users do, and the server has to free its blocks.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import itertools
+import queue
 import random
+import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
 
-import msgspec
+import psutil
 
-from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.openai_schema import ServerInvalid
-from sparkwright.gates.generation.detectors import longest_run
+from sparkwright.bench.machine.kernel_log import Finding, KernelLog
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.gates.soak.checks import MEANINGS, SoakInterval, SoakPolicy, SoakRequest
 
-#: What a client of ours says when its own time is over.
+#: Reasons of a request whose deadline is over.
 LATE = ("server-slow", "server-silent")
-#: The most faults kept of one stretch; their number is counted on.
-MOST_KEPT = 5
-
-
-class LoadPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What is asked.
-
-    Attributes:
-        concurrencies: How many requests at once, in turn; each for *phase* seconds.
-        prompts: Lengths of prompts in tokens; those that the model cannot hold are left out.
-        answers: Lengths of answers in tokens.
-        shared: The share of requests that begin with the same *prefix* tokens.
-        cancelled: The share of requests whose client goes away, after *patience* seconds at most.
-        line: The text that prompts are cut from, as `prompts.Long` has it.
-        seed: Of what is asked.
-    """
-
-    concurrencies: tuple[int, ...]
-    phase: float
-    prompts: tuple[int, ...]
-    answers: tuple[int, ...]
-    shared: float
-    prefix: int
-    cancelled: float
-    patience: float
-    line: str
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if not (self.concurrencies and self.prompts and self.answers) or min(*self.concurrencies, *self.prompts, *self.answers, 1) < 1:
-            raise ValueError("concurrencies, prompts and answers are numbers from 1 on")
-        if not (0 <= self.shared <= 1 and 0 <= self.cancelled < 1 and self.phase > 0 and self.patience > 0 and self.prefix >= 0):
-            raise ValueError("shares are parts of 1, times are above 0")
-        if "{number}" not in self.line:
-            raise ValueError("the line that prompts are cut from has no place for the {number}")
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """A request that went wrong: the reference of the reason, what was seen, and which request of which worker it was, where it matters."""
-
-    reference: str
-    says: str
-    worker: int = 0
-    number: int = 0
-
-
-class Stretch(msgspec.Struct, frozen=True):
-    """
-    What was asked in a stretch of time.
-
-    Attributes:
-        asked: Requests sent.
-        whole: Those answered as they should be.
-        cancelled: Those that we gave up on.
-        tokens: That whole answers have.
-        failed: Those that went wrong, the first of them in *faults*.
-        odd: Whole answers that say one token again and again, the first of them in *oddities*.
-        by_concurrency: Whole answers by the number of requests at once, as text.
-    """
-
-    asked: int = 0
-    whole: int = 0
-    cancelled: int = 0
-    tokens: int = 0
-    failed: int = 0
-    faults: tuple[Fault, ...] = ()
-    odd: int = 0
-    oddities: tuple[Fault, ...] = ()
-    by_concurrency: dict[str, int] = {}
-
-    def with_(self, other: Stretch) -> Stretch:
-        """Return this stretch and the *other* as one."""
-        names = {*self.by_concurrency, *other.by_concurrency}
-        return Stretch(
-            self.asked + other.asked, self.whole + other.whole, self.cancelled + other.cancelled, self.tokens + other.tokens,
-            self.failed + other.failed, (*self.faults, *other.faults)[:MOST_KEPT],
-            self.odd + other.odd, (*self.oddities, *other.oddities)[:MOST_KEPT],
-            {name: self.by_concurrency.get(name, 0) + other.by_concurrency.get(name, 0) for name in sorted(names, key=int)},
-        )  # fmt: skip
-
-
-class Request(msgspec.Struct, frozen=True):
-    """One request: *patience* in seconds where it will be cancelled, else None."""
-
-    prompt: tuple[int, ...]
-    tokens: int
-    patience: float | None
-
-
-def request(policy: LoadPolicy, text: Sequence[int], limit: int, worker: int, number: int) -> Request:
-    """
-    Return the *number*-th request of a *worker*.
-
-    Args:
-        text: Tokens to cut prompts from, at least as many as the longest has.
-        limit: The most tokens that a prompt and its answer may have together.
-    """
-    draw = random.Random(f"{policy.seed}/{worker}/{number}")  # noqa: S311  it decides what is asked, and hides nothing
-    tokens = draw.choice([one for one in policy.answers if one < limit] or [1])
-    length = draw.choice([one for one in policy.prompts if one + tokens <= limit] or [max(1, limit - tokens)])
-    begin = draw.randrange(max(1, len(text) - length + 1))
-    prompt = tuple(text[begin : begin + length])
-    if draw.random() < policy.shared:
-        prompt = (*text[: min(policy.prefix, length - 1)], *prompt)[:length]
-    patience = draw.uniform(0.02, 1.0) * policy.patience if draw.random() < policy.cancelled else None
-    return Request(prompt, tokens, patience)
+#: A token that no vocabulary has; vLLM refuses it.
+BAD_TOKEN = 2**31 - 1
+#: vLLM's gauges of the requests that it works on.
+RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class Load:
     """
-    Workers that ask until `stop`; as many of them as `concurrency` says work, the others wait.
+    Threads that send requests to the server at *url*.
 
     Args:
-        url: The server's address; *model*, its name there.
-        run: From how many tokens in a row on an answer is odd.
+        text: Tokens that prompts are cut from.
     """
 
-    def __init__(self, policy: LoadPolicy, url: str, model: str, text: Sequence[int], limit: int, run: int) -> None:
-        self._policy, self._url, self._model, self._text, self._limit, self._run = policy, url, model, text, limit, run
-        self._lock, self._change = threading.Lock(), threading.Condition()
-        self._stretch, self._stopped, self._concurrency = Stretch(), False, 0
-        self._workers = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(max(policy.concurrencies))]
-        for worker in self._workers:
+    def __init__(self, policy: SoakPolicy, url: str, model: str, text: Sequence[int]) -> None:
+        self._policy, self._url, self._model, self._text = policy, url, model, text
+        self._limit = Client(url, model).limit()
+        self._requests, self._stopped = queue.SimpleQueue[SoakRequest](), threading.Event()
+
+    def run(self, name: str, concurrency: int, seconds: float) -> Iterator[None]:
+        """
+        Send *concurrency* requests at once for *seconds*; yield at each sample of the policy.
+
+        Every request that was begun ends; *name* decides what they are.
+        """
+        end = time.monotonic() + seconds
+        workers = [
+            threading.Thread(target=self._work, args=(f"{name}/{worker}", end), daemon=True)
+            for worker in range(concurrency)
+        ]
+        for worker in workers:
             worker.start()
+        while any(worker.is_alive() for worker in workers):
+            time.sleep(self._policy.sample)
+            yield
 
-    def set_concurrency(self, concurrency: int) -> None:
-        with self._change:
-            self._concurrency = concurrency
-            self._change.notify_all()
+    def take(self) -> tuple[SoakRequest, ...]:
+        """Return the requests that ended since the last call."""
+        return tuple(self._requests.get() for _ in range(self._requests.qsize()))
 
-    def taken(self) -> Stretch:
-        """Return what was done since the last call."""
-        with self._lock:
-            stretch, self._stretch = self._stretch, Stretch()
-        return stretch
+    def stop(self) -> None:
+        """Let no worker send another request."""
+        self._stopped.set()
 
-    def stop(self, wait: float) -> int:
-        """End the workers, each after its request; return how many had not ended after *wait* seconds."""
-        with self._change:
-            self._stopped = True
-            self._change.notify_all()
-        end = time.monotonic() + wait
-        for worker in self._workers:
-            worker.join(max(0.0, end - time.monotonic()))
-        return sum(worker.is_alive() for worker in self._workers)
+    def _work(self, name: str, end: float) -> None:
+        for number in itertools.count():
+            if self._stopped.is_set() or time.monotonic() >= end:
+                return
+            request = self.send(f"{name}/{number}")
+            self._requests.put(request)
+            if request.outcome == "failed":
+                # A server that fails at once must not be asked a thousand times a second.
+                self._stopped.wait(1.0)
 
-    def _work(self, worker: int) -> None:
-        client = Client(self._url, self._model)
-        number = 0
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._stopped or worker < self._concurrency)
-                if self._stopped:
-                    return
-                concurrency = self._concurrency
-            made = self._ask(client, worker, number, concurrency)
-            number += 1
-            with self._lock:
-                self._stretch = self._stretch.with_(made)
-            if made.failed:
-                # A server that refuses at once must not be asked a thousand times a second.
-                with self._change:
-                    self._change.wait_for(lambda: self._stopped, timeout=1.0)
+    def draw(self, key: str) -> tuple[tuple[int, ...], int, float | None]:
+        """Return prompt, length of the answer and deadline (None: not aborted) of a request."""
+        load, limit = self._policy.load, self._limit
+        draw = random.Random(key)  # noqa: S311  not a secret
+        tokens = draw.choice([length for length in load.answers if length < limit] or [1])
+        room = limit - tokens
+        length = draw.choice([length for length in load.prompts if length <= room] or [room])
+        begin = draw.randrange(max(1, len(self._text) - length + 1))
+        prompt = tuple(self._text[begin : begin + length])
+        if draw.random() < load.shared:
+            prompt = (*self._text[: min(load.prefix, length - 1)], *prompt)[:length]
+        if draw.random() < load.bad:
+            return (BAD_TOKEN, *prompt[1:]), tokens, None
+        patience = draw.uniform(0.02, 1.0) * load.patience
+        return prompt, tokens, patience if draw.random() < load.aborted else None
 
-    def repeats_alone(self, fault: Fault) -> bool:
-        """Return whether the request behind *fault* is answered by one token again and again also when nothing else is asked."""
-        made = request(self._policy, self._text, self._limit, fault.worker, fault.number)
+    def send(self, key: str) -> SoakRequest:
+        """Send the request of *key* and return how it ended."""
+        prompt, tokens, patience = self.draw(key)
+        bad = prompt[0] == BAD_TOKEN
+        client = Client(self._url, self._model, deadline=patience or self._policy.drain)
         try:
-            answer = Client(self._url, self._model).complete(made.prompt, max_tokens=made.tokens, ignore_eos=True)
-        except ServerInvalid:
-            return False
-        return longest_run(answer.tokens) >= self._run
-
-    def _ask(self, client: Client, worker: int, number: int, concurrency: int) -> Stretch:
-        made = request(self._policy, self._text, self._limit, worker, number)
-        if made.patience is not None:
-            client = Client(self._url, client.model() if self._model == "" else self._model, deadline=made.patience)
-        try:
-            answer = client.complete(made.prompt, max_tokens=made.tokens, ignore_eos=True)
+            answer = client.complete(prompt, tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if made.patience is not None and error.reference in LATE:
-                return Stretch(asked=1, cancelled=1)
-            return Stretch(asked=1, failed=1, faults=(Fault(error.reference, error.says),))
-        found, count = longest_run(answer.tokens), len(answer.tokens)
-        says = f"{found} times the same token in {count}, after a prompt of {len(made.prompt)}"
-        odd = (Fault("token-run", says, worker, number),) if found >= self._run else ()
-        return Stretch(asked=1, whole=1, tokens=count, odd=len(odd), oddities=odd, by_concurrency={str(concurrency): 1})
+            if patience is not None and error.reference in LATE:
+                return SoakRequest(key, "aborted")
+            if bad and "status 400" in error.says:
+                return SoakRequest(key, "refused")
+            return SoakRequest(key, "failed", 0, str(error))
+        run, count = longest_run(answer.tokens), len(answer.tokens)
+        if bad:
+            message = "a token outside of the vocabulary was accepted"
+            return SoakRequest(key, "failed", count, message)
+        if run >= self._policy.run:
+            message = f"{run} times the same token in {count}, after a prompt of {len(prompt)}"
+            return SoakRequest(key, "repeating", count, message)
+        return SoakRequest(key, "answered", count)
+
+
+def longest_run(tokens: Sequence[int]) -> int:
+    """Return the length of the longest run of one token."""
+    return max((len(list(run)) for _, run in itertools.groupby(tokens)), default=0)
+
+
+class Monitor:
+    """
+    The server's processes, their memory, and the kernel's log.
+
+    Args:
+        pid: The server's process; None if it is not known.
+        kernel: The device of the kernel's log.
+
+    Attributes:
+        unwatched: Check → reason and message, if its subject cannot be watched.
+    """
+
+    def __init__(self, pid: int | None, kernel: Path) -> None:
+        self._samples = collections.defaultdict[str, list[float]](list)
+        self._root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
+        self._processes = {process: process.name() for process in self._tree()}
+        self.unwatched: dict[str, tuple[str, str]] = {}
+        if not self._processes:
+            unknown = ("processes-unknown", MEANINGS["processes-unknown"])
+            self.unwatched |= {"memory-growth": unknown, "restarts": unknown}
+        if not (gpu := gpu_memory({process.pid for process in self._processes})):
+            reason = "no-gpu" if gpu is None else "gpu-memory-unknown"
+            self.unwatched["gpu-memory-growth"] = (reason, MEANINGS[reason])
+        self._log: KernelLog | None = None
+        try:
+            self._log = KernelLog(kernel)
+        except OSError as error:
+            self.unwatched["kernel-log"] = ("kernel-log-hidden", f"{kernel}: {error.strerror}")
+
+    def sample(self) -> None:
+        """Read the memory."""
+        processes = self._tree()
+        self._samples["available"].append(float(psutil.virtual_memory().available))
+        # A process may end meanwhile.
+        with contextlib.suppress(psutil.Error):
+            resident = sum(process.memory_info().rss for process in processes)
+            self._samples["memory"].append(float(resident))
+        if gpu := gpu_memory({process.pid for process in processes}):
+            self._samples["gpu-memory"].append(gpu)
+
+    def interval(
+        self, at: float, concurrency: int, requests: tuple[SoakRequest, ...]
+    ) -> SoakInterval:
+        """Return everything since the last call."""
+        memory = {kind: statistics.median(values) for kind, values in self._samples.items()}
+        available = min(self._samples["available"], default=None)
+        self._samples.clear()
+        alive = self._tree()
+        ended = [process for process in self._processes if process not in alive]
+        texts = tuple(f"process {one.pid} ended: {self._processes.pop(one)}" for one in ended)
+        faults = self._findings()
+        return SoakInterval(at, concurrency, requests, memory, available, texts, faults)
+
+    def close(self) -> None:
+        if self._log:
+            self._log.close()
+
+    def _tree(self) -> list[psutil.Process]:
+        """Return the server's processes that are alive."""
+        with contextlib.suppress(psutil.Error):
+            # psutil compares the time of creation, so a reused process id does not count.
+            if self._root and self._root.is_running():
+                tree = [self._root, *self._root.children(recursive=True)]
+                return [process for process in tree if _alive(process)]
+        return []
+
+    def _findings(self) -> tuple[Finding, ...]:
+        try:
+            findings = tuple(self._log.findings() if self._log else ())
+            lost = "records were overwritten" if self._log and self._log.lost else ""
+        except OSError as error:
+            findings, lost = (), str(error)
+        if lost:
+            self.unwatched["kernel-log"] = ("kernel-log-lost", f"faults may be missing: {lost}")
+        return findings[:20]
+
+
+def gpu_memory(pids: Container[int]) -> float | None:
+    """Return the bytes that *pids* hold on all GPUs by the driver's count; None without a GPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
+    except pynvml.NVMLError:
+        return None
+    # The driver says None for what it does not count.
+    used = (entry.usedGpuMemory or 0 for entries in lists for entry in entries if entry.pid in pids)
+    return float(sum(used))
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def running(client: Client, seconds: float) -> float | None:
+    """Return the requests that the server works on after at most *seconds*; None if unknown."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            metrics = client.metrics()
+            left = sum(metrics[name] for name in RUNNING)
+        except (ServerInvalid, KeyError):
+            return None
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.2)
