@@ -193,7 +193,7 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
     if reason:
         with pytest.raises(HarnessFailed) as caught:
             runner.read_answers(task, path)
-        assert caught.value.reference == reason
+        assert caught.value.reason == reason
         return
     assert [answer.exact_match for answer in runner.read_answers(task, path)] == [number % 2 for number in range(400)]
 

@@ -112,7 +112,8 @@ def test_the_unit_holds_the_cage(reviewed: Policy) -> None:
 
     for line in (
         "NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes", "DevicePolicy=closed", "KillMode=control-group",
-        "DeviceAllow=char-nvidia* rw", f"BindReadOnlyPaths={reviewed.folders.models}", f"MemoryMax={reviewed.limits.memory_max}",
+        "DeviceAllow=char-nvidia* rw", "DeviceAllow=/dev/kmsg r", "ProtectKernelLogs=no", "ExecStartPre=+/usr/sbin/sysctl --quiet kernel.dmesg_restrict=0",
+        f"BindReadOnlyPaths={reviewed.folders.models}", f"MemoryMax={reviewed.limits.memory_max}",
         f"TasksMax={reviewed.limits.tasks}", "LoadCredential=github-token:/etc/sparkwright/github-token",
     ):  # fmt: skip
         assert f"\n{line}\n" in text

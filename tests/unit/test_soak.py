@@ -1,12 +1,12 @@
-"""The soak gate: what is asked, what is watched, and what is made of a record, finished or not."""
+"""G7: the requests, what is watched, and the checks of a soak."""
 
 from __future__ import annotations
 
 import math
-import os
 import random
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import msgspec
@@ -20,191 +20,132 @@ from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.machine.kernel_log import Finding, KernelLog
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
-from sparkwright.gates.soak import checks as soaked
-from sparkwright.gates.soak import collect as load
-from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.soak import journal as soakjournal
-from sparkwright.gates.soak import theil_sen
-from sparkwright.gates.soak.collect import Fault, Stretch
-from sparkwright.gates.soak.journal import Begun, Ended, Observed, Record
-from sparkwright.gates.soak.processes import Processes
+from sparkwright.gates.soak import checks, collect, gate
+from sparkwright.gates.soak.checks import SoakEnd, SoakInterval, SoakPolicy, SoakRequest
+from sparkwright.gates.soak.collect import Load, Monitor
 
 ROOT = Path(__file__).parents[2]
 POLICY_FILE = ROOT / "ci" / "gates" / "soak.yaml"
-POLICY = strict_yaml.load(POLICY_FILE, soak.SoakPolicy)
-MB = 1e6
+POLICY = strict_yaml.load(POLICY_FILE, SoakPolicy)
+KINDS = ("memory", "gpu-memory")
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"
 
-
-def sound(seconds: float = POLICY.seconds, slope: float = 0.0, noise: float = 5 * MB) -> Record:
-    """Return the record of a soak that went well; memory grows by *slope* MB an hour."""
-    draw = random.Random(2)
-    whole = {str(one): POLICY.least for one in POLICY.load.concurrencies}
-    asked = Stretch(asked=200, whole=190, cancelled=10, tokens=9000, by_concurrency=whole)
-    observed = []
-    for minute in range(int(seconds / 60)):
-        memory = tuple(
-            (at, 3e9 + slope * MB * at / 3600 + draw.gauss(0, noise)) for at in (minute * 60.0 + 5 * part for part in range(12))
-        )
-        observed.append(Observed(60.0 * (minute + 1), asked, memory, 50e9))
-    return Record(Begun(POLICY.seconds, "model", "", ""), tuple(observed), Ended(seconds, "time", 0.0))
+Soak = list[SoakInterval]
 
 
-def states(record: Record) -> dict[str, tuple[str, str]]:
-    """Return state and reference by the name of the check."""
-    return {check.name: (check.state, check.reason) for check in soaked.checks(POLICY, record)}
+def sound(growth: float = 0.0, noise: float = 5.0, kind: str = "memory") -> Soak:
+    """Return the intervals of a soak that went well; memory of *kind* grows by *growth* MB an hour, with *noise* in MB."""
+    draw, intervals = random.Random(2), []
+    answers = tuple(SoakRequest(str(number), "answered", 100) for number in range(POLICY.least))
+    requests = (*answers, SoakRequest("a", "aborted"), SoakRequest("b", "refused"))
+    for minute in range(120):
+        memory = {each: 3e9 + 1e6 * draw.gauss(growth * minute / 60 if each == kind else 0, noise if each == kind else 0) for each in KINDS}
+        concurrency = POLICY.load.concurrencies[minute % len(POLICY.load.concurrencies)]
+        intervals.append(SoakInterval(60.0 * (minute + 1), concurrency, requests, memory, 50e9))
+    return intervals
 
 
-def changed(record: Record, **fields: object) -> Record:
-    """Return *record* with other *fields* in its third stretch."""
-    stretches = list(record.observed)
-    stretches[2] = replace(stretches[2], **fields)
-    return replace(record, observed=tuple(stretches))
+def changed(**fields: object) -> Soak:
+    """Return a sound soak with other *fields* in its third interval."""
+    intervals = sound()
+    intervals[2] = replace(intervals[2], **fields)
+    return intervals
 
 
-def test_a_sound_soak_passes() -> None:
-    """Every check passes, and each reference that could have been given is explained."""
-    assert {state for state, _ in states(sound()).values()} == {"pass"}
-    assert {"soak-interrupted", "memory-grows", "kernel-xid", "server-refused"} <= set(soak.REASONS)
+def states(intervals: Soak, end: SoakEnd = SoakEnd(7200, running=0)) -> dict[str, tuple[str, str]]:  # noqa: B008
+    """Return state and reason by check; every pass that is declared as measured has figures."""
+    judged = checks.judge(POLICY, intervals, end)
+    assert {check.reason for check in judged} - {""} <= set(gate.REASONS)
+    assert all(math.isfinite(figure.value) for check in judged for figure in check.figures)
+    measured = {entry.name for entry in gate.CHECKS if entry.measured}
+    assert all(check.figures for check in judged if check.name in measured and check.state == "pass")
+    return {check.name: (check.state, check.reason) for check in judged}
 
 
-@pytest.mark.parametrize(("fields", "name", "reference"), [
-    ({"load": Stretch(asked=2, failed=1, faults=(Fault("stream-truncated", "half"),))}, "requests", "requests-failed"),
-    ({"load": Stretch(asked=2, whole=2, odd=1, oddities=(Fault("token-run", "64 times"),))}, "words-under-load", "token-run"),
-    ({"restarts": ("process 7 ended: VLLM::EngineCore",)}, "restarts", "server-restarted"),
-    ({"kernel": (Finding("kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."),)}, "kernel-log", "kernel-xid"),
-])  # fmt: skip
-def test_one_fault_in_hours_fails_its_check_alone(fields: dict[str, object], name: str, reference: str) -> None:
-    """A single bad stretch is not averaged away."""
-    found = states(changed(sound(), **fields))
+@pytest.mark.parametrize(
+    ("fields", "name", "reason"),
+    [
+        ({}, "", ""),
+        ({"requests": (SoakRequest("0", "failed", 0, "stream-truncated: half"),)}, "requests", "requests-failed"),
+        ({"requests": (SoakRequest("0", "repeating", 64, "64 times"),)}, "words-under-load", "token-run"),
+        ({"ended": ("process 7 ended: VLLM::EngineCore",)}, "restarts", "server-restarted"),
+        ({"kernel": (Finding("kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79"),)}, "kernel-log", "kernel-xid"),
+    ],
+)
+def test_one_fault_in_hours_fails_its_check_alone(fields: dict[str, object], name: str, reason: str) -> None:
+    """A sound soak passes, and a single bad interval is not averaged away."""
+    judged = states(changed(**fields))
 
-    assert found.pop(name) == ("fail", reference)
-    assert {state for state, _ in found.values()} == {"pass"}
-
-
-@pytest.mark.parametrize(("alone", "state"), [((True, True), "pass"), ((True, False), "fail"), ((), "fail")])
-def test_what_a_model_repeats_alone_is_its_own_way(alone: tuple[bool, ...], state: str) -> None:
-    """Only answers that load made repeat fail; a small model repeats in long answers by itself, which the words gate judges."""
-    odd = Stretch(asked=2, whole=2, odd=2, oddities=(Fault("token-run", "64 times"), Fault("token-run", "32 times", 1, 7)))
-    record = replace(changed(sound(), load=odd), ended=Ended(7200, "time", 0.0, alone))
-
-    assert states(record)["words-under-load"][0] == state
+    assert judged.pop(name, ("fail", "")) == ("fail", reason)
+    assert {state for state, _ in judged.values()} == {"pass"}
 
 
-def test_requests_that_the_server_still_works_on_fail() -> None:
-    """A client that goes away must leave nothing behind."""
-    record = sound()
+@pytest.mark.parametrize(("alone", "state"), [(2, "pass"), (1, "fail"), (0, "fail")])
+def test_answers_that_repeat_a_token_without_load_pass(alone: int, state: str) -> None:
+    """A small model repeats in long answers by itself; G4 judges that."""
+    repeating = tuple(SoakRequest(str(number), "repeating", 64, "64 times") for number in range(2))
 
-    assert states(replace(record, ended=Ended(7200, "time", 3.0)))["drained"] == ("fail", "requests-stuck")
-    assert states(replace(record, ended=Ended(7200, "time", None)))["drained"] == ("not-run", "gauges-absent")
-
-
-def test_an_interrupted_soak_passes_nothing_and_hides_nothing() -> None:
-    """Without its end, a journal proves no check; a failure in it stays one."""
-    record = replace(sound(), ended=None)
-
-    assert {state for state, _ in states(record).values()} <= {"inconclusive", "not-run"}
-    assert states(changed(record, restarts=("process 7 ended: python",)))["restarts"] == ("fail", "server-restarted")
+    assert states(changed(requests=repeating), SoakEnd(7200, running=0, alone=alone))["words-under-load"][0] == state
 
 
-def test_a_server_that_is_gone_fails_the_time_and_passes_nothing() -> None:
-    """What was seen before the server went is no proof either."""
-    record = replace(sound(), ended=Ended(700, "gone", None))
+@pytest.mark.parametrize(
+    ("end", "name", "expected"),
+    [
+        (SoakEnd(7200, running=3), "drained", ("fail", "requests-stuck")),
+        (SoakEnd(7200, running=None), "drained", ("not-run", "gauges-absent")),
+        (SoakEnd(700, gone=True), "duration", ("fail", "server-gone")),
+        (SoakEnd(700, gone=True), "requests", ("inconclusive", "server-gone")),
+        (SoakEnd(7200, unwatched={"kernel-log": ("kernel-log-hidden", "no")}), "kernel-log", ("not-run", "kernel-log-hidden")),
+        (SoakEnd(7200, unwatched={"restarts": ("processes-unknown", "no")}), "restarts", ("not-run", "processes-unknown")),
+    ],
+)
+def test_the_end_of_a_soak_decides(end: SoakEnd, name: str, expected: tuple[str, str]) -> None:
+    """Requests that never end fail, and no check passes on what was not seen, or not to the end."""
+    assert states(sound(), end)[name] == expected
+    assert not end.gone or "pass" not in {state for state, _ in states(sound(), end).values()}
 
-    assert states(record)["duration"] == ("fail", "server-gone")
-    assert "pass" not in {state for state, _ in states(record).values()}
+
+def test_gpu_memory_is_required_on_a_gpu_alone() -> None:
+    for reason, required in (("no-gpu", False), ("gpu-memory-unknown", True)):
+        end = SoakEnd(7200, unwatched={"gpu-memory-growth": (reason, "no")})
+        check = next(each for each in checks.judge(POLICY, sound(), end) if each.name == "gpu-memory-growth")
+        assert (check.state, check.required) == ("not-run", required)
 
 
-def test_what_could_not_be_watched_is_not_run() -> None:
-    """A kernel log that may not be read and a process that is not known are no passes."""
-    record = replace(sound(), begun=Begun(7200, "model", "the server's process is not known", "/dev/kmsg: Operation not permitted"))
-
-    assert states(record)["kernel-log"] == ("not-run", "kernel-log-unreadable")
-    assert states(record)["memory-growth"] == ("not-run", "processes-unknown")
-    assert states(changed(sound(), lost="records were overwritten 2 times"))["kernel-log"] == ("inconclusive", "kernel-log-lost")
-
-
-def test_a_load_that_was_none_is_invalid() -> None:
-    """Hours without answers at one of the concurrencies are not the load that was asked for."""
-    record = sound()
-    idle = replace(record, observed=tuple(replace(one, load=Stretch(asked=1, whole=1, by_concurrency={"1": 1})) for one in record.observed))
+def test_a_concurrency_without_answers_is_invalid() -> None:
+    idle = [replace(interval, concurrency=1) for interval in sound()]
 
     assert states(idle)["requests"] == ("invalid", "load-too-small")
 
 
-@pytest.mark.parametrize(("slope", "noise", "state"), [
-    (0, 5, "pass"), (POLICY.growth / 2, 5, "pass"), (POLICY.growth * 2, 5, "fail"), (POLICY.growth, 5, "inconclusive"),
-    (0, 3000, "inconclusive"),
-])  # fmt: skip
-def test_growth_is_decided_by_the_interval(slope: float, noise: float, state: str) -> None:
-    """A leak of twice the bound shows in two hours; where noise is larger than the bound, nothing is decided."""
-    assert states(sound(slope=slope, noise=noise * MB))["memory-growth"][0] == state
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("growth", "noise", "state"),
+    [
+        (0, 5, "pass"), (POLICY.growth / 2, 5, "pass"), (POLICY.growth * 2, 5, "fail"), (POLICY.growth, 5, "inconclusive"),
+        (0, 3000, "inconclusive"),
+    ],
+)  # fmt: skip
+def test_a_leak_of_twice_the_bound_fails(kind: str, growth: float, noise: float, state: str) -> None:
+    """Of the processes or of the GPU alone; noise larger than the bound decides nothing."""
+    judged = states(sound(growth, noise, kind))
+
+    assert judged[f"{kind}-growth"][0] == state
+    assert {judged[f"{each}-growth"][0] for each in KINDS if each != kind} == {"pass"}
 
 
-def test_the_warm_up_does_not_count() -> None:
-    """Caches that fill in the beginning are no leak."""
-    record = sound()
+def test_memory_of_the_warm_up_does_not_count() -> None:
+    """Caches that fill in the beginning are no leak; the slope of some points is a guess."""
     warm = POLICY.warm * POLICY.seconds
-    filling = tuple(
-        replace(one, memory=tuple((at, size - max(0.0, warm - at) * 1e6) for at, size in one.memory)) for one in record.observed
-    )
+    filling = [replace(each, memory={kind: 3e9 - max(0.0, warm - each.at) * 1e6 for kind in KINDS}) for each in sound()]
 
-    assert states(replace(record, observed=filling))["memory-growth"][0] == "pass"
-
-
-def test_few_samples_decide_nothing() -> None:
-    """A slope of some points is a guess."""
-    record = sound()
-
-    few = replace(record.observed[-1], memory=record.observed[-1].memory[: theil_sen.FEWEST_POINTS - 1])
-    assert states(replace(record, observed=(few,)))["memory-growth"] == ("inconclusive", "too-few-samples")
+    assert states(filling)["memory-growth"][0] == "pass"
+    assert states(sound()[-checks.FEWEST_POINTS + 1 :])["memory-growth"] == ("inconclusive", "too-few-samples")
 
 
-@given(st.floats(-1e3, 1e3), st.floats(-1e6, 1e6), st.integers(theil_sen.FEWEST_POINTS, 400))
-def test_the_slope_of_a_line_is_the_line_s(slope: float, start: float, count: int) -> None:
-    """Without noise the interval has no width."""
-    found = theil_sen.slope([(at * 1.5, start + slope * at * 1.5) for at in range(count)])
-
-    assert found
-    for value in (found.low, found.middle, found.high):
-        assert value == pytest.approx(slope, abs=1e-6 * (1 + abs(start) + abs(slope) * count))
-
-
-@given(st.lists(st.floats(-1e9, 1e9), min_size=theil_sen.FEWEST_POINTS, max_size=60), st.floats(-1e6, 1e6))
-def test_a_trend_adds_to_the_slope_and_order_holds(values: list[float], trend: float) -> None:
-    """The interval holds its middle, and a trend that is added moves all three by itself."""
-    flat = theil_sen.slope([(float(at), value) for at, value in enumerate(values)])
-    tilted = theil_sen.slope([(float(at), value + trend * at) for at, value in enumerate(values)])
-
-    assert flat
-    assert tilted
-    assert flat.low <= flat.middle <= flat.high
-    assert tilted.middle - flat.middle == pytest.approx(trend, abs=1e-3)
-
-
-def test_spikes_do_not_make_a_slope() -> None:
-    """A fifth of the points far above the rest, all near the end, moves the median of the slopes little."""
-    series = [(float(at), 1e9 if at > 80 and at % 2 else 0.0) for at in range(100)]
-    found = theil_sen.slope(series)
-
-    assert found
-    assert found.middle == 0
-
-
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """Of 300 noisy lines, nearly 95 % have the true slope inside the interval (binomial: fewer than 270 in one of 10^4 trials)."""
-    draw = random.Random(5)
-    lines = [[(float(at), 0.3 * at + draw.gauss(0, 10)) for at in range(60)] for _ in range(300)]
-
-    inside = sum(bool((found := theil_sen.slope(line)) and found.low <= 0.3 <= found.high) for line in lines)
-
-    assert inside >= 270
-
-
-@pytest.mark.parametrize(("text", "reference"), [
+@pytest.mark.parametrize(("text", "reason"), [
     ("NVRM: Xid (PCI:000f:01:00): 31, pid=1234, name=python3, Ch 00000008, MMU Fault", "kernel-xid"),
     ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel-no-memory"),
     ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2319)", "kernel-nvrm"),
@@ -213,18 +154,16 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     ("mce: [Hardware Error]: Machine check events logged", "kernel-hardware"),
     ("INFO: task python3:77 blocked for more than 120 seconds.", "kernel-hardware"),
     ("NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.95.05", ""),
-    ("usb 1-1: new high-speed USB device number 2", ""),
     ("python3[99]: segfault at 0", ""),
 ])  # fmt: skip
-def test_what_the_kernel_says_is_sorted(text: str, reference: str) -> None:
-    """Faults of the GPU, its driver, the memory and the machine are findings; other news is not."""
+def test_faults_in_the_kernel_log_are_sorted(text: str, reason: str) -> None:
     found = kernel_log.finding(text)
 
-    assert (found.reference if found else "") == reference
+    assert (found.reference if found else "") == reason
 
 
-def test_the_kernel_s_log_is_read_from_now_on(tmp_path: Path) -> None:
-    """What was there before does not count; records come with their prefix, fields of a record and half a line do not count."""
+def test_the_kernel_log_is_read_from_now_on(tmp_path: Path) -> None:
+    """Earlier records, fields of a record and half a line do not count; a log without line ends takes no memory."""
     path = tmp_path / "kmsg"
     path.write_text("4,1,100,-;NVRM: Xid (PCI:0000:01:00): 13, before\n")
     log = KernelLog(path)
@@ -233,234 +172,103 @@ def test_the_kernel_s_log_is_read_from_now_on(tmp_path: Path) -> None:
         with path.open("a") as stream:
             stream.write("6,2,200,-;all is well\n SUBSYSTEM=NVRM: Xid (x): 1\n")
             stream.write("3,3,300,-;NVRM: Xid (PCI:0000:01:00): 79, gone\n3,4,400,-;NVRM: Xi")
-        assert [one.text for one in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
+        assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
         with path.open("a") as stream:
-            stream.write("d (PCI:0000:01:00): 43, later\n")
-        assert [one.text for one in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 43, later"]
-    finally:
-        log.close()
-
-
-def test_a_log_without_line_ends_takes_no_memory(tmp_path: Path) -> None:
-    """Sixteen megabytes without a line end are read in pieces, and at most some kilobytes of them are kept."""
-    path = tmp_path / "kmsg"
-    path.touch()
-    log = KernelLog(path)
-    try:
-        path.write_bytes(b"x" * kernel_log.MOST)
-        assert list(log.findings()) == []
+            stream.write("d (PCI:0000:01:00): 43, later\n" + "x" * kernel_log.MOST)
+        assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 43, later"]
         assert len(log._rest) <= 8192
     finally:
         log.close()
 
 
-def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """The caller hears why, and says that nothing is known."""
-    with pytest.raises(OSError, match="No such file"):
-        KernelLog(tmp_path / "kmsg")
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Return the load on a server of a small context that is not there."""
+    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
+    return Load(POLICY, NOBODY, "model", range(9000))
 
 
-@pytest.mark.skipif(not os.access(kernel_log.KMSG, os.R_OK), reason="this user may not read /dev/kmsg")
-def test_this_machine_s_kernel_log_can_be_read() -> None:
-    """On the real device, reading begins at the end and does not wait."""
-    try:
-        log = KernelLog()
-    except OSError as error:
-        pytest.skip(f"/dev/kmsg opens but cannot be read: {error}")
-    list(log.findings())
-    log.close()
+def test_two_soaks_send_the_same_requests(load: Load) -> None:
+    """All fit into the model; some share a prefix, some are aborted, and some are bad."""
+    requests = [load.draw(f"0/{worker}/{number}") for worker in range(4) for number in range(200)]
+
+    assert requests == [load.draw(f"0/{worker}/{number}") for worker in range(4) for number in range(200)]
+    assert all(1 <= len(prompt) <= 4096 - tokens for prompt, tokens, _ in requests)
+    assert {len(prompt) for prompt, _, _ in requests} == {32, 200, 1000, 4000}
+    shares = [
+        (0.1, sum(patience is not None for _, _, patience in requests)),
+        (0.3, sum(prompt[1:30] == tuple(range(1, 30)) for prompt, _, _ in requests)),
+        (0.02, sum(prompt[0] == collect.BAD_TOKEN for prompt, _, _ in requests)),
+    ]
+    assert all(share / 2 < count / len(requests) < share * 1.5 for share, count in shares)
 
 
-def test_the_same_is_asked_again() -> None:
-    """Requests follow from seed, worker and number, and all of them fit."""
-    text = list(range(9000))
-    made = [load.request(POLICY.load, text, 4096, worker, number) for worker in range(4) for number in range(200)]
-    again = [load.request(POLICY.load, text, 4096, worker, number) for worker in range(4) for number in range(200)]
-
-    assert made == again
-    assert all(1 <= len(one.prompt) <= 4096 - one.tokens for one in made)
-    assert {len(one.prompt) for one in made} == {32, 200, 1000, 4000}
-    assert 0.05 < sum(one.patience is not None for one in made) / len(made) < 0.15
-    shared = [one for one in made if one.prompt[:30] == tuple(text[:30])]
-    assert 0.2 < len(shared) / len(made) < 0.4
-
-
-@given(st.integers(2, 200))
+@given(limit=st.integers(2, 200))
 def test_requests_fit_the_smallest_model(limit: int) -> None:
-    """Where no length of the policy fits, a shorter one is asked, of at least a token."""
-    made = load.request(POLICY.load, list(range(9000)), limit, 0, 0)
+    load = Load.__new__(Load)
+    load._policy, load._text, load._limit = POLICY, range(9000), limit
+    prompt, tokens, _ = load.draw("0/0/0")
 
-    assert made.prompt
-    assert made.tokens >= 1
-    assert len(made.prompt) + made.tokens <= limit
-
-
-counts = st.integers(0, 5)
-stretches = st.builds(
-    Stretch, counts, counts, counts, counts, counts, st.lists(st.builds(Fault, st.sampled_from("ab"), st.just("")), max_size=7).map(tuple),
-    counts, st.just(()), st.dictionaries(st.sampled_from(["1", "4", "16"]), counts, max_size=3),
-)  # fmt: skip
+    assert prompt
+    assert 1 <= tokens <= limit - len(prompt)
 
 
-@given(stretches, stretches, stretches)
-def test_stretches_add_up(one: Stretch, two: Stretch, three: Stretch) -> None:
-    """It does not matter in which pieces the counts are taken, and the samples stay few."""
-    whole = one.with_(two).with_(three)
-
-    assert msgspec.to_builtins(whole) == msgspec.to_builtins(one.with_(two.with_(three)))
-    assert whole.asked == one.asked + two.asked + three.asked
-    assert len(whole.faults) <= load.MOST_KEPT
-    assert sum(whole.by_concurrency.values()) == sum(sum(part.by_concurrency.values()) for part in (one, two, three))
-
-
-def test_a_journal_is_read_back(tmp_path: Path) -> None:
-    """What was written is what is judged, and an earlier journal is not lost."""
-    path = tmp_path / "soak.jsonl"
-    path.write_text("an earlier one")
-    record = sound(seconds=600)
-    journal = JournalWriter(path)
-    for line in (record.begun, *record.observed, record.ended):
-        assert line
-        journal.add(line)
-    journal.close()
-
-    assert soakjournal.read(path) == record
-    assert (tmp_path / "soak.jsonl.before").read_text() == "an earlier one"
-
-
-@given(st.integers(0, 4000))
-def test_a_journal_cut_anywhere_is_interrupted_or_none(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
-    """After a loss of power, what is left of a line is dropped, and nothing that is left is a pass."""
-    path = tmp_path_factory.mktemp("journal") / "soak.jsonl"
-    record = sound(seconds=300)
-    lines = [msgspec.json.encode(line) + b"\n" for line in (record.begun, *record.observed, record.ended)]
-    data = b"".join(lines)
-    path.write_bytes(data[: at % len(data)])
-
-    if at % len(data) < len(lines[0]):
-        with refusal("file-invalid"):
-            soakjournal.read(path)
-    else:
-        read = soakjournal.read(path)
-        assert read.ended is None
-        assert read.observed == record.observed[: len(read.observed)]
-        assert "pass" not in {check.state for check in soak.interrupted(POLICY, path)}
-
-
-@pytest.mark.parametrize("data", [b"", b"\n", b"[]\n", b'{"type":"ended","at":1,"why":"time"}\n', b"\xff\n", b"[" * 100_000 + b"\n"])
-def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
-    """A file of something else has its message."""
-    (tmp_path / "j").write_bytes(data)
-    with refusal("file-invalid", match="journal"):
-        soakjournal.read(tmp_path / "j")
-
-
-def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
-    """A process that is killed while it writes leaves whole lines: every one that it had said was written."""
-    path = tmp_path / "soak.jsonl"
-    program = (
-        "import sys; from pathlib import Path; from sparkwright.gates.soak.journal import *\n"
-        "from sparkwright.gates.core.journal import JournalWriter\n"
-        "from sparkwright.gates.soak.collect import Stretch\n"
-        "journal = JournalWriter(Path(sys.argv[1])); journal.add(Begun(60, 'm', '', '')); at = 0\n"
-        "while True:\n  at += 1; journal.add(Observed(at, Stretch(asked=at))); print(at, flush=True)\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout
-    said = 0
-    for line in child.stdout:
-        said = int(line)
-        if said == 20:
-            child.kill()
-            break
-    rest = [int(line) for line in child.stdout if line.endswith("\n")]
-    child.wait()
-
-    read = soakjournal.read(path)
-
-    assert len(read.observed) >= max([said, *rest])
-    assert read.ended is None
-
-
-def test_the_processes_of_a_server_are_watched() -> None:
-    """A child that ends is noticed, its memory is in the sum, and a server that does not answer says nothing of its beginning."""
-    program = (
-        "import subprocess, sys; child = subprocess.Popen(['sleep', '600'])\n"
-        "print('up', flush=True); sys.stdin.read(); child.kill()"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdin
-    assert parent.stdout
-    try:
-        assert parent.stdout.readline() == "up\n"
-        watched = Processes(Client(NOBODY, deadline=1.0), parent.pid)
-        assert watched.unknown == ""
-        assert (watched.resident() or 0) > MB
-        assert watched.restarts() == ()
+def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
+    """A child that ends is noticed once, and its memory is in the sum."""
+    program = "import subprocess, sys; child = subprocess.Popen(['sleep', '600']); print(flush=True); sys.stdin.read(); child.kill()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin
+        assert parent.stdout
+        parent.stdout.readline()
+        monitor = Monitor(parent.pid, tmp_path / "kmsg")
+        monitor.sample()
+        interval = monitor.interval(1, 1, ())
+        assert (interval.memory["memory"] > 1e6, interval.ended) == (True, ())
         parent.stdin.close()
         parent.wait()
-        ended = watched.restarts()
-        assert [one for one in ended if "sleep" in one]
-        assert watched.resident() is None
-        assert watched.restarts() == ()
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
+        assert [text for text in monitor.interval(2, 1, ()).ended if "sleep" in text]
+        monitor.sample()
+        assert monitor.interval(3, 1, ()).ended == ()
+    assert monitor.unwatched["kernel-log"][0] == "kernel-log-hidden"
+    assert Monitor(None, tmp_path / "kmsg").unwatched["memory-growth"][0] == "processes-unknown"
 
 
-def test_a_process_that_is_not_known_is_said() -> None:
-    """Without a process the memory is unknown, not zero."""
-    watched = Processes(Client(NOBODY, deadline=1.0), None)
+def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's count on all GPUs; the library stands in for a driver."""
+    entries: dict[int, list[tuple[int, int | None]]] = {0: [(7, 100), (8, 10)], 1: [(7, 5), (9, None)]}
+    nvml = types.SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetComputeRunningProcesses=lambda device: [
+            types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in entries[device]
+        ],
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
 
-    assert watched.unknown
-    assert watched.resident() is None
-    assert watched.available() > 0
-
-
-def test_a_soak_of_a_server_that_is_not_there_is_invalid(tmp_path: Path) -> None:
-    """Nothing is waited for, and no journal is begun."""
-    checks = soak.run(POLICY, NOBODY, tmp_path / "j")
-
-    assert [(check.state, check.reason) for check in checks] == [("invalid", "server-unreachable")]
-    assert not (tmp_path / "j").exists()
-
-
-@pytest.mark.parametrize("seconds", [6.0, 60.0, POLICY.seconds])
-def test_every_concurrency_has_its_turn(seconds: float) -> None:
-    """A short soak goes through all of them, a long one comes back to each."""
-    policy = replace(POLICY, seconds=seconds)
-    turns = [policy.concurrency(seconds * at / 1000) for at in range(1000)]
-
-    assert set(turns) == set(POLICY.load.concurrencies)
-    assert turns[0] == POLICY.load.concurrencies[0]
+    assert [collect.gpu_memory(pids) for pids in ({7, 9}, {8}, {1})] == [105, 10, 0]
+    entries.clear()
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert collect.gpu_memory({7}) is None
 
 
-def sound_gate() -> tuple[Check, ...]:
-    return (passed("one", "well"), failed("informs", "not so well", "batch-differs", required=False))
+def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:
+    judged = gate.run(POLICY, NOBODY, tmp_path / "journal")
+
+    assert [(check.state, check.reason) for check in judged] == [("invalid", "server-unreachable")]
+    assert not (tmp_path / "journal").exists()
 
 
-def broken_gate() -> tuple[Check, ...]:
-    return (passed("one", "well"), failed("two", "badly", "rerun-differs"), not_run("three", "nobody looked", "policy-skips"))
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ((passed("one", "well"), failed("informs", "odd", "batch-differs", required=False)), ("pass", "")),
+        ((passed("one", "well"), failed("two", "badly", "rerun-differs"), not_run("three", "no", "no")), ("fail", "worse-after-soak")),
+        ((passed("one", "well"), not_run("three", "nobody looked", "policy-skips")), ("not-run", "worse-after-soak")),
+    ],
+)
+def test_gates_after_the_load_are_judged_by_required_checks(found: tuple[Check, ...], expected: tuple[str, str]) -> None:
+    check = checks.judge_again("words", found)
 
-
-def absent_gate() -> tuple[Check, ...]:
-    return (passed("one", "well"), not_run("three", "nobody looked", "policy-skips"))
-
-
-def test_what_runs_again_is_judged_by_its_required_checks() -> None:
-    """A gate that fails after the load names its checks; one that cannot run is no pass; one on a server that is gone does not run."""
-    record = sound()
-    made = soaked.again(record, {"words": sound_gate, "distributions": broken_gate, "tasks": absent_gate})
-
-    assert [(check.name, check.state, check.reason) for check in made] == [
-        ("words-after", "pass", ""),
-        ("distributions-after", "fail", "worse-after-soak"),
-        ("tasks-after", "not-run", "policy-skips"),
-    ]
-    gone = soaked.again(replace(record, ended=Ended(9, "gone")), {"words": broken_gate})
-    assert [(check.state, check.reason) for check in gone] == [("not-run", "server-gone")]
-    assert soaked.again(record, {})[0].state == "not-run"
+    assert (check.name, check.state, check.reason) == ("words-after", *expected)
 
 
 @pytest.mark.parametrize(
@@ -470,15 +278,15 @@ def test_what_runs_again_is_judged_by_its_required_checks() -> None:
      ("least: 20", "lest: 20")],
 )  # fmt: skip
 def test_a_mistake_in_the_policy_is_refused(before: str, after: str) -> None:
-    """Every number of the file is held against its range when it is read."""
     text = POLICY_FILE.read_text("utf-8")
     assert before in text
 
     with refusal("file-invalid"):
-        strict_yaml.parse(text.replace(before, after, 1), soak.SoakPolicy, "soak.yaml")
+        strict_yaml.parse(text.replace(before, after, 1), SoakPolicy, "soak.yaml")
 
 
-def test_figures_of_checks_are_numbers_that_json_has() -> None:
-    """Infinity and NaN have no place in a verdict's JSON."""
-    for check in soaked.checks(POLICY, sound(slope=500)):
-        assert all(math.isfinite(figure.value) for figure in check.figures)
+def test_the_journal_of_an_interval_is_a_line_of_json() -> None:
+    data = msgspec.json.encode(sound()[0])
+
+    assert msgspec.json.decode(data, type=SoakInterval) == sound()[0]
+    assert b"\n" not in data

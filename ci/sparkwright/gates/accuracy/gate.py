@@ -191,7 +191,7 @@ def _candidate(
 def _unanswered(name: str, error: ServerInvalid) -> Check:
     lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
     tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
-    return invalid(name, f"{error.says}.", error.reference, samples=tail)
+    return invalid(name, f"{error.message}.", error.reason, samples=tail)
 
 
 def _paired(policy: AccuracyPolicy, before: TaskResult, now: TaskResult) -> Check:

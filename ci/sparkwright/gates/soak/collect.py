@@ -42,7 +42,7 @@ class Load:
 
     def __init__(self, policy: SoakPolicy, url: str, model: str, text: Sequence[int]) -> None:
         self._policy, self._url, self._model, self._text = policy, url, model, text
-        self._limit = Client(url, model).limit()
+        self._limit = Client(url, model).max_model_len()
         self._requests, self._stopped = queue.SimpleQueue[SoakRequest](), threading.Event()
 
     def run(self, name: str, concurrency: int, seconds: float) -> Iterator[None]:
@@ -102,11 +102,11 @@ class Load:
         bad = prompt[0] == BAD_TOKEN
         client = Client(self._url, self._model, deadline=patience or self._policy.drain)
         try:
-            answer = client.complete(prompt, tokens=tokens, ignore_eos=True)
+            answer = client.complete(prompt, max_tokens=tokens, ignore_eos=True)
         except ServerInvalid as error:
-            if patience is not None and error.reference in LATE:
+            if patience is not None and error.reason in LATE:
                 return SoakRequest(key, "aborted")
-            if bad and "status 400" in error.says:
+            if bad and error.status == 400:
                 return SoakRequest(key, "refused")
             return SoakRequest(key, "failed", 0, str(error))
         run, count = longest_run(answer.tokens), len(answer.tokens)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sparkwright.bench.machine import kernel_log
-from sparkwright.bench.server.answers import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
 from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, declare, invalid, not_run
@@ -60,7 +60,7 @@ def run(
     try:
         load = Load(policy, url, client.model(), client.tokenize(text))
     except ServerInvalid as error:
-        return (invalid("requests", error.says, error.reference),)
+        return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(pid, kernel)
     try:
         with JournalWriter(journal) as writer:

@@ -76,6 +76,7 @@ def service(policy: Policy) -> str:
 
         [Service]
         Type=exec
+        ExecStartPre=+/usr/sbin/sysctl --quiet kernel.dmesg_restrict=0
         ExecStart={program} lab runner once --config {folders.config}
         ExecStopPost={program} lab runner clean --config {folders.config}
         SuccessExitStatus=130
@@ -98,7 +99,8 @@ def service(policy: Policy) -> str:
         PrivateIPC=yes
         ProtectKernelTunables=yes
         ProtectKernelModules=yes
-        ProtectKernelLogs=yes
+        # G7 of a job reads the kernel's log for errors of the GPU (dmesg_restrict=0 opens it to users)
+        ProtectKernelLogs=no
         ProtectControlGroups=yes
         ProtectClock=yes
         ProtectHostname=yes
@@ -114,6 +116,7 @@ def service(policy: Policy) -> str:
         SystemCallErrorNumber=EPERM
         DevicePolicy=closed
         DeviceAllow=char-nvidia* rw
+        DeviceAllow=/dev/kmsg r
         MemoryAccounting=yes
         MemoryHigh={limits.memory_high}
         MemoryMax={limits.memory_max}
