@@ -1,0 +1,272 @@
+"""
+A vLLM server that a gate starts: from a given environment, with a bounded log and known variables.
+
+It is watched while it runs, and ends with the process that started it (`subreaper`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import psutil
+
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.server_log import Line, Scanner, read_from
+from sparkwright.bench.server.subreaper import KILL_SECONDS
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandError
+from sparkwright.core.process import available_megabytes, wrap_with_limits
+
+#: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
+#: LD_LIBRARY_PATH and PYTHONPATH would replace code of the wheel.
+PASSED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "HF_HOME", "HF_HUB_CACHE", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+)  # fmt: skip
+
+#: Variables of every server: nothing is fetched or reported, and the log comes line by line.
+ALWAYS = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_COLOR": "0",
+}
+
+#: Variables of a gate's servers: with it vLLM counts the requests with logits that are not numbers.
+GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+
+#: A line that ends a server before traffic: with a negative estimate, vLLM 0.20 to 0.33 plans more
+#: KV cache than there is memory (vllm #44740).
+FATAL = (
+    Line(
+        "graph-memory-negative",
+        "CUDA graph memory: -",
+        r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB",
+    ),
+)
+#: Bytes of a log; a soak of hours writes some tens of megabytes.
+LARGEST_LOG = 1 << 30
+
+
+class SupervisedProcess:
+    """
+    A command and all its descendants, which end when this process does.
+
+    Args:
+        environment: All its variables.
+        log: The file for its output.
+        grace: Seconds between the request to end and the kill.
+        reserve: Megabytes that must stay free on the machine, else it is ended; 0 for no floor.
+        pass_fds: Descriptors that stay open as long as any of its processes runs.
+
+    Attributes:
+        failure: Why it does not run as it should, in a sentence; empty while it does.
+        reason: ``server-died``, ``memory-low``, ``log-unreadable``, the name of a line of `FATAL`,
+            or the reason given to `end`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        grace: float = 20.0,
+        reserve: int = 0,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.log, self.failure, self.reason = log, "", ""
+        self._grace, self._reserve = grace, reserve
+        self._scanner, self._scanned = Scanner(FATAL), 0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # Neither variables of the command nor its folder change what the supervisor imports.
+        script = [sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py"))]
+        words = wrap_with_limits(command, path=environment.get("PATH"))
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [*script, str(grace), *words],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def processes(self) -> list[psutil.Process]:
+        """Return its processes, whatever session they are in."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def guard(self) -> bool:
+        """
+        Return whether it runs as it should; call this repeatedly.
+
+        It is ended if its log or the memory of the machine require that.
+        """
+        if not self.failure:
+            with contextlib.suppress(FileNotFoundError):
+                self._scanned = read_from(self.log, self._scanned, self._scanner)
+            if self._scanner.binary or self._scanned > LARGEST_LOG:
+                self.end("log-unreadable", "its log is no text, or larger than 1 GiB")
+            for name, lines in self._scanner.found.items():
+                if lines.count:
+                    self.end(name, lines.texts[0])
+            if self._reserve and (free := available_megabytes()) < self._reserve:
+                self.end("memory-low", f"{free} MB are free, {self._reserve} MB must stay")
+        if not self.failure and not self.running:
+            self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
+        return not self.failure
+
+    def end(self, reason: str, failure: str, *, at_once: bool = False) -> None:
+        """End it for *reason*, from any thread, and wait until it is gone; the first one counts."""
+        self.failure, self.reason = self.failure or failure, self.reason or reason
+        self.ask_to_end(at_once=at_once)
+        self.stop()
+
+    def ask_to_end(self, *, at_once: bool = False) -> None:
+        """Ask it to end, or kill it *at_once*, and do not wait; may be repeated."""
+        assert self._process.stdin
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(b"k" if at_once else b"t")
+
+    def stop(self) -> None:
+        """End it and wait until it is gone; may be repeated."""
+        left = self.processes()
+        self.ask_to_end()
+        try:
+            self._process.wait(timeout=self._grace + KILL_SECONDS + 20)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.kill()
+            self._process.wait()
+        for process in left:  # none, unless the supervisor was killed
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.failure = self.failure or "it was stopped"
+
+
+class LaunchPlan(msgspec.Struct, frozen=True):
+    """
+    How a server is started.
+
+    Attributes:
+        python: The Python of the environment that vLLM is installed in.
+        model: Folder of the model.
+        flags: Further arguments of ``vllm serve``.
+        variables: Variables beside `PASSED` and `ALWAYS`; an empty value removes one.
+        name: The name under which the model is served.
+        timeout: Seconds until it must be ready.
+        reserve, grace: As of `SupervisedProcess`.
+    """
+
+    python: Path
+    model: Path
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    name: str = "model"
+    timeout: float = 1800.0
+    reserve: int = 0
+    grace: float = 20.0
+
+    def environment(self) -> dict[str, str]:
+        """Return all variables of the server."""
+        passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+        variables = {**passed, **ALWAYS, **self.variables}
+        return {name: value for name, value in variables.items() if value}
+
+    def command(self, port: int, host: str = "127.0.0.1") -> list[str]:
+        """Return the command line."""
+        program = [str(self.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
+        address = ["--served-model-name", self.name, "--host", host, "--port", str(port)]
+        return [*program, str(self.model), *address, *self.flags]
+
+
+class Server(SupervisedProcess):
+    """
+    A server inside its ``with`` block, which is entered when it is ready or has failed.
+
+    Attributes:
+        plan: How it was started.
+        url: Its address.
+        reason: As of `SupervisedProcess`, or ``server-late``.
+    """
+
+    def __init__(self, plan: LaunchPlan, log: Path) -> None:
+        if not plan.python.exists():
+            raise CommandError("tool-missing", f"There is no Python at {plan.python}.")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        self.plan, self.url = plan, f"http://127.0.0.1:{port}"
+        command, environment = plan.command(port), plan.environment()
+        super().__init__(command, environment, log, grace=plan.grace, reserve=plan.reserve)
+
+    def __enter__(self) -> Self:
+        begin = time.monotonic()
+        try:
+            with console.progress("start the server", 0) as progress:
+                while self.guard() and not is_ready(self.url, self.plan.name):
+                    seconds = time.monotonic() - begin
+                    if seconds > self.plan.timeout:
+                        self.end("server-late", f"it does not answer after {seconds:.0f} s")
+                    progress.update(round(seconds), f"s  {last_line(self.log)}")
+                    time.sleep(0.5)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def ready(self) -> bool:
+        return not self.failure
+
+    def client(self, *, deadline: float = 900.0) -> Client:
+        """Return a client; the first request for logprobs may compile for minutes."""
+        return Client(self.url, self.plan.name, deadline=deadline)
+
+
+def is_ready(url: str, name: str, key: str = "") -> bool:
+    """
+    Return whether the server at *url* serves the model *name*.
+
+    ``/health`` says 200 before ``/v1/models`` lists the model, so both are asked.
+    """
+    try:
+        client = Client(url, name, deadline=10, key=key)
+        client.health()
+        return bool(client.model())
+    except ServerInvalid:
+        return False
+
+
+def last_line(log: Path) -> str:
+    """Return the printable end of the last line of *log*; empty if there is none."""
+    try:
+        with log.open("rb") as source:
+            source.seek(max(0, log.stat().st_size - 2000))
+            lines = source.read().decode("utf-8", "replace").replace("\r", "\n").split("\n")
+    except OSError:
+        return ""
+    text = next((line for line in reversed(lines) if line.strip()), "")
+    return "".join(letter for letter in text if letter.isprintable())[-100:]

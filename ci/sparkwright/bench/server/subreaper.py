@@ -1,0 +1,75 @@
+"""
+Run a command whose processes never outlive the caller: ``python subreaper.py GRACE COMMAND…``.
+
+Standard input is a pipe that the caller holds. When it ends, by whatever death of the caller, or
+brings ``t``, or when the command ends by itself, every process that came of the command is asked to
+end (TERM), and killed after GRACE seconds; ``k`` kills at once. None escapes: orphans become
+children of this process (prctl's subreaper), whatever session they made for themselves.
+
+This file runs as a script, with the environment of the command, and imports no other module of
+sparkwright.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+
+#: prctl(2): orphaned descendants become children of this process.
+PR_SET_CHILD_SUBREAPER = 36
+#: Seconds after which processes that the kernel cannot end (waiting for a disk) are left to it.
+KILL_SECONDS = 20.0
+
+
+def _descendants() -> list[psutil.Process]:
+    """Return every descendant that runs, and reap those that ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    try:
+        children = psutil.Process().children(recursive=True)
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    except psutil.NoSuchProcess:  # it ended meanwhile
+        return _descendants()
+
+
+def main(grace: float, command: list[str]) -> int:
+    """Run *command*, and return its exit status as a shell has it; 0 if it was asked to end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ending, at_once = threading.Event(), threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the caller
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+
+    def obey() -> None:
+        while order := os.read(0, 1):
+            ending.set()
+            if order == b"k":
+                at_once.set()
+        ending.set()
+
+    threading.Thread(target=obey, daemon=True).start()
+    while child.poll() is None and not ending.wait(0.2):
+        pass
+    status = child.poll() or 0
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGTERM)
+    term = time.monotonic()
+    while (left := _descendants()) and time.monotonic() < term + grace + KILL_SECONDS:
+        if at_once.is_set() or time.monotonic() > term + grace:
+            for process in left:
+                process.kill()
+        time.sleep(0.05)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,112 @@
+"""Whether an environment holds exactly the files of a wheel, so that its server speaks for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandError, PythonError, WheelError
+from sparkwright.forks.archive import zip_file, zip_members
+
+#: Mismatches that are listed; one is enough to refuse.
+MOST = 50
+#: Files that Python would run or load if they lay among the wheel's files.
+LOADED = (".py", ".so", ".pth", ".pyd")
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """A file that is not as in the wheel: *how* is ``missing``, ``differs`` or ``foreign``."""
+
+    name: str
+    how: str
+
+
+def site_packages(python: Path) -> Path:
+    """
+    Return the folder site-packages of the environment of *python*.
+
+    Raises:
+        environment-unusable: It is no Python.
+    """
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    try:
+        folder = Path(process.output([python, "-I", "-c", script], timeout=60).strip())
+        if not folder.is_dir():
+            raise OSError(f"{str(folder)!r:.200} is no folder")
+    except (CommandError, OSError) as error:
+        if isinstance(error, CommandError) and error.reference != "command-failed":
+            raise
+        message = f"{python} is no Python of an environment."
+        raise PythonError("environment-unusable", message, details=[str(error)]) from None
+    return folder
+
+
+def version(python: Path, name: str = "vllm") -> str:
+    """
+    Return the version of the distribution *name* in the environment of *python*.
+
+    Raises:
+        environment-unusable: It is no Python, or the distribution is not installed there.
+    """
+    folder = site_packages(python)
+    for distribution in metadata.distributions(name=name, path=[str(folder)]):
+        return distribution.version
+    raise PythonError("environment-unusable", f"{python} has no {name} installed.")
+
+
+def mismatches(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
+    """
+    Return how the environment of *python* differs from *wheel*; empty if it holds exactly its files.
+
+    Every byte is compared. Files that an installer adds to ``.dist-info``, scripts, which it
+    changes, and compiled Python do not count.
+
+    Raises:
+        environment-unusable: *python* is none.
+        wheel-invalid: *wheel* is none, or a file of the environment cannot be read.
+    """
+    site = site_packages(python)
+    try:
+        return tuple(itertools.islice(_compare(wheel, site), MOST))
+    except OSError as error:
+        message = f"{wheel.name} cannot be compared with the environment."
+        raise WheelError("wheel-invalid", message, details=[str(error)]) from error
+
+
+def _compare(wheel: Path, site: Path) -> Iterator[Mismatch]:
+    with zip_file(wheel) as archive:
+        members = zip_members(archive, wheel.name)
+        own = {path: info for name, info in members.items() if (path := _target(name, site))}
+        total = sum(info.file_size for info in own.values())
+        with console.progress("compare the environment with the wheel", total, "bytes") as progress:
+            for path, info in own.items():
+                progress.update(progress.done + info.file_size, info.filename)
+                if not path.is_file():
+                    yield Mismatch(info.filename, "missing")
+                    continue
+                with archive.open(info) as packed, path.open("rb") as file:
+                    blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
+                    if any(block != other for block, other in blocks):
+                        yield Mismatch(info.filename, "differs")
+    folders = {site / path.relative_to(site).parts[0] for path in own}
+    for folder in sorted(folders):
+        for file in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
+            if file.suffix in LOADED and file not in own and file.is_file():
+                yield Mismatch(str(file.relative_to(site)), "foreign")
+
+
+def _target(name: str, site: Path) -> Path | None:
+    """Return where an installer puts the member *name*; None for files that it writes itself."""
+    top, _, rest = name.partition("/")
+    kind, _, inside = rest.partition("/")
+    if name.endswith("/") or (top.endswith(".dist-info") and rest == "RECORD"):
+        return None
+    if top.endswith(".data"):
+        return site / inside if kind in ("purelib", "platlib") else None
+    return site / name
