@@ -13,7 +13,7 @@ from tests.support import serving
 from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace as profiled
 from sparkwright.gates.contract.gate import Running
@@ -43,7 +43,7 @@ def named(checks: tuple[Check, ...], state: str) -> set[str]:
 def started(server: Server, folder: Path, *flags: str, **variables: str) -> Server:
     """Return a server as the sound one, with further *flags* and *variables*."""
     profiles = profiled.flags(folder / "profiles")
-    return Server(serving.launch(server.launch.python, server.launch.model, *profiles, *flags, **variables), folder / "server.log")
+    return Server(serving.launch(server.plan.python, server.plan.model, *profiles, *flags, **variables), folder / "server.log")
 
 
 def test_another_backend_than_the_recipe_says(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock
 from tests.support.serving import launch
 
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
 
@@ -64,7 +64,7 @@ def serving(python: Path, model: Path, folder: Path) -> Iterator[Broken]:
     switch.write_text("{}")
     variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     with Server(launch(python, model, **variables), folder / "server.log") as server:
-        assert server.ready, f"{server.ended}\n{server.log.read_text(errors='replace')[-4000:]}"
+        assert server.ready, f"{server.failure}\n{server.log.read_text(errors='replace')[-4000:]}"
         yield Broken(server, switch)
 
 

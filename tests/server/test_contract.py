@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.server.proxy import FAULTS, Proxy
 
-from sparkwright.bench.server import installed
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace as profiled
@@ -24,9 +24,9 @@ POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "contract
 
 def running(server: Server, profile: Path | None = None) -> Running:
     """Return what is known of a server that was started here."""
-    package = installed.package(server.launch.python)
-    known = server.launch
-    return Running(server.log, known.flags, known.environment(), package, profile, server.ended, server.reference)
+    package = wheel_identity.site_packages(server.plan.python) / "vllm"
+    known = server.plan
+    return Running(server.log, known.flags, known.environment(), package, profile, server.failure, server.reason)
 
 
 def shown(checks: Sequence[Check]) -> list[str]:
@@ -112,5 +112,5 @@ def test_a_spoiled_stream_of_a_real_server_is_refused(server: Server) -> None:
 
 def test_the_environment_is_the_wheel_that_it_was_installed_from(server: Server) -> None:
     """What the installer wrote is the wheel of the package index, byte for byte."""
-    (wheel,) = (server.launch.python.parents[1] / "wheel").iterdir()
-    assert installed.is_installed(server.launch.python, wheel) == ()
+    (wheel,) = (server.plan.python.parents[1] / "wheel").iterdir()
+    assert wheel_identity.mismatches(server.plan.python, wheel) == ()

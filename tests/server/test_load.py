@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_spec import LoadSpec
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 
@@ -21,7 +21,7 @@ def test_a_measurement_is_what_was_ordered(server: Server, toy: Path, tmp_path: 
     """Each request has the ordered tokens, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
-    spec = LoadSpec(server.url, server.launch.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
+    spec = LoadSpec(server.url, server.plan.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
     result = vllm_bench.obtain(ROOT, "2026.11", Store(default_cache()), offline=False).measure(spec)
     after = client.metrics()
     assert [(one.prompt_tokens, one.output_tokens, one.error) for one in result.requests] == [(96, 32, "")] * 8

@@ -11,7 +11,7 @@ from tests.server.taught import GATES, _taught, _trained, patient
 from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst

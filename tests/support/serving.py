@@ -20,7 +20,7 @@ import filelock
 import pytest
 from uv import find_uv_bin
 
-from sparkwright.bench.server.serve import Launch, Server
+from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.cli.options import default_cache
 from sparkwright.gates.contract import kernel_trace as profiled
 
@@ -71,9 +71,9 @@ def _name(requirement: str) -> str:
     return Requirement(requirement).name
 
 
-def launch(python: Path, model: Path, *flags: str, **variables: str) -> Launch:
+def launch(python: Path, model: Path, *flags: str, **variables: str) -> LaunchPlan:
     """Return how a small server of *model* is started, with further *flags* and *variables*."""
-    return Launch(python, model, (*FLAGS, *flags), {**VARIABLES, **variables}, "toy", patience=900, reserve=1000)
+    return LaunchPlan(python, model, (*FLAGS, *flags), {**VARIABLES, **variables}, "toy", timeout=900, reserve=1000)
 
 
 @pytest.fixture(scope="session", name="vllm_python")
@@ -102,5 +102,5 @@ def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFacto
     """Return a server of that model, which serves, and writes profiles to the folder ``profiles`` beside its log."""
     folder = tmp_path_factory.mktemp("server")
     with Server(launch(vllm_python, toy, *profiled.flags(folder / "profiles")), folder / "server.log") as server:
-        assert server.ready, f"{server.ended}\n{server.log.read_text()[-4000:]}"
+        assert server.ready, f"{server.failure}\n{server.log.read_text()[-4000:]}"
         yield server

@@ -14,8 +14,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.badserver import SOUND, Listener, Say, completing, endless, head, silent, stream
 
-from sparkwright.bench.recipes import vllm_flags
-from sparkwright.bench.server import envvars
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract import gate as contract
@@ -217,9 +215,9 @@ def package(folder: Path, table: str | bytes = TABLE) -> Path:
 def test_a_variable_that_the_server_does_not_read_is_a_finding(tmp_path: Path) -> None:
     """It is named with what replaced it, or with the name that is nearest."""
     known = {"VLLM_PORT": "1", "VLLM_ELSEWHERE": "1", "HOME": "/", "CUDA_HOME": "/cuda"}
-    assert envvars.check(known, package(tmp_path), "0.33.0", vllm_flags.REPLACED).state == "pass"
+    assert judged(tmp_path, NVFP4, variables=known, package=package(tmp_path))["variables"].state == "pass"
     wrong = {**known, "VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGING_LEVEL": "INFO", "VLLM_ONLY_A_DEFAULT": "1"}
-    found = envvars.check(wrong, tmp_path / "vllm", "0.33.0", vllm_flags.REPLACED)
+    found = judged(tmp_path, NVFP4, variables=wrong, package=tmp_path / "vllm")["variables"]
     assert (found.state, found.reason) == ("fail", "variable-unknown")
     advice = {sample.case: sample.expected for sample in found.samples}
     assert advice == {
@@ -234,7 +232,7 @@ def test_a_variable_that_the_server_does_not_read_is_a_finding(tmp_path: Path) -
 )
 def test_a_table_that_is_none_is_invalid(table: str | bytes, tmp_path: Path) -> None:
     """What cannot be read says nothing about variables."""
-    assert envvars.check({"VLLM_PORT": "1"}, package(tmp_path, table), "0.33.0", {}).reason == "envs-unreadable"
+    assert judged(tmp_path, NVFP4, variables={"VLLM_PORT": "1"}, package=package(tmp_path, table))["variables"].reason == "envs-unreadable"
 
 
 def test_the_recipe_says_how_the_server_is_started(tmp_path: Path) -> None:

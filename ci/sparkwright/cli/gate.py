@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.audit import wheel
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import installed
+from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import pipeline
 from sparkwright.cli import options
 from sparkwright.core.console import console
@@ -319,7 +319,7 @@ def climb(
 ) -> ladder.Ladder:
     """Run the gates *names* on the machine of *facts*, and store the verdicts after each."""
     # The verdicts are about the wheel together with the packages that it is served with.
-    companions = content.facts(installed.places(inputs.python)[1]) if inputs.python else {}
+    companions = content.facts(wheel_identity.site_packages(inputs.python)) if inputs.python else {}
     result = ladder.climb(
         [ready.gate(name) for name in names],
         stack=context.project.stack,

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes.published_results import PublishedReport
 from sparkwright.bench.recipes.workloads import Name
-from sparkwright.bench.server.serve import Launch
+from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, UsageError
 
@@ -275,7 +275,7 @@ def served_name(recipe: Recipe | None, model: Path) -> str:
     return folder.name or "model"
 
 
-def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:
+def launch(recipe: Recipe, version: str, python: Path, model: Path) -> LaunchPlan:
     """
     Return how the vLLM *version* in the environment of *python* serves the checkpoint in *model*.
 
@@ -286,4 +286,4 @@ def launch(recipe: Recipe, version: str, python: Path, model: Path) -> Launch:
     """
     variant = recipe.variant(version)
     floor = round(recipe.plan.floor * 2**30 / 1e6)
-    return Launch(python, model, recipe.flags(variant), dict(variant.variables), patience=recipe.patience, reserve=floor)
+    return LaunchPlan(python, model, recipe.flags(variant), dict(variant.variables), timeout=recipe.patience, reserve=floor)

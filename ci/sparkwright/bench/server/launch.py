@@ -137,11 +137,15 @@ class SupervisedProcess:
             self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
         return not self.failure
 
-    def end(self, reason: str, failure: str, *, at_once: bool = False) -> None:
-        """End it for *reason*, from any thread, and wait until it is gone; the first one counts."""
+    def end(self, reason: str, failure: str) -> None:
+        """End it for *reason*, and wait until it is gone; may be repeated, the first counts."""
         self.failure, self.reason = self.failure or failure, self.reason or reason
-        self.ask_to_end(at_once=at_once)
         self.stop()
+
+    def kill(self, reason: str, failure: str) -> None:
+        """Do as `end`, without the grace, from any thread."""
+        self.ask_to_end(at_once=True)
+        self.end(reason, failure)
 
     def ask_to_end(self, *, at_once: bool = False) -> None:
         """Ask it to end, or kill it *at_once*, and do not wait; may be repeated."""

@@ -96,9 +96,9 @@ def _compare(wheel: Path, site: Path) -> Iterator[Mismatch]:
                         yield Mismatch(info.filename, "differs")
     folders = {site / path.relative_to(site).parts[0] for path in own}
     for folder in sorted(folders):
-        for file in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
-            if file.suffix in LOADED and file not in own and file.is_file():
-                yield Mismatch(str(file.relative_to(site)), "foreign")
+        for path in sorted(folder.rglob("*")) if folder.suffix != ".dist-info" else ():
+            if path.suffix in LOADED and path not in own and path.is_file():
+                yield Mismatch(str(path.relative_to(site)), "foreign")
 
 
 def _target(name: str, site: Path) -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.bench.recipes import vllm_flags
-from sparkwright.bench.server import envvars, openai_schema
+from sparkwright.bench.server import environment_variables, openai_schema
 from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.bench.server.server_log import Found, LogInvalid, Scanner, scan
 from sparkwright.gates.contract import kernel_trace as profiled
@@ -88,8 +88,35 @@ def run(policy: ContractPolicy, recipe: Recipe, running: Running, client: Client
     else:
         checks += _of_log(policy, recipe, log, client)
     version = next((check.message.split()[1] for check in checks if check.name == "version" and check.state == "pass"), "")
-    checks.append(envvars.check(running.variables, running.package, version or "here", vllm_flags.REPLACED))
+    checks.append(_variables(running, version or "here"))
     return (*checks, *_started(recipe, running), _kernels(recipe, running.profile))
+
+
+def _variables(running: Running, version: str) -> Check:
+    """Return whether vLLM reads every ``VLLM_`` variable that is set for the server."""
+    if running.variables is None or running.package is None:
+        missing = "its environment" if running.variables is None else "where vLLM is installed"
+        message = f"{missing} is not known, as the server was not started here"
+        return not_run("variables", message, "variables-unseen")
+    try:
+        unread = environment_variables.unread(running.variables, running.package)
+    except environment_variables.SourceInvalid as error:
+        message = f"the variables that vLLM reads are not known: {error}"
+        return invalid("variables", message, "envs-unreadable")
+    if not unread:
+        return passed("variables", f"vLLM {version} reads all VLLM_ variables that are set")
+    samples = [
+        Sample(name, _advice(name, similar), f"set to {running.variables[name]!r:.60}")
+        for name, similar in unread.items()
+    ]
+    message = f"vLLM {version} does not read {', '.join(unread)}; it changes nothing"
+    return failed("variables", message, "variable-unknown", samples=samples)
+
+
+def _advice(name: str, similar: str) -> str:
+    if replaced := vllm_flags.REPLACED.get(name):
+        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
+    return f"perhaps {similar}" if similar else ""
 
 
 def _serves(running: Running, client: Client | None) -> Check:

@@ -119,7 +119,7 @@ class Running(msgspec.Struct, frozen=True):
         package: The folder ``vllm`` that it runs; None where nobody knows it.
         profile: What a profiler saw; None without one.
         ended: Why it was ended before it served; empty where it serves.
-        reference: Of *ended* (`sparkwright.bench.server.serve.Server.reference`).
+        reference: Of *ended* (`sparkwright.bench.server.plan.Server.reason`).
     """
 
     log: Path

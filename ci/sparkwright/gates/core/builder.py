@@ -13,7 +13,7 @@ from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
 from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import installed
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.core import strict_yaml
@@ -185,12 +185,12 @@ class GateBuilder:
     def _running(self) -> Running:
         """Return the server as G3 judges it: its log, and what is known of it."""
         one = self._inputs
-        package = installed.package(one.python) if one.python else None
+        package = wheel_identity.site_packages(one.python) / "vllm" if one.python else None
         if one.serve:
             server = self.server.started
             trace = one.trace or self._profile()
-            ended = "" if server.ready else server.ended
-            return Running(server.log, server.launch.flags, server.launch.environment(), package, trace, ended, server.reference)
+            ended = "" if server.ready else server.failure
+            return Running(server.log, server.plan.flags, server.plan.environment(), package, trace, ended, server.reason)
         assert one.log is not None
         return Running(one.log, package=package, profile=one.trace)
 
@@ -206,7 +206,7 @@ class GateBuilder:
         one = self._inputs
         if self._recipe is None:
             return one.recipe
-        way = self._recipe.variant(installed.version(one.python)) if one.python else None
+        way = self._recipe.variant(wheel_identity.version(one.python)) if one.python else None
         return (way.contract if way else "") or self._recipe.contract
 
     def _words(self) -> Gate:

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server import installed
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import GATED, Launch, Server
+from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.gates.core.options import GateOptions
@@ -71,7 +71,7 @@ class ServerUnderTest:
         """The server that we start, once, for all gates."""
         return self._stack.enter_context(Server(self.launch(), self._folder / "server.log"))
 
-    def launch(self) -> Launch:
+    def launch(self) -> LaunchPlan:
         """
         Return how the server is started that we start.
 
@@ -81,9 +81,9 @@ class ServerUnderTest:
         one = self._inputs
         assert one.serve is not None
         assert one.python is not None
-        plain = Launch(one.python, one.serve)
+        plain = LaunchPlan(one.python, one.serve)
         if self._recipe:
-            plain = recipes.launch(self._recipe, installed.version(one.python), one.python, one.serve)
+            plain = recipes.launch(self._recipe, wheel_identity.version(one.python), one.python, one.serve)
         return replace(
             plain, flags=(*plain.flags, *one.flags, *self._flags),
             variables={**GATED, **plain.variables, **one.variables}, name=self.name, reserve=max(one.reserve, plain.reserve),
@@ -135,7 +135,7 @@ def same_wheel(wheel: Path | None, python: Path | None, name: str) -> Check:
     """Return the check *name*: whether the environment of *python* holds the files of *wheel* and no others."""
     if not wheel or not python:
         return not_run(name, "name the wheel and the Python of its environment, to know that it is this wheel", "not-asked")
-    if found := installed.is_installed(python, wheel):
+    if found := wheel_identity.mismatches(python, wheel):
         samples = [Sample(mismatch.name, "the wheel's bytes", mismatch.how) for mismatch in found]
         return failed(name, f"{len(found)} file(s) of the environment are not the wheel's", "wheel-not-served", samples=samples)
     return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")

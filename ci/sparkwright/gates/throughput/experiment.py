@@ -23,9 +23,9 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.server import installed
+from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import GATED, Launch
+from sparkwright.bench.server.launch import GATED, LaunchPlan
 from sparkwright.bench.statistics.decision import Rule
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
@@ -66,7 +66,7 @@ class Environment(msgspec.Struct, frozen=True):
         Raises:
             environment-unusable: There is no vLLM.
         """
-        version = installed.version(self.python)
+        version = wheel_identity.version(self.python)
         try:
             local = Version(version).local or ""
         except InvalidVersion:
@@ -120,7 +120,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
                 "usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline."
             )
 
-    def launches(self, versions: Mapping[Side, str]) -> dict[Side, Launch]:
+    def launches(self, versions: Mapping[Side, str]) -> dict[Side, LaunchPlan]:
         """
         Return how each side is started; *versions* are those of vLLM.
 
@@ -130,12 +130,12 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
         sides: dict[Side, Environment | None] = {"baseline": self.baseline, "candidate": self.candidate}
         return {side: self._launch(one, versions[side]) for side, one in sides.items() if one}
 
-    def _launch(self, environment: Environment, version: str) -> Launch:
+    def _launch(self, environment: Environment, version: str) -> LaunchPlan:
         assert self.model is not None
         if self.recipe:
             plain = recipes.launch(self.recipe, version, environment.python, self.model)
         else:
-            plain = Launch(environment.python, self.model)
+            plain = LaunchPlan(environment.python, self.model)
         flags = (*plain.flags, *self.flags)
         added = tuple(flag for flag in MEASURED if flag not in flags)
         variables = {**(GATED if self.kind in ("gate", "calibration") else {}), **plain.variables, **self.variables}

@@ -15,7 +15,7 @@ from sparkwright.bench.machine.oom_watchdog import watch_memory
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.serve import Launch, Server
+from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core.console import console
 from sparkwright.gates.throughput.measurement import MeasurementContext, Serving, measured, ordered
 from sparkwright.gates.throughput.records import Measurement
@@ -54,11 +54,11 @@ class OwnServer:
 
     @property
     def ended(self) -> str:
-        return self._server.ended
+        return self._server.failure
 
     @property
     def reference(self) -> str:
-        return self._server.reference
+        return self._server.reason
 
     def guard(self) -> bool:
         return self._server.guard()
@@ -67,7 +67,7 @@ class OwnServer:
         return self._server.processes()
 
     def counters(self) -> Mapping[str, float]:
-        return _counters(self.url, self._server.launch.name)
+        return _counters(self.url, self._server.plan.name)
 
 
 class ServerPair:
@@ -79,7 +79,7 @@ class ServerPair:
         logs: Folder for what the servers print.
     """
 
-    def __init__(self, means: MeasurementContext, launches: Mapping[Side, Launch], logs: Path, url: str = "") -> None:
+    def __init__(self, means: MeasurementContext, launches: Mapping[Side, LaunchPlan], logs: Path, url: str = "") -> None:
         self._means, self._launches, self._logs, self._url = means, dict(launches), logs, url
         self._servers: dict[Side, Serving] = {}
 

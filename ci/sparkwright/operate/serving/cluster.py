@@ -17,9 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.server.keeper import Order
-from sparkwright.bench.server.kept import Kept
-from sparkwright.bench.server.serve import ALWAYS, PASSED
+from sparkwright.bench.server.launch import ALWAYS, PASSED, SupervisedProcess
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, UsageError
 from sparkwright.operate.errors import ServeError
@@ -109,7 +107,7 @@ def nodes(python: Path, address: str, variables: dict[str, str]) -> tuple[Node, 
 
 
 @contextlib.contextmanager
-def head(place: Place, address: str, variables: dict[str, str], log: Path, held: Sequence[int]) -> Iterator[Kept]:
+def head(place: Place, address: str, variables: dict[str, str], log: Path, held: Sequence[int]) -> Iterator[SupervisedProcess]:
     """Run the head of a cluster at *address* (HOST:PORT) while the block runs; its own folder goes with it."""
     host, port = parts(address)
     # Ray's sockets lie in it, and their paths may not be longer than 107 bytes.
@@ -126,7 +124,7 @@ def head(place: Place, address: str, variables: dict[str, str], log: Path, held:
 
 
 @contextlib.contextmanager
-def worker(place: Place, address: str, own: str, variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[Kept]:
+def worker(place: Place, address: str, own: str, variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
     """Be a machine of the cluster at *address* while the block runs; *own* is this machine's address there, if somebody said."""
     options = [f"--address={address}", *([f"--node-ip-address={own}"] if own else []), "--disable-usage-stats"]
     with _kept(place, options, variables, log, held, reserve) as kept:
@@ -134,22 +132,22 @@ def worker(place: Place, address: str, own: str, variables: dict[str, str], log:
 
 
 @contextlib.contextmanager
-def _kept(place: Place, options: list[str], variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[Kept]:
+def _kept(place: Place, options: list[str], variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
     words = [str(place.python), "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--object-store-memory={OBJECT_STORE}", *options]
-    kept = Kept(words, Order(environment(variables), GRACE), log, reserve=reserve, held=held)
+    kept = SupervisedProcess(words, environment(variables), log, grace=GRACE, reserve=reserve, pass_fds=held)
     try:
         yield kept
     finally:
         kept.stop()
 
 
-def started(kept: Kept) -> bool:
+def started(kept: SupervisedProcess) -> bool:
     """Whether Ray says that it is up; raise `ray-failed` where it ended instead."""
     data = kept.log.read_bytes()[-200_000:]
     if not kept.guard():
         lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
         details = [*lines[-8:], f"full log: {kept.log}"]
-        raise ServeError("ray-failed", "Ray did not start." if STARTED not in data else f"Ray ended: {kept.ended}.", details=details)
+        raise ServeError("ray-failed", "Ray did not start." if STARTED not in data else f"Ray ended: {kept.failure}.", details=details)
     return STARTED in data
 
 

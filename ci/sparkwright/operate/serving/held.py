@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.server.keeper import PATIENCE
+from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError
 from sparkwright.core.store import translate_disk_full
@@ -29,7 +29,7 @@ Phase = Literal["waiting", "loading", "serving", "stopping", "joined"]
 
 LARGEST = 1 << 20
 #: Seconds that a server whose `serve` was killed may take to be gone.
-ENDING = 20.0 + PATIENCE
+ENDING = 20.0 + KILL_SECONDS
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import preflight, vllm_flags
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.server.serve import Launch
+from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
 from sparkwright.operate.serving import known, models, variables
 from sparkwright.operate.serving import place as places
@@ -44,7 +44,7 @@ class Ready(msgspec.Struct, frozen=True):
     place: Place
     recipe: Recipe | None
     model: Found
-    launch: Launch
+    launch: LaunchPlan
     floor: int
     needs: int
     nodes: int
@@ -80,7 +80,7 @@ def resolved(wish: Wish, where: Where) -> Ready:
     said, needs = _fitting(wish, recipe, model)
     free = round((recipe.plan.floor if recipe else floor(wish)) * GIB)
     patience = wish.patience or (recipe.patience if recipe else PATIENCE)
-    launch = Launch(where.python.absolute(), model.path, flags, settings, _name(wish, recipe, model), patience, free)
+    launch = LaunchPlan(where.python.absolute(), model.path, flags, settings, _name(wish, recipe, model), patience, free)
     warnings = (*unread, *said, *_figures(recipe, place), *_provenance(wish, recipe, place, model))
     return Ready(wish, place, recipe, model, launch, free, needs, nodes, warnings)
 

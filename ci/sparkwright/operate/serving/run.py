@@ -13,9 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.server.keeper import PATIENCE, Order
-from sparkwright.bench.server.kept import Kept
-from sparkwright.bench.server.serve import answers
+from sparkwright.bench.server.launch import SupervisedProcess, is_ready
 from sparkwright.bench.server.server_log import Line, LogInvalid, scan
 from sparkwright.core import errors
 from sparkwright.core.console import console, duration
@@ -74,8 +72,10 @@ def serve(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> in
     launch = ready.launch
     console.note(f"log: {log}")
     asked.gently = True
-    order = Order(launch.environment(), launch.grace)
-    kept = Kept(launch.command(ready.wish.port, ready.wish.host), order, log, reserve=ready.floor, held=(lock.descriptor,))
+    kept = SupervisedProcess(
+        launch.command(ready.wish.port, ready.wish.host), launch.environment(), log,
+        grace=launch.grace, reserve=ready.floor, pass_fds=(lock.descriptor,),
+    )  # fmt: skip
     try:
         look_after(ready.place)
         if not _load(kept, ready, now, asked, store):
@@ -106,7 +106,7 @@ def look_after(place: Place) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def _load(kept: Kept, ready: Ready, now: Running, asked: Asked, store: Store) -> bool:
+def _load(kept: SupervisedProcess, ready: Ready, now: Running, asked: Asked, store: Store) -> bool:
     """Wait until the server serves, and return whether it does: False where somebody asked to stop first."""
     address = loading.key(now.recipe, ready.model.commit or ready.model.path.name, now.wheel or now.version, *ready.launch.flags)
     passed: Callable[[str], None] | None = (lambda text: console.note(f"| {text}")) if console.verbose else None
@@ -118,7 +118,7 @@ def _load(kept: Kept, ready: Ready, now: Running, asked: Asked, store: Store) ->
             if serves.is_set():
                 break
             line.update(round(watch.seconds), f"s  {watch.says()}", watch.remaining())
-            if watch.seconds > ready.launch.patience:
+            if watch.seconds > ready.launch.timeout:
                 kept.end("server-late", f"it does not answer after {watch.seconds:.0f} s")
             time.sleep(LOOK)
     if asked.times:
@@ -137,7 +137,7 @@ def _answering(url: str, ready: Ready) -> Iterator[threading.Event]:
 
     def ask() -> None:
         while not over.is_set():
-            if answers(url, ready.name, key):
+            if is_ready(url, ready.name, key):
                 serves.set()
                 return
             over.wait(ASK)
@@ -150,14 +150,14 @@ def _answering(url: str, ready: Ready) -> Iterator[threading.Event]:
         over.set()
 
 
-def guarded(kept: Kept, log: Path) -> None:
+def guarded(kept: SupervisedProcess, log: Path) -> None:
     """Raise what ended the server, if anything did."""
     if kept.guard():
         return
     details = [*tail(log), *cause(log), f"full log: {log}"]
-    if kept.reference in _FAILURES:
-        raise ServeError(kept.reference, f"The server was ended: {kept.ended}.", details=details)
-    raise ServeError("server-died", f"vLLM is gone: {kept.ended}.", details=details)
+    if kept.reason in _FAILURES:
+        raise ServeError(kept.reason, f"The server was ended: {kept.failure}.", details=details)
+    raise ServeError("server-died", f"vLLM is gone: {kept.failure}.", details=details)
 
 
 def cause(log: Path) -> list[str]:
@@ -188,10 +188,10 @@ def _announce(ready: Ready, now: Running) -> None:
     console.note(f"  look: sparkwright serve --health        stop: Ctrl-C, or kill {now.pid}")
 
 
-def stop(kept: Kept, asked: Asked) -> None:
+def stop(kept: SupervisedProcess, asked: Asked) -> None:
     """End *kept* in order; whoever asks a second time does not want to wait for that."""
     kept.ask_to_end()
-    until = time.monotonic() + kept.grace + PATIENCE + 20
+    until = time.monotonic() + held.ENDING + 20
     while kept.running and time.monotonic() < until:
         if asked.times > 1:
             kept.kill("stopped", "it was stopped at once")

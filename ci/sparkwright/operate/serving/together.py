@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright.bench.server.kept import Kept
+from sparkwright.bench.server.launch import SupervisedProcess
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
 from sparkwright.operate.errors import ServeError
@@ -55,7 +55,7 @@ def lead(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> int
         return run.serve(ready, lock, asked, store, log)
 
 
-def _gather(ray: Kept, ready: Ready, address: str, asked: Asked) -> bool:
+def _gather(ray: SupervisedProcess, ready: Ready, address: str, asked: Asked) -> bool:
     """Wait until all machines are there, and return whether they are: False where somebody asked to stop first."""
     began, came, up = time.monotonic(), tuple[Node, ...](), False
     with console.progress("machines of the cluster", ready.nodes) as line:
@@ -66,7 +66,7 @@ def _gather(ray: Kept, ready: Ready, address: str, asked: Asked) -> bool:
             line.update(len(came), ", ".join(one.address for one in came))
             if len(came) >= ready.nodes:
                 return True
-            if (passed := time.monotonic() - began) > ready.launch.patience:
+            if (passed := time.monotonic() - began) > ready.launch.timeout:
                 there = [f"{one.address} ({one.id[:12]})" for one in came] or ["not even the head"]
                 what = f"{len(came)} of {ready.nodes} machines are there after {duration(passed)}."
                 raise ServeError(
@@ -131,7 +131,7 @@ def _reached(head: str, asked: Asked, patience: float) -> bool:
     return True
 
 
-def _joined(ray: Kept, asked: Asked) -> bool:
+def _joined(ray: SupervisedProcess, asked: Asked) -> bool:
     while not asked.times:
         if cluster.started(ray):
             return True
@@ -139,11 +139,11 @@ def _joined(ray: Kept, asked: Asked) -> bool:
     return False
 
 
-def _stay(ray: Kept, head: str, asked: Asked, log: Path) -> int:
+def _stay(ray: SupervisedProcess, head: str, asked: Asked, log: Path) -> int:
     silent, asked_at = 0, time.monotonic()
     while not asked.times and silent < SILENT:
         if not ray.guard():
-            if ray.reference == "server-died" and not cluster.reachable(head):
+            if ray.reason == "server-died" and not cluster.reachable(head):
                 break
             run.guarded(ray, log)
         if time.monotonic() - asked_at > LOOK:

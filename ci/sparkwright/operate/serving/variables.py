@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
-from sparkwright.bench.server import envvars
+from sparkwright.bench.server import environment_variables
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
@@ -191,27 +191,22 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     if not asked:
         return ()
     try:
-        known = envvars.known(package / "envs.py")
-    except envvars.SourceInvalid as error:
-        return (f"which variables vLLM {version} knows cannot be read: {error.says}",)
-    unknown = [name for name in asked if name not in known]
-    unknown = sorted(set(unknown) - envvars.read_elsewhere(package, unknown))
-    if unknown:
-        details = [f"{name}: {advice}" for name, advice in zip(unknown, _advice(unknown, known, replaced), strict=True)]
+        unread = environment_variables.unread(asked, package)
+    except environment_variables.SourceInvalid as error:
+        return (f"which variables vLLM {version} knows cannot be read: {error}",)
+    if unread:
+        details = [f"{name}: {_advice(name, similar, replaced.get(name))}" for name, similar in unread.items()]
         raise ServeError(
-            "variable-refused", f"vLLM {version} does not read {', '.join(unknown)}; it would change nothing.", details=details
+            "variable-refused", f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.", details=details
         )
     return ()
 
 
-def _advice(unknown: list[str], known: frozenset[str], replaced: Mapping[str, ReplacedVariable]) -> Iterator[str]:
-    for name in unknown:
-        if one := replaced.get(name):
-            yield f"gone since {one.since}" + (f"; now {one.use}" if one.use else "")
-        elif near := (_near(name, {one.variable for one in TABLE}) or next(iter(difflib.get_close_matches(name, known, 1, 0.75)), "")):
-            yield f"perhaps {near}"
-        else:
-            yield "nothing of that name is known"
+def _advice(name: str, similar: str, replaced: ReplacedVariable | None) -> str:
+    if replaced:
+        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
+    near = _near(name, {one.variable for one in TABLE}) or similar
+    return f"perhaps {near}" if near else "nothing of that name is known"
 
 
 def table() -> str:
