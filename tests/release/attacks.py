@@ -43,7 +43,8 @@ from sparkwright.builder.wheel.archive import WheelName  # noqa: E402
 from sparkwright.cli import main  # noqa: E402
 from sparkwright.core import http  # noqa: E402
 from sparkwright.core.files import sha256_file  # noqa: E402
-from sparkwright.gates.core import ladder as ladders  # noqa: E402
+from sparkwright.gates.core import verdict_file  # noqa: E402
+from sparkwright.gates.core.ladder import Ladder  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
 from sparkwright.release.evidence import make, predicates  # noqa: E402
 from sparkwright.release.manifest import places, times  # noqa: E402
@@ -342,7 +343,7 @@ def proved(scene: Scene) -> Proved:
     return next(one for one in scene.index.proof(NEWEST).wheels if one.wheel == sha256)
 
 
-def told(scene: Scene, judged: ladders.Ladder, *, throughput: bytes = b"", **claims: Any) -> None:
+def told(scene: Scene, judged: Ladder, *, throughput: bytes = b"", **claims: Any) -> None:
     """
     Publish the newest release again with other verdicts about vLLM, signed by its publisher, although they contradict the rest.
 
@@ -354,7 +355,7 @@ def told(scene: Scene, judged: ladders.Ladder, *, throughput: bytes = b"", **cla
     kept = {kind: scene.index.path(scene.evidence(kind)).read_bytes() for kind in ("throughput", "sbom")}
     raw: dict[Any, bytes] = {
         **kept,
-        "verdicts": msgspec.json.encode(ladders.document(judged)),
+        "verdicts": msgspec.json.encode(verdict_file.document(judged)),
         **({"throughput": throughput} if throughput else {}),
     }
     if not any(verdict.gate == "G8" for verdict in judged.verdicts):

@@ -35,7 +35,8 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, Gate, Ladder
+from sparkwright.gates.core import verdict_file
+from sparkwright.gates.core.ladder import GATES, SERVED, Gate, Ladder
 from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import (
     Check,
@@ -73,7 +74,7 @@ HOST = {
 BEGAN = 1_795_305_600.0
 SPEED, NOISE = 0.024, 0.003
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
-RECIPE, TASK, LIBRARY = "qwen3-30b-a3b-nvfp4", GateOptions().task, "vllm/_C_stable_libtorch.abi3.so"
+RECIPE, TASK, LIBRARY = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task, "vllm/_C_stable_libtorch.abi3.so"
 MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
     "fail": failed,
     "invalid": invalid,
@@ -115,9 +116,11 @@ def ladder(
         checks = list(_checks(path, name))
         if state := (worse or {}).get(name):
             checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
-        judged = policy().judged_by(name, stack) or wheels.hexed("policy", name)
-        made.append(ladders.verdict(Gate(name, judged, tuple), checks, subject, facts, began=BEGAN, seconds=60.0))
-    return Ladder(stack, subject, tuple(made), "", facts)
+        recipe = RECIPE if name in SERVED else ""
+        judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
+        gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
+        made.append(ladders.verdict(gate, checks, subject, facts, began=BEGAN, seconds=60.0))
+    return Ladder(stack, subject, tuple(made))
 
 
 def _checks(path: Path, gate: str) -> Iterator[Check]:
@@ -215,7 +218,7 @@ def _calibrated(chance: random.Random, cell: WorkloadCell, metric: str) -> Calib
 def write(path: Path, made: Ladder) -> Path:
     """Write *made* beside the wheel at *path*, as `sparkwright gate` does, and return the file."""
     place = path.parent / f"{path.name.removesuffix('.whl')}.verdicts.json"
-    place.write_bytes(msgspec.json.format(msgspec.json.encode(ladders.document(made)), indent=1) + b"\n")
+    place.write_bytes(msgspec.json.format(msgspec.json.encode(verdict_file.document(made)), indent=1) + b"\n")
     return place
 
 

@@ -18,12 +18,21 @@ from tests.refusals import refusal
 from tests.support import verdicts as made
 from tests.support import wheels
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, Ladder
-from sparkwright.gates.core.verdict import ORDER, Check, State, Verdict, failed, passed
+from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
+from sparkwright.gates.core.verdict import (
+    ORDER,
+    Check,
+    State,
+    Verdict,
+    declarations,
+    failed,
+    passed,
+)
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.decide import decision, facts, policy, verdicts
 from sparkwright.release.decide.facts import Inspected
@@ -133,13 +142,12 @@ def test_worse_verdicts_never_make_it_better(case: Case, states: dict[str, State
 
 
 @settings(max_examples=30)
-@given(gates=st.sets(st.sampled_from(list(GATES)), min_size=1), part=st.sampled_from(["wheel", "device code"]))
-def test_a_verdict_for_other_bytes_never_counts(case: Case, gates: set[str], part: str) -> None:
+@given(gates=st.sets(st.sampled_from(list(GATES)), min_size=1))
+def test_a_verdict_for_other_bytes_never_counts(case: Case, gates: set[str]) -> None:
     """One verdict about another digest is enough to refuse all."""
-    field = {"wheel": "wheel", "device code": "device_code"}[part]
-    other = [replace(one, **{field: "ab" * 32}) if one.gate in gates else one for one in case.ladder.verdicts]
+    other = [replace(one, wheel="ab" * 32) if one.gate in gates else one for one in case.ladder.verdicts]
     with refusal("verdict-foreign"):
-        decided(case, replace(case.ladder, verdicts=tuple(other), device_code=other[0].device_code))
+        decided(case, replace(case.ladder, verdicts=tuple(other)))
 
 
 FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
@@ -181,7 +189,8 @@ def test_each_check_that_measures(case: Case) -> None:
     for verdict in case.ladder.verdicts:
         for check in verdict.checks:
             bare = with_check(case.ladder, verdict.gate, check.name, lambda one: replace(one, figures=(), samples=()))
-            if made.policy().gates[verdict.gate].measures(check.name):
+            table = gate_policy.declared(verdict.gate)
+            if check.state == "pass" and any(one.measured for one in declarations(table, check.name)):
                 with refusal("verdict-hollow", match="nothing behind it"):
                     decided(case, bare)
             else:
@@ -344,9 +353,48 @@ def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:
     """FlashInfer is verified by its own audit, and where vLLM's ladder was climbed with this very build of it."""
     decide = functools.partial(decision.decide, case.companion, case.audited, None, made.policy())
     assert decide(served=case.ladder).missing == ()
-    assert lacking(decide()) == lacking(decide(served=replace(case.ladder, host={}))) == [("set", "companion-unbound")]
-    other = {**case.ladder.host, "content flashinfer-python": "12" * 32}
-    assert lacking(decide(served=replace(case.ladder, host=other))) == [("set", "companion-other")]
+
+
+    def served(**changed: str) -> Ladder:
+        hosts = ({**one.host, **changed} for one in case.ladder.verdicts)
+        return replace(case.ladder, verdicts=tuple(replace(one, host=host) for one, host in zip(case.ladder.verdicts, hosts, strict=True)))
+
+    key = {"content flashinfer-python": ""}
+    assert lacking(decide()) == lacking(decide(served=served(**key))) == [("set", "companion-unbound")]
+    assert lacking(decide(served=served(**dict.fromkeys(key, "12" * 32)))) == [("set", "companion-other")]
+
+
+OTHER, TOY = "qwen3-30b-a3b-nvfp4", "toy-cpu"
+
+
+def for_recipe(case: Case, name: str, states: tuple[tuple[str, State], ...] = ()) -> list[Verdict]:
+    """Return the verdicts of the served gates as those of the recipe *name*, some of them no pass."""
+    changed = dict(states)
+    own = [one for one in case.ladder.verdicts if one.gate in SERVED]
+    policies = made.policy()
+    own = [replace(one, recipe=name, policy=policies.judged_by(one.gate, wheels.STACK, name) or one.policy) for one in own]
+    return [replace(one, checks=(made.MAKERS[changed[one.gate]](one.checks[0].name, "made up", "made-up"), *one.checks[1:]))
+            if one.gate in changed else one for one in own]  # fmt: skip
+
+
+def test_verified_names_the_recipes_that_it_was_shown_for(case: Case) -> None:
+    """One recipe of each group has to pass; a further one may be undecided, and must not fail; a recipe of no group shows nothing."""
+    assert decided(case).recipes == (made.RECIPE,)
+    rest = [one for one in case.ladder.verdicts if one.gate not in SERVED]
+    own = [one for one in case.ladder.verdicts if one.gate in SERVED]
+
+    def shown(*served: Verdict) -> Proved:
+        return decided(case, replace(case.ladder, verdicts=(*rest, *served)))
+
+    undecided = shown(*own, *for_recipe(case, OTHER, (("G5", "inconclusive"),))[:5])
+    assert (undecided.recipes, undecided.missing) == ((made.RECIPE,), ())
+    assert lacking(shown(*own, *for_recipe(case, OTHER, (("G4", "fail"),))[:5])) == [("G4", "made-up")]
+    # The other recipe has FP4 experts and drafts nothing: what lacks is the speculative one, of which the throughput is there.
+    partly = shown(*for_recipe(case, OTHER)[:5], own[-1])
+    assert partly.recipes == (OTHER,)
+    assert lacking(partly) == [(gate, "not-climbed") for gate in SERVED[:-1]]
+    only_toy = decided(case, replace(case.ladder, verdicts=(*rest, *for_recipe(case, TOY))), replace(case.result, recipe=TOY))
+    assert lacking(only_toy) == [(gate, "not-climbed") for gate in SERVED]
 
 
 def test_a_release_is_decided_whole(tmp_path: Path) -> None:
@@ -371,8 +419,8 @@ BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a gate that says another state than its checks": (
         lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), "verdict-hollow",
     ),
-    "a state that does not follow": (lambda data: data.replace(b'"complete": true', b'"complete": false'), "verdict-hollow"),
-    "another format": (lambda data: data.replace(b'"format": 1', b'"format": 9'), "verdict-hollow"),
+    "a state that does not follow": (lambda data: data.replace(b'\n "state": "pass"', b'\n "state": "fail"'), "verdict-hollow"),
+    "another format": (lambda data: data.replace(b'"format": 2', b'"format": 9'), "verdict-hollow"),
 }  # fmt: skip
 
 
@@ -425,13 +473,17 @@ def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     assert {fork: rule.served_by for fork, rule in rules.forks.items()} == {
         "vllm": "", "flashinfer": "vllm", "cutlass": "vllm", "sparkwright": "",
     }  # fmt: skip
-    assert set(rules.digests) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2", "G3", "G4", "G5", "G6", "G7"}
+    served = {f"{gate} {name}" for gate in ("G3", "G4", "G5", "G6", "G7") for group in rules.recipes.values() for name in group}
+    assert set(rules.digests) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2"} | served
+    groups = {group: [recipes.load(wheels.ROOT, name) for name in names] for group, names in rules.recipes.items()}
+    assert all("FP4" in recipe.model.quantization for recipe in groups["fp4-moe"])
+    assert all(recipe.speculation for recipe in groups["speculative"])
     # What the program runs on it can install a set for, up to the newest Python for which the index has the wheels.
     newest = {stack: rule.pythons[-1] for stack, rule in rules.sets.items()}
     assert newest == {"2026.05": "3.14", "2026.06": "3.13", "2026.11": "3.14"}
     assert all(rule.pythons[:3] == ("3.11", "3.12", "3.13") for rule in rules.sets.values())
     copy = tmp_path / "copy"
-    for folder in ("ci/gates", "ci/audit", "forks"):
+    for folder in ("ci/gates", "ci/recipes", "ci/audit", "forks"):
         shutil.copytree(wheels.ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.patch"))
     for name in ("ci/release.yaml", "ci/audit.yaml"):
         shutil.copyfile(wheels.ROOT / name, copy / name)
@@ -445,28 +497,30 @@ def test_the_policy_of_the_demo_can_be_met() -> None:
     """The demo's own policy is held against the declarations, too, when it is loaded; its stacks are not needed for that."""
     path = wheels.ROOT / "ci" / "sparkwright" / "demo" / "project" / "ci" / "release.yaml"
     asked = strict_yaml.parse(path.read_text("utf-8").replace("PYTHON", "3.12"), policy.ReleasePolicy, path.name)
-    assert [one for gate, rule in asked.gates.items() for one in gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted)] == []
+    gate_policy.require_declared(path, ((gate, name) for gate, rule in asked.gates.items() for name in rule.checks))
 
 
 @pytest.mark.parametrize("gate", GATES)
 def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
-    """Every check that a pass rests on is one that the gate's own code can make and pass, with a figure where one is asked for."""
+    """
+    Every check that a pass rests on is one that the gate's own code can make and pass, and every check that a gate declares
+    is required or stands among those that need not be there.
+    """
     rule = made.policy().gates[gate]
-    assert not list(gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted))
-    # The same with the names that the repository's own converters, recipes and tasks give to the declared patterns.
+    # With the names that the repository's own converters, recipes and tasks give to the declared patterns.
     given = {name: one for one in gate_policy.declared(gate) if one.role == "decides" for name in made.names(gate, one.name)}
-    assert [pattern for pattern in (*rule.checks, *rule.wanted) if not fnmatch.filter(given, pattern)] == []
-    measured = {name for pattern in rule.measured for name in fnmatch.filter(given, pattern)}
-    assert [name for name in sorted(measured) if not given[name].measured] == []
+    named = (*rule.checks, *rule.wanted, *rule.optional)
+    assert [pattern for pattern in named if not fnmatch.filter(given, pattern)] == []
+    assert [name for name in given if not any(fnmatch.fnmatchcase(name, pattern) for pattern in named)] == []
 
 
-def refused_policy(folder: Path, old: str, new: str) -> SparkwrightError:
+def refused_policy(folder: Path, old: str, new: str, reference: str = "file-invalid") -> SparkwrightError:
     """Return how the repository's policy is refused with *old* replaced by *new*."""
     text = (wheels.ROOT / "ci" / "release.yaml").read_text()
     assert old in text
     (folder / "ci").mkdir()
     (folder / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
-    with refusal("file-invalid") as caught:
+    with refusal(reference) as caught:
         policy.load(folder)
     return caught.value
 
@@ -479,18 +533,16 @@ def test_the_policy_of_the_repository_is_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"kernels-*", op-quantise', "kernels, op-quantise", "G2: no check kernels can pass there"),
-        ('"*-answers", "*-paired"', '"*-answers", "*-pairs"', "G6: no check *-pairs can pass there"),
-        ("gsm8k-floor]", "gsm8k-ceiling]", "G6: no check gsm8k-ceiling can pass there"),
-        ("[server, stream, version", "[log, stream, version", "G3: no check log can pass there"),
-        ("distinct-4-grams, zlib-ratio, answers,\n", "tails, zlib-ratio, answers,\n", "G4: no check tails can pass there"),
-        ("measured: [duration,", "measured: [drained,", "G7: drained shows neither figure nor sample"),
-        ('measured: ["tpot-*",', 'measured: ["itl-*",', "G8: itl-* shows neither figure nor sample"),
+        ('"kernels-*", op-quantise', "kernels, op-quantise", "G2: kernels"),
+        ('"*-answers", "*-paired"', '"*-answers", "*-pairs"', "G6: *-pairs"),
+        ("gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
+        ("[server, stream, version", "[log, stream, version", "G3: log"),
+        ('optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
     ],
 )
 def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
     """A name that no gate declares, or one that never passes, would keep every wheel from being verified."""
-    assert says in refused_policy(tmp_path, old, new).details
+    assert says in refused_policy(tmp_path, old, new, "policy-unknown-check").details
 
 
 @pytest.mark.parametrize(
@@ -503,6 +555,8 @@ def test_a_policy_that_asks_for_what_no_gate_says_is_refused(tmp_path: Path, old
         ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
         ("keys: []", "keys: [abc]", "keys"),
         ("retain: 12", "retains: 12", "retains"),
+        ("recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
+        ("  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
         ("days: 30", "days: 30\ndigests: {G1: abc}", "follows from other files"),
     ],
 )

@@ -32,6 +32,7 @@ from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates.core import ladder as ladders
+from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.core.verdict import Check, passed
 from sparkwright.gates.throughput.records import Result
@@ -67,7 +68,7 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def raw(self) -> dict[str, bytes]:
         """The files as the gates write them."""
-        written = {"verdicts": msgspec.json.encode(ladders.document(self.ladder)), "throughput": msgspec.json.encode(self.result)}
+        written = {"verdicts": msgspec.json.encode(verdict_file.document(self.ladder)), "throughput": msgspec.json.encode(self.result)}
         return {"sbom": self.inspected.sbom, **written}
 
 
@@ -244,7 +245,7 @@ def test_other_wheels_have_evidence_too(tmp_path: Path, signer: KeySigner, kind:
     ladder = None if kind == "installer" else verdicts.ladder(path)
     served = verdicts.ladder(paths[3], companions=paths[:3])
     proved = decision.decide(inspected, ladder, None, verdicts.policy(), served=served)
-    raw = {"sbom": inspected.sbom, **({"verdicts": msgspec.json.encode(ladders.document(ladder))} if ladder else {})}
+    raw = {"sbom": inspected.sbom, **({"verdicts": msgspec.json.encode(verdict_file.document(ladder))} if ladder else {})}
     made = make.statements(inspected.wheel, inspected.fork, proved, raw, record=inspected.record, stack=wheels.STACK)
     files = make.signed(made, raw, inspected.wheel, signer)
     whole = replace(proved, evidence=tuple(files))
@@ -348,7 +349,7 @@ def with_raw(case: Case, signer: KeySigner, kind: str, data: bytes) -> Signed:
 
 def rewritten(ladder: Ladder, **changed: Any) -> bytes:
     """Return the document of *ladder* with other fields, its states as they then follow."""
-    return msgspec.json.encode(ladders.document(replace(ladder, **changed)))
+    return msgspec.json.encode(verdict_file.document(replace(ladder, **changed)))
 
 
 def hollow(ladder: Ladder, name: str) -> Ladder:

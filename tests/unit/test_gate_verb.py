@@ -1,8 +1,7 @@
-"""``sparkwright gate`` as people and programs meet it: what nobody named did not run, what is wrong stops it, and verdicts are kept."""
+"""``sparkwright gate`` as people and programs meet it: what was not named did not run, failures stop it, and verdicts are kept."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import zipfile
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support import refserved, verdicts, wheels
+from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.cli import gate, main, options
 from sparkwright.core.files import sha256_file
-from sparkwright.gates.core import ladder
-from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core import verdict_file
+from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.server_under_test import ServerUnderTest
 
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(name="words")
-def _words(tmp_path: Path) -> list[str]:
-    """Return what a command line says to work on this checkout with a store and an output folder of its own."""
+@pytest.fixture(name="common")
+def _common(tmp_path: Path) -> list[str]:
+    """Return the options for this checkout with a store and an output folder of its own."""
     return ["--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out"), "--json"]
 
 
@@ -44,9 +42,9 @@ def _wheel(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(name="nobody")
-def _nobody() -> str:
-    """Return the URL of a port on which nobody listens."""
+@pytest.fixture(name="silent")
+def _silent() -> str:
+    """Return a URL at which no server listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -56,84 +54,58 @@ def states(document: dict[str, Any]) -> dict[str, str]:
     return {verdict["gate"]: verdict["state"] for verdict in document["ladder"]["verdicts"]}
 
 
-def test_what_nobody_named_did_not_run(cli: Cli, words: list[str]) -> None:
+def test_gates_without_their_options_did_not_run(cli: Cli, common: list[str]) -> None:
     """Gates without their server are listed with the option that names it, and are no pass."""
-    done = cli("gate", "--only", "G3", "--only", "G4", "--only", "G5", "--only", "G6", "--only", "G7", *words)
+    served = [word for gate in ("G0", "G3", "G4", "G5", "G6", "G7", "G8") for word in ("--only", gate)]
+    done = cli("gate", *served, *common)
     document = json.loads(done.stdout)
 
     assert (done.returncode, document["error"]["reference"], document["ladder"]["state"]) == (4, "gate-not-run", "not-run")
     assert set(states(document).values()) == {"not-run"}
-    assert all("--" in check["message"] for verdict in document["ladder"]["verdicts"] for check in verdict["checks"])
+    checks = [check for verdict in document["ladder"]["verdicts"] for check in verdict["checks"]]
+    assert {check["reason"] for check in checks} == {"not-asked"}
+    assert all("name" in check["message"] for check in checks)
 
 
-def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, words: list[str], nobody: str) -> None:
+def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, common: list[str], silent: str) -> None:
     """The gate is invalid, not failed: nothing is known of the wheel; the next one is not tried; people see a table."""
-    done = cli("gate", "--server", nobody, "--only", "G4", "--only", "G7", *words)
+    done = cli("gate", "--server", silent, "--only", "G4", "--only", "G7", *common)
     document = json.loads(done.stdout)
 
     assert (done.returncode, document["error"]["reference"]) == (1, "measurement-invalid")
     assert states(document) == {"G4": "invalid", "G7": "not-run"}
     assert document["ladder"]["verdicts"][0]["checks"][0]["reason"] == "server-unreachable"
-    assert "G4 the words it says: invalid" in done.stderr
+    assert "G4 the text that the server generates: invalid" in done.stderr
 
 
-def test_verdicts_about_the_same_bytes_and_stack_are_joined(cli: Cli, words: list[str], wheel: Path, nobody: str, tmp_path: Path) -> None:
+def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
+    cli: Cli, common: list[str], wheel: Path, silent: str, tmp_path: Path
+) -> None:
     """A gate that is run again replaces its verdict, one that is only listed does not; other bytes begin anew, another stack is refused."""
     kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
 
-    def after(*options: str) -> ladder.Ladder:
-        cli("gate", str(wheel), *options, *words)
-        made = ladder.read(kept.read_bytes())
+    def after(attempt: int, *options: str) -> Ladder:
+        done = cli("gate", str(wheel), *options, *common)
+        assert f"this is attempt {attempt} of this wheel" in done.stderr
+        made = verdict_file.read(kept.read_bytes())
         assert made.wheel is not None
         assert {made.wheel.sha256, *(verdict.wheel for verdict in made.verdicts)} == {sha256_file(wheel)}
         assert str(tmp_path) not in kept.read_text()
         return made
 
-    first = after("--server", nobody, "--only", "G4", "--only", "G7")
-    assert verdicts.states(first) == {"G4": "invalid", "G7": "not-run"}
-    listed = after("--only", "G4", "--only", "G8")
-    assert verdicts.states(listed) == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
+    first = after(1, "--server", silent, "--only", "G4", "--only", "G7")
+    assert first.states == {"G4": "invalid", "G7": "not-run"}
+    listed = after(2, "--only", "G4", "--only", "G8")
+    assert listed.states == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
     assert listed.verdicts[0] == first.verdicts[0]
-    assert after("--server", nobody, "--only", "G4").verdicts[0].began > first.verdicts[0].began
-    refused = cli("gate", str(wheel), "--only", "G8", "--stack", "2026.05", *words)
+    assert after(3, "--server", silent, "--only", "G4").verdicts[0].attempt == 3
+    recipe = after(4, "--server", silent, "--only", "G4", "--recipe", "toy-cpu")
+    assert [one.recipe for one in recipe.verdicts] == ["", "toy-cpu", "", ""]
+    refused = cli("gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common)
     assert json.loads(refused.stdout)["error"]["reference"] == "evidence-invalid"
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.py", "")
-    assert verdicts.states(after("--only", "G8")) == {"G8": "not-run"}
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"format": 1'], ids=["empty", "no verdicts", "deep", "cut"])
-def test_a_file_that_holds_no_verdicts_is_refused_at_the_start(cli: Cli, words: list[str], wheel: Path, tmp_path: Path, text: str) -> None:
-    """Nothing is measured for a file that could not be added to, and the file stays as it is."""
-    (tmp_path / "out").mkdir()
-    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
-    kept.write_text(text)
-    done = cli("gate", str(wheel), "--only", "G8", *words)
-
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["reference"] == "evidence-invalid"
-    assert kept.read_text() == text
-
-
-def test_a_write_that_is_cut_off_loses_no_verdict(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended in the middle of writing, the file holds what it held, and the next write adds to it."""
-    path = wheels.vllm(tmp_path)
-    context = options.checkout(main.parse(["gate", *words]))
-    first, last = verdicts.ladder(path, without=["G8"]), verdicts.ladder(path, without=tuple(GATES)[:8])
-    kept = gate.keep(context, first)
-    assert kept
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", _cut)
-        with pytest.raises(KeyboardInterrupt):
-            gate.keep(context, last)
-    assert ladder.read(kept.read_bytes()) == first
-    gate.keep(context, last)
-    assert ladder.read(kept.read_bytes()).complete
-    assert [one.name for one in kept.parent.iterdir()] == [kept.name]
-
-
-def _cut(*_: object) -> None:
-    raise KeyboardInterrupt
+    assert after(1, "--only", "G8").states == {"G8": "not-run"}
 
 
 @pytest.fixture(name="served")
@@ -149,20 +121,19 @@ def _served(tmp_path: Path) -> GateOptions:
 def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: GateOptions, tmp_path: Path, recipe: str, name: str) -> None:
     """The name is that of the recipe's repository, or the folder's; G4 finds the counter that it needs."""
     plan = recipes.load(ROOT, recipe) if recipe else None
-    with contextlib.ExitStack() as stack:
-        launch = ServerUnderTest(served, {}, tmp_path, stack, plan).launch()
+    launch = ServerUnderTest(served, {}, tmp_path, plan).launch()
     assert launch.name == name
     assert launch.environment()["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
 
 
-def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[str], served: GateOptions, tmp_path: Path) -> None:
+def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list[str], served: GateOptions, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
-    asked = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
-    error = json.loads(cli("gate", *asked, *words).stdout)["error"]
+    options = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
+    error = json.loads(cli("gate", *options, *common).stdout)["error"]
     assert error["reference"] == "recipe-unfit"
     assert error["what"] == "G6 has no floor of gsm8k for a server without --recipe."
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
-    ready = json.loads(cli("gate", *asked, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *words).stdout)
+    ready = json.loads(cli("gate", *options, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *common).stdout)
     assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"
 
 
@@ -170,17 +141,17 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, words: list[
     ("options", "names"),
     [
         (["--serve", "model"], "--python"),
-        (["--serve", "model", "--python", "python", "--server", "http://127.0.0.1:1"], "one of them"),
+        (["--serve", "model", "--python", "python", "--server", "http://127.0.0.1:1"], "either"),
         (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "nvfp4-marlin"),
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--variable", "VLLM_X"], "NAME=VALUE"),
     ],
 )
-def test_what_does_not_go_together_is_wrong_usage(cli: Cli, words: list[str], options: list[str], names: str) -> None:
+def test_options_that_do_not_go_together_are_wrong_usage(cli: Cli, common: list[str], options: list[str], names: str) -> None:
     """Nothing is started, and the message names what there is."""
     gates = [word for name in ("G3", "G4", "G6") for word in ("--only", name)]
-    done = cli("gate", *gates, *options, *words)
+    done = cli("gate", *gates, *options, *common)
 
     assert done.returncode == 2
     assert names in done.stderr

@@ -1,22 +1,29 @@
-"""Verdicts and the ladder: how states combine, where it stops, and what its document promises."""
+"""Verdicts and the ladder: how states combine, where it stops, and what its files promise."""
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import json
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
+from tests.support import verdicts
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.gates.core import ladder
-from sparkwright.gates.core.ladder import GATES, Gate, Ladder, climb
-from sparkwright.gates.core.policy import declared
+from sparkwright.bench.records import METRICS
+from sparkwright.core.store import Store
+from sparkwright.gates.core import ladder, policy, verdict_file
+from sparkwright.gates.core.ladder import GATES, Gate, Ladder, climb, merge
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
@@ -24,6 +31,7 @@ from sparkwright.gates.core.verdict import (
     Sample,
     State,
     Verdict,
+    declare,
     failed,
     inconclusive,
     invalid,
@@ -31,10 +39,14 @@ from sparkwright.gates.core.verdict import (
     passed,
     worst,
 )
+from sparkwright.gates.core.verdict_file import VerdictFile
+from sparkwright.gates.device import gate as device
+from sparkwright.release.errors import TrustError
 
+FOLDER = Path(policy.__file__).parents[1]
 WHEEL = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
-MAKERS = {
-    "pass": passed("one", "it holds"),
+CHECKS = {
+    "pass": passed("one", "it holds", figures=[Figure("mismatches", 0, bound=0)]),
     "fail": failed("one", "it does not hold", "broken"),
     "invalid": invalid("one", "half of it is missing", "stream-truncated"),
     "inconclusive": inconclusive("one", "too few", "too-few"),
@@ -44,205 +56,257 @@ states = st.sampled_from(ORDER)
 page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page.py"))))
 
 
-def gate(name: str, *checks: Check) -> Gate:
-    """Return a gate that gives *checks*, under the first name that it declares."""
-    first = declared(name)[0].name.replace("*", "any")
-    named = tuple(msgspec.structs.replace(check, name=first, figures=(Figure("looked at", 1),)) for check in checks)
-    return Gate(name, "", lambda: named)
+def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
+    return Gate(name, "", declare("one"), lambda: (CHECKS[state],), recipe)
 
 
-def states_of(made: Ladder) -> dict[str, str]:
-    return {verdict.gate: verdict.state for verdict in made.verdicts}
+def run(*gates: Gate, **options: Any) -> Ladder:
+    return climb(gates, **{"stack": "2026.11", "wheel": WHEEL, **options})
 
 
 @given(st.lists(states), st.lists(states))
-def test_the_worst_state_wins(one: list[State], other: list[State]) -> None:
+def test_worst_state_wins(one: list[State], other: list[State]) -> None:
     """Combining in parts gives what combining at once gives, in any order, and nothing at all is not a pass."""
-    assert worst([*one, *other]) == worst([*other, *one])
-    assert worst([*one, worst([*one, *other])]) == worst([*one, *other])
+    assert worst([*one, *other]) == worst([*other, *one]) == worst([*one, worst([*one, *other])])
     assert (worst(one) == "pass") == (bool(one) and set(one) == {"pass"})
 
 
 @given(st.lists(st.tuples(states, st.booleans())))
 def test_only_required_checks_decide(rows: list[tuple[State, bool]]) -> None:
-    """A row that only informs changes nothing, and a verdict of such rows alone is not a pass."""
-    checks = [msgspec.structs.replace(MAKERS[state], required=required) for state, required in rows]
-    verdict = Verdict("G1", "", "", "", tuple(checks))
-
-    assert verdict.state == worst(state for state, required in rows if required)
+    checks = [msgspec.structs.replace(CHECKS[state], required=required) for state, required in rows]
+    assert Verdict("G1", "", "", "", tuple(checks)).state == worst(state for state, required in rows if required)
 
 
 @pytest.mark.parametrize("state", ORDER)
-def test_every_state_but_pass_names_its_reason(state: State) -> None:
-    """A check cannot fail without a reference, nor pass with one."""
+def test_every_state_but_pass_has_a_reason(state: State) -> None:
     with pytest.raises(ValueError, match="reason"):
         Check("one", state, "it is so", "" if state != "pass" else "reason")
 
 
-def test_samples_are_few() -> None:
-    """A sweep with millions of disagreements keeps twenty."""
+def test_a_check_keeps_twenty_samples() -> None:
     assert len(failed("sweep", "all differ", "differs", samples=[Sample(str(i)) for i in range(500)]).samples) == 20
     with pytest.raises(ValueError, match="samples"):
         Check("sweep", "fail", "all differ", "differs", samples=tuple(Sample(str(i)) for i in range(21)))
 
 
 @pytest.mark.parametrize("state", ["fail", "invalid"])
-def test_the_ladder_stops_at_the_first_failure(state: str) -> None:
-    """What comes after is listed as not run, for that reason, and is not tried."""
+def test_ladder_stops_at_the_first_failure(state: str) -> None:
+    """Later gates are listed as not run and are not tried; with keep_going they run, and the failure stays."""
 
     def never() -> tuple[Check, ...]:
         raise AssertionError("tried after a failure")
 
-    made = climb([gate("G0", MAKERS["pass"]), gate("G1", MAKERS[state]), Gate("G2", "", never), Gate("G3", "", never)], stack="2026.11")
-
-    assert states_of(made) == {"G0": "pass", "G1": state, "G2": "not-run", "G3": "not-run"}
-    assert {check.reason for verdict in made.verdicts[2:] for check in verdict.checks} == {"earlier-failed"}
-    assert made.state == state
+    made = run(gate("G0"), gate("G1", state), Gate("G2", "", (), never))
+    assert made.states == {"G0": "pass", "G1": state, "G2": "not-run"}
+    assert made.verdicts[2].checks[0].reason == "earlier-failed"
+    going = run(gate("G0"), gate("G1", state), gate("G2"), keep_going=True)
+    assert going.states["G2"] == "pass"
+    assert going.state == made.state == state
 
 
 @pytest.mark.parametrize("state", ["inconclusive", "not-run"])
-def test_what_could_not_be_decided_stops_nothing_and_is_no_pass(state: str) -> None:
-    """A gate without its machine lets the next be tried; the ladder as a whole is no pass."""
-    made = climb([gate("G1", MAKERS["pass"]), gate("G2", MAKERS[state]), gate("G4", MAKERS["pass"])], stack="2026.11")
-
-    assert states_of(made) == {"G1": "pass", "G2": state, "G4": "pass"}
+def test_an_undecided_gate_stops_nothing_and_is_no_pass(state: str) -> None:
+    made = run(gate("G1"), gate("G2", state), gate("G4"))
+    assert made.states == {"G1": "pass", "G2": state, "G4": "pass"}
     assert made.state == state
 
 
-def test_going_on_does_not_make_it_better() -> None:
-    """With keep_going later gates run, and the failure stays."""
-    made = climb([gate("G0", MAKERS["fail"]), gate("G1", MAKERS["pass"])], stack="2026.11", keep_going=True)
+@pytest.mark.parametrize(
+    ("check", "fault"),
+    [
+        (passed("kernel", "it holds"), "does not declare"),
+        (not_run("kernels-c", "it hangs", "probe-slow"), ""),
+        (passed("kernels", "all load"), "never passing"),
+        (passed("kernels-c", "all load"), "without the figure or sample"),
+        (passed("kernels-c", "all load", figures=[Figure("kernels", 1)]), ""),
+        (passed("tails", "as they are"), "informing"),
+        (passed("tails", "as they are", required=False), ""),
+    ],
+)
+def test_a_check_that_is_not_as_declared_is_a_fault(check: Check, fault: str) -> None:
+    table = (*declare("kernels-*", measured=True), *declare("kernels", role="reports"), *declare("tails", role="informs"))
+    made = Gate("G2", "", table, lambda: (check,))
+    if not fault:
+        assert run(made).verdicts[0].checks == (check,)
+        return
+    with pytest.raises(ValueError, match=fault):
+        run(made)
 
-    assert states_of(made) == {"G0": "fail", "G1": "pass"}
-    assert made.state == "fail"
+
+def test_a_gate_measured_again_replaces_its_own_verdict_only() -> None:
+    """Verdicts are merged by gate and recipe; a gate that could not run replaces nothing; order is that of the gates."""
+    before = run(gate("G8", "inconclusive", "a"), gate("G0"), gate("G4", recipe="a"), device_code=lambda: "d" * 64)
+    now = run(gate("G8", "pass", "a"), gate("G4", "fail", "b"), gate("G0", "not-run"), keep_going=True, attempt=2)
+    merged = merge(before, now)
+    assert [(one.label, one.state, one.attempt) for one in merged.verdicts] == [
+        ("G0", "pass", 1), ("G4 a", "pass", 1), ("G4 b", "fail", 2), ("G8 a", "pass", 2)
+    ]  # fmt: skip
+    assert merged.device_code == "d" * 64
+    assert merged.states == {"G0": "pass", "G4": "fail", "G8": "pass"}
+    assert merged.passes("a")
+    assert not merged.passes("b")
+    assert not merged.passes("")
 
 
-def test_what_was_measured_outlives_a_fault() -> None:
-    """After each gate the verdicts so far are handed out, so that a crash in the next loses none."""
-    kept: list[Ladder] = []
+def test_facts_are_stated_where_all_gates_of_the_installed_wheel_agree() -> None:
+    one = run(gate("G0"), host={"gpu": "none"})
+    two = run(gate("G4"), host={"gpu": "GB10", "content flashinfer": "a"})
+    assert merge(one, two).host == two.host
+    for other in ({"content flashinfer": "b"}, {}):
+        changed = run(gate("G5"), host={"gpu": "GB10", **other})
+        assert merge(merge(one, two), changed).host == {"gpu": "GB10"}
 
+
+@pytest.fixture(name="file")
+def _file(store: Store, tmp_path: Path) -> VerdictFile:
+    return VerdictFile(store, tmp_path / "out", WHEEL, "2026.11", partial(TrustError, "evidence-invalid"))
+
+
+def test_every_attempt_is_logged_and_the_file_holds_the_newest(file: VerdictFile) -> None:
+    """Also an attempt that was interrupted counts; another wheel of the same name begins at 1, and replaces the verdicts."""
+    for state in ("fail", "pass"):
+        number = file.begin(["G4"], "a")
+        stored = run(gate("G4", state, "a"), attempt=number, store=file.store)
+    assert file.begin(["G4"], "a") == 3
+    assert file.load() == stored
+    assert [(one.number, one.verdict and one.verdict.state) for one in file.log()] == [
+        (1, None), (1, "fail"), (2, None), (2, "pass"), (3, None)
+    ]  # fmt: skip
+    rebuilt = msgspec.structs.replace(WHEEL, sha256="1" * 64)
+    other = VerdictFile(Store(file.path.parent / "store"), file.path.parent, rebuilt, "2026.11", file._failure)
+    assert other.begin(["G0"], "") == 1
+    assert other.load() is None
+    again = run(gate("G0"), wheel=rebuilt, store=other.store)
+    assert other.load() == again
+    assert len(file.log()) == 5
+
+
+def test_verdicts_survive_a_crash_of_the_next_gate(file: VerdictFile) -> None:
     def breaks() -> tuple[Check, ...]:
         raise RuntimeError("the disk is on fire")
 
     with pytest.raises(RuntimeError):
-        climb([gate("G0", MAKERS["pass"]), Gate("G1", "", breaks)], stack="2026.11", wheel=WHEEL, keep=kept.append)
-
-    assert [states_of(one) for one in kept] == [{"G0": "pass"}]
-
-
-def test_complete_means_every_gate_about_a_wheel() -> None:
-    """Neither a ladder of some gates nor one about no wheel is complete."""
-    gates = [gate(name, MAKERS["pass"]) for name in GATES]
-
-    assert climb(gates, stack="2026.11", wheel=WHEEL).complete
-    assert not climb(gates[:-1], stack="2026.11", wheel=WHEEL).complete
-    assert not climb(gates, stack="2026.11").complete
+        run(gate("G0"), Gate("G1", "", (), breaks), store=file.store)
+    stored = file.load()
+    assert stored
+    assert stored.states == {"G0": "pass"}
 
 
-def test_every_verdict_is_bound_to_the_bytes() -> None:
-    """The wheel's digest and its device code stand in each verdict, also in those that were not tried."""
-    made = climb([gate("G0", MAKERS["fail"]), gate("G1")], stack="2026.11", wheel=WHEEL, device_code=lambda: "d" * 64)
+def test_a_write_that_is_cut_off_loses_no_verdict(file: VerdictFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the middle of writing, the file holds what it held, and the next write adds to it."""
 
-    assert {verdict.wheel for verdict in made.verdicts} == {WHEEL.sha256}
-    assert {verdict.device_code for verdict in made.verdicts} == {made.device_code} == {"d" * 64}
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    first = run(gate("G0"), store=file.store)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(gate("G1"), store=file.store)
+    assert file.load() == first
+    with file.attempts.open("ab") as log:
+        log.write(b'{"number": 7')
+    run(gate("G1"), store=file.store)
+    stored = file.load()
+    assert stored
+    assert stored.states == {"G0": "pass", "G1": "pass"}
+    assert [one.verdict.gate for one in file.log() if one.verdict] == ["G0", "G1", "G1"]
 
 
-def example(checks: Sequence[Check] = tuple(MAKERS.values())) -> Ladder:
-    return climb([gate("G0", MAKERS["pass"]), gate("G1", *checks)], stack="2026.11", wheel=WHEEL, host={"GPU": "none"})
+EDITS: dict[str, tuple[tuple[str | int, ...], object]] = {
+    "the state of the ladder": (("state",), "pass"),
+    "the state of a verdict": (("verdicts", 1, "state"), "pass"),
+    "a check": (("verdicts", 1, "checks", 0), msgspec.to_builtins(CHECKS["pass"])),
+    "the wheel": (("wheel", "sha256"), "1" * 64),
+    "the attempt": (("verdicts", 0, "attempt"), 2),
+    "the format": (("format",), 1),
+    "a field": (("verdicts", 0, "note"), "approved"),
+}
 
 
-def test_a_document_comes_back_as_it_was() -> None:
-    """The JSON document holds the whole record."""
-    made = example()
-
-    assert ladder.read(json.dumps(ladder.document(made)).encode()) == made
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [(("state",), "pass"), (("complete",), True), (("verdicts", 1, "state"), "pass"), (("format",), 2)],
-)
-def test_a_document_that_says_more_than_its_checks_is_refused(place: tuple[str | int, ...], value: object) -> None:
-    """Whoever edits the state of a verdict must edit the checks too, which the wheel's digest is bound to."""
-    document = ladder.document(example())
-    inner = document
+@pytest.mark.parametrize("edit", EDITS)
+def test_verdicts_edited_by_hand_are_refused(file: VerdictFile, edit: str) -> None:
+    """The document carries a digest of itself, and its states follow from its checks; the file stays as it is."""
+    run(gate("G0"), gate("G1", "fail"), store=file.store)
+    document = inner = json.loads(file.path.read_text())
+    place, value = EDITS[edit]
     for step in place[:-1]:
-        inner = inner[step]  # type: ignore[index]  # a list or a dict of JSON
-    inner[place[-1]] = value  # type: ignore[index]  # as above
-
-    with pytest.raises(ValueError, match=r"document|format"):
-        ladder.read(json.dumps(document).encode())
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 1}', "[" * 100_000])
-def test_what_is_no_document_is_refused(text: str) -> None:
-    """Anything else than verdicts is refused without harm."""
-    with pytest.raises((ValueError, RecursionError)):
-        ladder.read(text.encode())
+        inner = inner[step]
+    inner[place[-1]] = value
+    file.path.write_text(text := json.dumps(document))
+    for action in (file.load, partial(file.begin, ["G0"], ""), partial(run, gate("G0"), store=file.store)):
+        with refusal("evidence-invalid"):
+            action()
+    assert file.path.read_text() == text
 
 
-def test_what_was_installed_beside_the_wheel_is_told_only_where_gates_agree() -> None:
-    """Two runs with different companions prove nothing of either; gates that use no environment have no say."""
-
-    def run(name: str, **host: str) -> Ladder:
-        facts = {key.replace("_", " "): value for key, value in host.items()}
-        return climb([gate(name, MAKERS["pass"])], stack="2026.11", wheel=WHEEL, host=facts)
-
-    made = ladder.merged(run("G0", gpu="none"), run("G4", gpu="GB10", content_flashinfer="a"))
-    assert made.host == {"gpu": "GB10", "content flashinfer": "a"}
-    assert [one.host["gpu"] for one in made.verdicts] == ["none", "GB10"]
-    assert ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="a")).host["content flashinfer"] == "a"
-    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10", content_flashinfer="b")).host
-    assert "content flashinfer" not in ladder.merged(made, run("G5", gpu="GB10")).host
-    assert ladder.merged(made, run("G4", content_flashinfer="b")).host["content flashinfer"] == "b"
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": 2}', "[" * 100_000, "{"])
+def test_a_file_without_verdicts_is_refused(file: VerdictFile, text: str) -> None:
+    file.path.parent.mkdir(exist_ok=True)
+    file.path.write_text(text)
+    with refusal("evidence-invalid"):
+        file.begin(["G0"], "")
 
 
-def test_a_gate_that_could_not_run_replaces_no_verdict() -> None:
-    """A run on a machine without what the gate needs says nothing of an earlier pass."""
-    passed = climb([gate("G2", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
-    missing = climb([gate("G2", MAKERS["not-run"])], stack="2026.11", wheel=WHEEL)
-
-    assert ladder.merged(passed, missing).verdicts == passed.verdicts
-    assert ladder.merged(missing, passed).verdicts == passed.verdicts
+def test_verdicts_of_another_stack_are_refused(file: VerdictFile) -> None:
+    run(gate("G0"), stack="2026.05", store=VerdictFile(file._store, file.path.parent, WHEEL, "2026.05", file._failure).store)
+    with refusal("evidence-invalid"):
+        file.begin(["G0"], "")
 
 
-def test_only_verdicts_of_the_same_wheel_and_stack_are_merged() -> None:
-    """Verdicts about other bytes are never taken for this wheel's."""
-    one = climb([gate("G0", MAKERS["pass"])], stack="2026.11", wheel=WHEEL)
-    built_anew = msgspec.structs.replace(WHEEL, sha256="1" * 64)
-    for other in (climb([], stack="2026.05", wheel=WHEEL), climb([], stack="2026.11", wheel=built_anew)):
-        with pytest.raises(ValueError, match="different"):
-            ladder.merged(one, other)
-
-
-def test_the_schema_is_the_published_one() -> None:
-    """`docs/verdict.schema.json` is what `ladder.schema` says; `python tests/unit/gates_page.py` writes it."""
-    assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(ladder.schema()))
-
-
-def test_the_page_of_reasons_is_up_to_date() -> None:
-    """docs/gates.md says what the gates say."""
+def test_documents_and_pages_are_up_to_date() -> None:
+    """`python tests/unit/gates_page.py` writes both pages; a document has the fields of the schema."""
     assert page.PAGE.read_text("utf-8") == page.page()
+    assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(page.schema()))
+    document = verdict_file.document(run(gate("G0", "fail"), gate("G1")))
+    for name, record in (("Ladder", document), ("Verdict", document["verdicts"][0])):
+        assert set(record) == set(page.schema()["$defs"][name]["properties"])
 
 
-def test_a_document_follows_the_schema() -> None:
-    """Every field of a real document is in the schema, and every field that the schema requires is there."""
-    document, schema = ladder.document(example()), ladder.schema()
+def _texts(path: Path) -> Iterator[str]:
+    """Yield every text in the code of *path*, outside docstrings and declarations, with ``*`` for what is filled in."""
+    tree = ast.parse(path.read_text("utf-8"))
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declare":
+            skipped |= {id(one) for one in node.args if isinstance(one, ast.Constant)}
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {id(one) for one in node.values}
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node.value.replace("{}", "*")
 
-    def check(value: object, rule: dict[str, object]) -> None:
-        if isinstance(reference := rule.get("$ref"), str):
-            rule = schema["$defs"][reference.rpartition("/")[2]]
-        if isinstance(value, dict) and "properties" in rule:
-            properties = rule["properties"]
-            assert isinstance(properties, dict)
-            assert set(value) <= set(properties)
-            assert set(rule["required"]) <= set(value)  # type: ignore[call-overload]  # JSON
-            for name, one in value.items():
-                check(one, properties[name])
-        elif isinstance(value, list) and isinstance(rule.get("items"), dict):
-            for one in value:
-                check(one, rule["items"])  # type: ignore[arg-type]  # JSON
-        elif "enum" in rule:
-            assert value in rule["enum"]  # type: ignore[operator]  # JSON
 
-    check(document, schema)
+@pytest.mark.parametrize("name", GATES)
+def test_every_declared_check_is_emitted_and_named_once(name: str) -> None:
+    """Each name, or a pattern that gives it, stands in the code of its gate, and the repository's policies give each pattern a name."""
+    declared = policy.declared(name)
+    assert len({one.name for one in declared}) == len(declared)
+    package = FOLDER / policy.PACKAGES[name] if name in policy.PACKAGES else FOLDER / "wheel_audit.py"
+    files = [*(sorted(package.glob("*.py")) or [package]), *(FOLDER / "core").glob("*.py")]
+    # Checks of G3 about the server's environment are made where its variables are read.
+    files += (FOLDER.parent / "bench" / "server").glob("*.py")
+    texts = {text for path in files for text in _texts(path)}
+    patterns = {text for text in texts if "*" in text and text.strip("*- ")}
+    stale = [
+        one.name for one in declared
+        if not {one.name, one.name.removeprefix("*-")} & texts and not any(fnmatch.fnmatchcase(one.name, pattern) for pattern in patterns)
+    ]  # fmt: skip
+    # Declared from the tables that the emitting code itself runs through.
+    computed = {"G2": device.FUZZED, "G8": tuple(f"{metric}-*" for metric in METRICS)}
+    assert [check for check in stale if check not in computed.get(name, ())] == []
+    assert [one.name for one in declared if one.role != "reports" and not verdicts.names(name, one.name)] == []
+
+
+def test_a_policy_that_names_an_unknown_check_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "gates").symlink_to(FOLDER.parents[1] / "gates")
+    assert policy.load(tmp_path)
+    for names in ([("G2", "kernels")], [("G0", "archive"), ("G4", "corrupted-*s"), ("G8", "itl-*")]):
+        with refusal("policy-unknown-check"):
+            policy.require_declared(Path("some.yaml"), names)
+
+
+def test_gates_are_those_of_the_packages() -> None:
+    assert list(policy.PACKAGES) == list(GATES)[1:]
+    assert set(ladder.SERVED) < set(GATES)

@@ -6,6 +6,7 @@ the server that runs it, bound to the wheel's bytes.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,12 @@ from sparkwright.builder import pipeline
 from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import ladder, report
+from sparkwright.gates.core import ladder, report, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, machine_facts
 from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.verdict_file import VerdictFile
 from sparkwright.gates.throughput import published_figures
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Kind, Result
@@ -286,137 +288,66 @@ def _compare(recipe: str, held: tuple[published_figures.FigureComparison, ...]) 
 
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Run the gates, show their verdicts, add them to the wheel's file; raise unless all pass."""
+    """Run the gates, show and store their verdicts; raise unless all pass."""
+    options.refuse(
+        (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
+        (arguments.serve and arguments.server, "Give either --serve or --server."),
+    )
     context, facts = options.checkout(arguments), machine_facts()
-    inputs = _inputs(context, arguments)
-    if inputs.wheel and not arguments.record:
-        # Refuse a damaged file before hours are spent on measuring.
-        _stored(verdicts_path(context, inputs.wheel.name))
-    with GateBuilder(context, inputs, facts) as ready:
+    named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
+    named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
+    gate_options = GateOptions(**{**named, "wheel": arguments.wheel or _last_wheel(context)})
+    names = [name for name in GATES if not arguments.only or name in arguments.only]
+    with GateBuilder(context, gate_options, facts) as builder:
         if arguments.record:
-            recorded = ready.record(arguments.record)
-            return {"recorded": [str(path) for path in recorded]}
-        names = [name for name in GATES if not arguments.only or name in arguments.only]
-        result = climb(context, inputs, ready, names, facts, keep_going=arguments.keep_going)
+            return {"recorded": [str(path) for path in builder.record(arguments.record)]}
+        result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
+        if builder.throughput:
+            console.note(f"throughput: {keep_result(context, builder.throughput)}")
     report.show(result)
-    if ready.throughput:
-        console.note(f"throughput: {keep_result(context, ready.throughput)}")
-    if result.wheel:
-        console.note(f"verdicts: {verdicts_path(context, result.wheel.file)}")
-    console.document({"ladder": ladder.document(result)})
+    console.document({"ladder": verdict_file.document(result)})
     report.raise_for_state(result)
     return None
 
 
 def climb(
     context: RunContext,
-    inputs: GateOptions,
-    ready: GateBuilder,
+    gate_options: GateOptions,
+    builder: GateBuilder,
     names: Sequence[str],
     facts: Mapping[str, str],
-    *,
     keep_going: bool = False,
 ) -> ladder.Ladder:
-    """Run the gates *names* on the machine of *facts*, and store the verdicts after each."""
-    # The verdicts are about the wheel together with the packages that it is served with.
-    companions = content.facts(wheel_identity.site_packages(inputs.python)) if inputs.python else {}
-    result = ladder.climb(
-        [ready.gate(name) for name in names],
+    """
+    Run the gates *names* on the machine of *facts*, and store the verdicts after each.
+
+    Raises:
+        evidence-invalid: The wheel's file of verdicts has other contents, or is of another stack.
+    """
+    path, python = gate_options.wheel, gate_options.python
+    run = functools.partial(
+        ladder.climb,
+        [builder.gate(name) for name in names],
         stack=context.project.stack,
-        wheel=wheel.read_subject(inputs.wheel) if inputs.wheel else None,
-        device_code=ready.device_code if "G0" in names else str,
-        host={**facts, **companions},
+        # The verdicts are about the wheel together with the packages that it is served with.
+        host={**facts, **(content.facts(wheel_identity.site_packages(python)) if python else {})},
         keep_going=keep_going,
-        keep=lambda so_far: keep(context, so_far),
     )
-    # Also those that were not tried after a failure.
-    keep(context, result)
+    if path is None:
+        return run()
+    subject = wheel.read_subject(path)
+    failure = functools.partial(TrustError, "evidence-invalid")
+    stored = VerdictFile(context.store, context.output, subject, context.project.stack, failure)
+    attempt = stored.begin(names, gate_options.recipe)
+    console.note(f"this is attempt {attempt} of this wheel ({stored.attempts})")
+    result = run(
+        wheel=subject, attempt=attempt, device_code=builder.device_code, store=stored.store
+    )
+    console.note(f"verdicts: {stored.path}")
     return result
-
-
-def _inputs(context: RunContext, arguments: argparse.Namespace) -> GateOptions:
-    return GateOptions(
-        wheel=arguments.wheel or _last_wheel(context),
-        python=arguments.python,
-        serve=arguments.serve,
-        flags=tuple(arguments.flag),
-        variables=dict(arguments.variable),
-        server=arguments.server,
-        log=arguments.server_log,
-        model=arguments.model,
-        model_folder=arguments.model_folder,
-        recipe=arguments.recipe,
-        profile=arguments.profile,
-        trace=arguments.trace,
-        against=arguments.against,
-        task=arguments.task,
-        reserve=arguments.reserve,
-        baseline=arguments.baseline,
-        baseline_python=arguments.baseline_python,
-        workloads=tuple(arguments.workload),
-        texts=arguments.texts,
-        at_once=arguments.at_once,
-        fresh=arguments.fresh,
-        preheat=arguments.preheat,
-    )
 
 
 def _last_wheel(context: RunContext) -> Path | None:
     """Return the last build's wheel of the first fork that is grafted, if it still exists."""
     grafts = (name for name in context.forks if context.project.fork(name).build == "graft")
     return next(filter(None, (pipeline.last_wheel(context, name) for name in grafts)), None)
-
-
-def verdicts_path(context: RunContext, wheel: str) -> Path:
-    """Return the file of the verdicts about *wheel*."""
-    return context.output / f"{wheel.removesuffix('.whl')}.verdicts.json"
-
-
-def keep(context: RunContext, result: ladder.Ladder) -> Path | None:
-    """
-    Add the verdicts to the file of the wheel, and return the file; None if no wheel was judged.
-
-    Earlier verdicts about the same bytes stay unless *result* has newer ones. Verdicts about other
-    bytes are replaced.
-
-    Raises:
-        evidence-invalid: The file has other contents, or verdicts for another stack.
-    """
-    if result.wheel is None:
-        return None
-    path = verdicts_path(context, result.wheel.file)
-    with context.store.lock("verdicts"):
-        stored = _stored(path)
-        if stored and stored.wheel and stored.wheel.sha256 == result.wheel.sha256:
-            if stored.stack != result.stack:
-                raise TrustError(
-                    "evidence-invalid",
-                    f"{path.name} holds verdicts of this wheel for the stack {stored.stack}, and "
-                    f"this run is for {result.stack}.",
-                    todo=f"Move the file away, or run the gate with --stack {stored.stack}.",
-                )
-            result = ladder.merged(stored, result)
-        elif stored:
-            console.warn(f"{path.name} held verdicts of another wheel; they are replaced.")
-        data = msgspec.json.format(msgspec.json.encode(ladder.document(result)), indent=1)
-        return context.store.write(path, data + b"\n")
-
-
-def _stored(path: Path) -> ladder.Ladder | None:
-    """
-    Return the verdicts at *path*; None if there is no file.
-
-    Raises:
-        evidence-invalid: The file has other contents.
-    """
-    try:
-        return ladder.read(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
-        raise TrustError(
-            "evidence-invalid",
-            f"{path.name} is not a file of verdicts, so none can be added.",
-            details=[str(error)],
-            todo="Move it away, or restore the file that `sparkwright gate` wrote.",
-        ) from error

@@ -1,4 +1,4 @@
-"""From what a person names — a wheel, an environment, a server — to gates that can run; what nobody named is a row that did not run."""
+"""The gates of one run, built from the command line; a gate that lacks an option does not run."""
 
 from __future__ import annotations
 
@@ -7,85 +7,95 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
 from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
-from sparkwright.bench.server.client import ServerInvalid
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import toolchain
-from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates import wheel_audit as audited
-from sparkwright.gates.accuracy import gate as tasks
+from sparkwright.gates import wheel_audit
+from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import result as results
 from sparkwright.gates.accuracy import runner
-from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.gate import ContractPolicy, Running
+from sparkwright.gates.contract.gate import Running
 from sparkwright.gates.contract.kernel_trace import ProfileInvalid
-from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core import policy
 from sparkwright.gates.core.errors import GateError
-from sparkwright.gates.core.ladder import Gate
+from sparkwright.gates.core.ladder import SERVED, Gate
 from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest, patient
+from sparkwright.gates.core.server_under_test import ServerUnderTest, same_wheel
 from sparkwright.gates.core.verdict import Check, not_run
 from sparkwright.gates.device import gate as device
-from sparkwright.gates.device.gate import DevicePolicy
-from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation.policy import GenerationPolicy
-from sparkwright.gates.logprobs import gate as distributions
+from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import LogprobsPolicy, ReferenceInvalid
+from sparkwright.gates.logprobs.reference import ReferenceInvalid
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics import trees
-from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.soak import gate as soak
-from sparkwright.gates.soak.gate import SoakPolicy
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Result
 
-TITLE = "what a gate was given"
-
 REASONS: Mapping[str, str] = {
-    "not-asked": "Nobody named what the check needs: a wheel, a server, its log, a reference. The row says which option names it.",
-    "wheel-not-served": "The environment that serves holds other files than the wheel, so no answer says anything of it. Install the "
-    "wheel into a fresh environment.",
-    "source-not-here": "The source tree cannot be made here, as its source is not reachable or not locked.",
+    "source-not-here": "The source tree cannot be built here, as its source is not reachable or "
+    "not locked.",
 }
 
-Policy = TypeVar("Policy")
+_SERVER = "--serve a model, or name a --server"
+#: Gate → the check that reports that an option is missing, and the option.
+_MISSING: Mapping[str, tuple[str, str]] = {
+    "G0": ("audit", "name a WHEEL"),
+    "G3": ("log", "--serve a model, or name a --server and its --server-log"),
+    "G4": ("streams", _SERVER),
+    "G5": ("reference", "name a server, and the reference with --against"),
+    "G6": ("baseline", "name a server, and the reference with --against"),
+    "G7": ("requests", _SERVER),
+    "G8": ("baseline", "--serve a model from --python, and name a --baseline-python"),
+}
+
+Run = Callable[[], tuple[Check, ...]]
 
 
 class GateBuilder:
     """
-    The gates of one run; leave its ``with`` block to end what it started.
+    The gates of one run; leaving its ``with`` block ends the server that it started.
 
     Args:
         host: Facts of the machine, for references that are bound to it.
 
     Attributes:
-        throughput: What G8 measured, once it has run.
+        server: The server that the gates question.
+        throughput: The measurement of G8, after it has run.
+
+    Raises:
+        file-invalid, policy-unknown-check: A policy is not valid.
     """
 
-    def __init__(self, context: RunContext, inputs: GateOptions, host: Mapping[str, str]) -> None:
-        self._context, self._inputs, self._host = context, inputs, dict(host)
-        self._stack = contextlib.ExitStack()
-        self.throughput: Result | None = None
-        self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))))
+    def __init__(self, context: RunContext, options: GateOptions, host: Mapping[str, str]) -> None:
         root = context.project.root
-        self._recipe = recipes.load(root, inputs.recipe) if inputs.recipe in recipes.names(root) else None
+        self._context, self._options, self._host = context, options, dict(host)
+        self._policies = policy.load(root)
+        known = options.recipe in recipes.names(root)
+        self._recipe = recipes.load(root, options.recipe) if known else None
+        self._stack = contextlib.ExitStack()
+        scratch = tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))
+        self._scratch = Path(self._stack.enter_context(scratch))
         folder = self._folder("server")
         self._profiles = folder / "profiles"
-        self.server = ServerUnderTest(inputs, host, folder, self._stack, self._recipe, kernel_trace.flags(self._profiles))
+        flags = kernel_trace.flags(self._profiles)
+        self.server = ServerUnderTest(options, host, folder, self._recipe, flags)
+        self._stack.callback(self.server.end)
+        self.throughput: Result | None = None
 
     def __enter__(self) -> GateBuilder:
         return self
@@ -98,233 +108,253 @@ class GateBuilder:
         Return the gate *name*, ready to run.
 
         Raises:
-            file-invalid: Its policy is not valid.
             UsageError: The policy has no such recipe, profile or task.
-        recipe-unfit: The policy has no floor for the model.
+            recipe-unfit: The policy has no floor for the model.
         """
-        return {
-            "G0": self._bytes, "G1": self._numerics, "G2": self._device, "G3": self._contract,
-            "G4": self._words, "G5": self._distributions, "G6": self._tasks, "G7": self._soak, "G8": self._throughput,
-        }[name]()  # fmt: skip
+        table = policy.declared(name)
+        recipe = self._recipe.name if self._recipe and name in SERVED else ""
+        if not self._possible(name):
+            check, option = _MISSING[name]
+            row = not_run(check, f"to run it, {option}", "not-asked")
+            return Gate(name, "", table, lambda: (row,), recipe)
+        build: Mapping[str, Callable[[], Run]] = {
+            "G0": lambda: lambda: wheel_audit.run(self._audit),
+            "G1": lambda: self._numerics,
+            "G2": lambda: self._device,
+            "G3": self._contract,
+            "G4": self._generation,
+            "G5": lambda: self._logprobs,
+            "G6": self._accuracy,
+            "G7": self._soak,
+            "G8": lambda: self._throughput,
+        }
+        return Gate(name, self._digest(name), table, build[name](), recipe)
 
-    def _policy(self, name: str, record: type[Policy]) -> tuple[Policy, str]:
-        policy = strict_yaml.load(self._context.project.root / "ci" / "gates" / f"{name}.yaml", record)
-        return policy, sha256_bytes(canonical(policy))
+    def _possible(self, name: str) -> bool:
+        """Return whether the command line names everything that the gate *name* needs."""
+        options = self._options
+        return bool(
+            {
+                "G0": options.wheel,
+                "G3": options.serve or (options.server and options.server_log),
+                "G4": options.serves,
+                "G5": options.serves and options.against,
+                "G6": options.serves and options.against,
+                "G7": options.serves,
+                "G8": options.serve and options.python and options.baseline_python,
+            }.get(name, True)
+        )
+
+    def _digest(self, name: str) -> str:
+        if name == "G0":
+            return self._audit.policy
+        if name == "G8":
+            return self._experiment.digest
+        return self._policies.digest(name, self._recipe if name in SERVED else None)
 
     def _folder(self, name: str) -> Path:
         folder = self._scratch / name
         folder.mkdir()
         return folder
 
-    def _bytes(self) -> Gate:
-        wheel = self._inputs.wheel
-        if wheel is None:
-            return _unasked("G0", "audit", "name a WHEEL")
-        return Gate("G0", self._report.policy, lambda: audited.run(self._report))
-
     @cached_property
-    def _report(self) -> AuditReport:
-        assert self._inputs.wheel is not None
-        return cached_audit(self._context, self._inputs.wheel)
+    def _audit(self) -> AuditReport:
+        assert self._options.wheel
+        return cached_audit(self._context, self._options.wheel)
 
     def device_code(self) -> str:
-        """Return the wheel's device-code digest; empty without a wheel."""
-        return self._report.device_code if self._inputs.wheel else ""
+        """Return the wheel's device-code digest; empty until the audit has run."""
+        return self._audit.device_code if "_audit" in self.__dict__ else ""
 
-    def _numerics(self) -> Gate:
-        policy, sha256 = self._policy("numerics", NumericsPolicy)
-
-        def run() -> tuple[Check, ...]:
-            made, missing = self._trees(policy)
-            headers = trees.includes(toolchain.obtain(self._context))
-            return (*numerics.run(made, policy, headers, self._folder("numerics")), *missing)
-
-        return Gate("G1", sha256, run)
-
-    def _trees(self, policy: NumericsPolicy) -> tuple[dict[str, Path], list[Check]]:
-        """Return the folders of the source trees, patched and rewritten, and a row for each that cannot be made here."""
+    def _numerics(self) -> tuple[Check, ...]:
         made: dict[str, Path] = {}
         missing = []
-        for fork in policy.forks:
+        for fork in self._policies.numerics.forks:
             try:
                 made |= trees.made(self._context, (fork,))
             except SourceError as error:
-                if error.reference not in {"source-unlocked", "source-unreachable", "source-unresolved"}:
+                unavailable = {"source-unlocked", "source-unreachable", "source-unresolved"}
+                if error.reference not in unavailable:
                     raise
                 missing.append(not_run(f"{fork}-tree", error.what, "source-not-here"))
-        return made, missing
+        headers = trees.includes(toolchain.obtain(self._context))
+        folder = self._folder("numerics")
+        return (*numerics.run(made, self._policies.numerics, headers, folder), *missing)
 
-    def _device(self) -> Gate:
-        policy, sha256 = self._policy("device", DevicePolicy)
+    def _device(self) -> tuple[Check, ...]:
+        gpu = self._host.get("gpu", "none") != "none"
+        return device.run(
+            self._policies.device,
+            self._folder("device"),
+            cuda=toolchain.obtain(self._context).cuda if gpu else None,
+            wheel=self._options.wheel,
+            python=self._options.python,
+        )
 
-        def run() -> tuple[Check, ...]:
-            cuda = toolchain.obtain(self._context).cuda if self._host.get("gpu", "none") != "none" else None
-            return device.run(policy, self._folder("device"), cuda=cuda, wheel=self._inputs.wheel, python=self._inputs.python)
-
-        return Gate("G2", sha256, run)
-
-    def _contract(self) -> Gate:
-        policy, sha256 = self._policy("contract", ContractPolicy)
-        one = self._inputs
-        if not one.serve and not (one.server and one.log):
-            return _unasked("G3", "log", "--serve a model, or name a --server and its --log")
-        expected = self._expected()
-        if expected not in policy.recipes:
-            names = (*recipes.names(self._context.project.root), *policy.recipes)
-            raise UsageError(
-                "usage", f"contract.yaml expects nothing of {expected!r}.", todo=f"Choose one with --recipe: {', '.join(names)}."
-            )
+    def _contract(self) -> Run:
+        rules, options = self._policies.contract, self._options
+        expected = options.recipe
+        if self._recipe:
+            version = wheel_identity.version(options.python) if options.python else ""
+            own = self._recipe.variant(version).contract if version else ""
+            expected = own or self._recipe.contract
+        if expected not in rules.recipes:
+            names = ", ".join((*recipes.names(self._context.project.root), *rules.recipes))
+            what = f"contract.yaml expects nothing of {expected!r}."
+            raise UsageError("usage", what, todo=f"Choose one with --recipe: {names}.")
 
         def run() -> tuple[Check, ...]:
             running = self._running()
             client = None if running.ended else self.server.client()
-            return (*contract.run(policy, policy.recipes[expected], running, client), self.server.same_wheel())
+            served = same_wheel(options.wheel, options.python, "wheel-served")
+            return (*contract.run(rules, rules.recipes[expected], running, client), served)
 
-        return Gate("G3", sha256, run)
+        return run
 
     def _running(self) -> Running:
-        """Return the server as G3 judges it: its log, and what is known of it."""
-        one = self._inputs
-        package = wheel_identity.site_packages(one.python) / "vllm" if one.python else None
-        if one.serve:
-            server = self.server.started
-            trace = one.trace or self._profile()
-            ended = "" if server.ready else server.failure
-            return Running(server.log, server.plan.flags, server.plan.environment(), package, trace, ended, server.reason)
-        assert one.log is not None
-        return Running(one.log, package=package, profile=one.trace)
-
-    def _profile(self) -> Path | None:
-        """Return a profile of one answer; None if the server makes none, which the gate then reports."""
-        if self.server.started.ready:
+        """Return the server as G3 judges it: its log, environment and profile."""
+        options = self._options
+        package = wheel_identity.site_packages(options.python) / "vllm" if options.python else None
+        if not options.serve:
+            assert options.server_log
+            return Running(options.server_log, package=package, profile=options.trace)
+        server, trace = self.server.started, options.trace
+        if server.ready and not trace:
+            # A server that does not profile is a result of the gate, not a fault of the run.
             with contextlib.suppress(ServerInvalid, ProfileInvalid):
-                return kernel_trace.take(self.server.client(), self._profiles)
-        return None
+                trace = kernel_trace.take(self.server.client(), self._profiles)
+        return Running(
+            server.log,
+            server.plan.flags,
+            server.plan.environment(),
+            package,
+            trace,
+            "" if server.ready else server.failure,
+            server.reason,
+        )
 
-    def _expected(self) -> str:
-        """Return the name under which ``contract.yaml`` says what is expected: the recipe's, or what was named in its place."""
-        one = self._inputs
-        if self._recipe is None:
-            return one.recipe
-        way = self._recipe.variant(wheel_identity.version(one.python)) if one.python else None
-        return (way.contract if way else "") or self._recipe.contract
+    def _generation(self) -> Run:
+        rules, profile = self._policies.generation, self._options.profile
+        if profile not in rules.profiles:
+            what = f"generation.yaml has no profile {profile!r}."
+            raise UsageError("usage", what, todo=f"Choose: {', '.join(rules.profiles)}.")
+        return lambda: generation.run(rules, self.server.client(), profile)
 
-    def _words(self) -> Gate:
-        policy, sha256 = self._policy("generation", GenerationPolicy)
-        if not self._inputs.serves:
-            return _unasked("G4", "streams", "--serve a model, or name a --server")
-        if self._inputs.profile not in policy.profiles:
-            raise UsageError("usage", f"generation.yaml has no profile {self._inputs.profile!r}.", todo=f"Choose: {', '.join(policy.profiles)}.")
-        return Gate("G4", sha256, lambda: words.run(policy, self.server.client(), self._inputs.profile))
-
-    def _distributions(self) -> Gate:
-        policy, sha256 = self._policy("logprobs", LogprobsPolicy)
-        if not self._inputs.serves or not self._inputs.against:
-            return _unasked("G5", "reference", "name a server, and --against what it is compared")
-
-        def run() -> tuple[Check, ...]:
-            against = self._against("logprobs.json", patient)
-            return distributions.run(policy, self.server.client(), against, paragraphs=self.paragraphs(), served=self.server.served)
-
-        return Gate("G5", sha256, run)
+    def _logprobs(self) -> tuple[Check, ...]:
+        return logprobs.run(
+            self._policies.logprobs,
+            self.server.client(),
+            self._against("logprobs.json", Client),
+            paragraphs=self.paragraphs(),
+            served=self.server.identity,
+        )
 
     def paragraphs(self) -> Mapping[str, tuple[str, ...]]:
         """Return the corpus of G5."""
         return reference.load_corpus(self._context.project.root / "ci" / "gates" / "corpus.yaml")
 
     def _against(self, name: str, client: Callable[[str], Any]) -> Any:
-        """Return the reference: *client* of its URL, or the file *name* of the folder."""
-        against = self._inputs.against
-        return client(against) if against.startswith(("http://", "https://")) else Path(against, name)
+        """Return the reference: *client* of its URL, or the file *name* of its folder."""
+        against = self._options.against
+        remote = against.startswith(("http://", "https://"))
+        return client(against) if remote else Path(against, name)
 
-    def _tasks(self) -> Gate:
-        policy, sha256 = self._policy("accuracy", AccuracyPolicy)
-        one = self._inputs
-        if not one.serves or not one.against:
-            return _unasked("G6", "baseline", "name a server, and --against what it is compared")
-        if one.task not in policy.tasks:
-            raise UsageError("usage", f"accuracy.yaml has no task {one.task!r}.", todo=f"Choose one with --task: {', '.join(policy.tasks)}.")
-        floor = self._recipe.floors.get(one.task) if self._recipe else None
+    def _accuracy(self) -> Run:
+        rules, task = self._policies.accuracy, self._options.task
+        if task not in rules.tasks:
+            what = f"accuracy.yaml has no task {task!r}."
+            raise UsageError("usage", what, todo=f"Choose a --task: {', '.join(rules.tasks)}.")
+        floor = self._recipe.floors.get(task) if self._recipe else None
         if floor is None:
+            recipe = self._options.recipe or "a server without --recipe"
             raise RecipeError(
-                "recipe-unfit", f"G6 has no floor of {one.task} for {one.recipe or 'a server without --recipe'}.",
-                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or choose another --task or --recipe, "
-                "or --only without G6.",
-            )  # fmt: skip
+                "recipe-unfit",
+                f"G6 has no floor of {task} for {recipe}.",
+                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
+                "choose another --task or --recipe, or --only without G6.",
+            )
+        return lambda: accuracy.run(
+            rules,
+            task,
+            self._context,
+            self.server.url,
+            self._against(f"{task}.json", str),
+            identity=self.server.identity,
+            floor=floor,
+            model=self.server.name,
+        )
 
-        def run() -> tuple[Check, ...]:
-            baseline = self._against(f"{one.task}.json", str)
-            return tasks.run(
-                policy, one.task, self._context, self.server.url, baseline,
-                identity=self.server.served, floor=floor, model=self.server.name,
-            )  # fmt: skip
-
-        return Gate("G6", sha256, run)
-
-    def _soak(self) -> Gate:
-        policy, sha256 = self._policy("soak", SoakPolicy)
-        if not self._inputs.serves:
-            return _unasked("G7", "requests", "--serve a model, or name a --server")
-        gates = zip(soak.REPEATED, (self._words(), self._distributions()), strict=True)
+    def _soak(self) -> Run:
+        gates = zip(soak.REPEATED, (self.gate("G4"), self.gate("G5")), strict=True)
         again = {name: gate.run for name, gate in gates if gate.policy}
-        journal = self._context.store.folder("logs") / "soak.jsonl"
+        return lambda: soak.run(
+            self._policies.soak,
+            self.server.url,
+            self._context.store.folder("logs") / "soak.jsonl",
+            model=self.server.name,
+            pid=self.server.pid(),
+            again=again,
+        )
 
-        def run() -> tuple[Check, ...]:
-            return soak.run(policy, self.server.url, journal, model=self.server.name, pid=self.server.pid(), again=again)
+    @cached_property
+    def _experiment(self) -> Experiment:
+        options = self._options
+        assert options.python
+        assert options.baseline_python
+        return Experiment(
+            self._context,
+            ExperimentSpec(
+                "gate",
+                Environment(options.python, options.wheel),
+                Environment(options.baseline_python, options.baseline),
+                model=options.serve,
+                name=options.model,
+                recipe=self._recipe,
+                flags=options.flag,
+                variables=dict(options.variable),
+                workloads=options.workload,
+                texts=options.texts,
+                resident="both" if options.at_once else "turns",
+                fresh=options.fresh,
+                preheat=options.preheat,
+            ),
+        )
 
-        return Gate("G7", sha256, run)
-
-    def _throughput(self) -> Gate:
-        one = self._inputs
-        if not (one.serve and one.python and one.baseline_python):
-            return _unasked("G8", "baseline", "--serve a model from --python, and name the --baseline-python to compare with")
-        asked = ExperimentSpec(
-            "gate", Environment(one.python, one.wheel), Environment(one.baseline_python, one.baseline),
-            model=one.serve, name=one.model, recipe=self._recipe, flags=one.flags, variables=one.variables,
-            workloads=one.workloads, texts=one.texts, resident="both" if one.at_once else "turns", fresh=one.fresh, preheat=one.preheat,
-        )  # fmt: skip
-        answer = Experiment(self._context, asked)
-
-        def run() -> tuple[Check, ...]:
-            # Two servers and their load need the machine alone.
-            self.server.end()
-            self.throughput = answer.result()
-            return (*throughput.checks(self.throughput), *self._both_wheels())
-
-        return Gate("G8", answer.digest, run)
+    def _throughput(self) -> tuple[Check, ...]:
+        options = self._options
+        # Two servers and their load need the machine alone.
+        self.server.end()
+        self.throughput = self._experiment.result()
+        return (
+            *throughput.checks(self.throughput),
+            same_wheel(options.wheel, options.python, "candidate-wheel"),
+            same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
+        )
 
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
-        Write the distributions and the answers of the server into *folder*, and return the files.
+        Write the server's distributions and answers into *folder*, and return the files.
 
         Raises:
-            measurement-invalid: The server does not answer as it should, or does not agree with itself.
-            offline, source-unreachable, command-failed: The harness of the tasks cannot be installed.
+            measurement-invalid: The server does not answer as it should, or not twice the same.
+            offline, source-unreachable, command-failed: The harness cannot be installed.
         """
+        server, task, rules = self.server, self._options.task, self._policies
         folder.mkdir(parents=True, exist_ok=True)
-        scored, answers = folder / "logprobs.json", folder / f"{self._inputs.task}.json"
+        scored, answers = folder / "logprobs.json", folder / f"{task}.json"
         try:
             with console.step("record the distributions"):
-                policy, _ = self._policy("logprobs", LogprobsPolicy)
-                made = distributions.record(policy, self.paragraphs(), self.server.client(), self.server.served)
-                reference.save(made, scored)
-            with console.step(f"record the answers to {self._inputs.task}"):
-                wanted, _ = self._policy("accuracy", AccuracyPolicy)
-                name, here = self._inputs.task, self.server
-                results.save(runner.ask(self._context, name, wanted.tasks[name], here.url, here.served, here.name), answers)
+                known = logprobs.record(
+                    rules.logprobs, self.paragraphs(), server.client(), server.identity
+                )
+                reference.save(known, scored)
+            with console.step(f"record the answers to {task}"):
+                harness_task = rules.accuracy.tasks[task]
+                made = runner.ask(
+                    self._context, task, harness_task, server.url, server.identity, server.name
+                )
+                results.save(made, answers)
         except (ServerInvalid, ReferenceInvalid) as error:
-            raise GateError(
-                "measurement-invalid", f"The reference cannot be recorded: {error.says}.", details=[error.reference]
-            ) from None
+            what = f"The reference cannot be recorded: {error.says}."
+            raise GateError("measurement-invalid", what, details=[error.reference]) from None
         return scored, answers
-
-    def _both_wheels(self) -> list[Check]:
-        """Return whether each environment holds its wheel's files and no others."""
-        one = self._inputs
-        sides = (("candidate", one.wheel, one.python), ("baseline", one.baseline, one.baseline_python))
-        return [server_under_test.same_wheel(wheel, python, f"{side}-wheel") for side, wheel, python in sides]
-
-
-def _unasked(name: str, check: str, wants: str) -> Gate:
-    """Return a gate that did not run, as nobody named what it *wants*."""
-    return Gate(name, "", lambda: (not_run(check, f"to run it, {wants}", "not-asked"),))

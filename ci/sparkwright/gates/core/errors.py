@@ -13,22 +13,33 @@ class GateError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "gate-failed": Advice(
-            "A gate saw something wrong in the wheel, the source tree or the server; the checks that failed are above, with samples.",
-            "Do not install or publish it. The reason of each failed check is in "
-            "docs/gates.md; `sparkwright gate --json` holds all samples.",
+            "A check found a fault in the wheel, the source tree or the server; the failed checks "
+            "are above, with samples.",
+            "Do not install or publish it. docs/gates.md explains the reason of each failed check; "
+            "`sparkwright gate --json` prints all samples.",
         ),
         "gate-inconclusive": Advice(
-            "What was measured decides neither way: too few samples, or a machine whose own noise is as large as the margin.",
-            "Measure more (see the check's figures), on an idle machine. Until then this wheel may only be published as a candidate.",
+            "The measurements decide neither way: there are too few samples, or the machine's own "
+            "noise is as large as the margin.",
+            "Measure more (see the check's figures) on an idle machine. Until then this wheel can "
+            "only be published as a candidate.",
             exit_code=4,
         ),
         "gate-not-run": Advice(
-            "Nothing failed, but a gate or one of its rows could not run here, so this is not a pass.",
-            "Run those gates where they can run, or ask for the others alone with --only; each row says what it needs.",
+            "No check failed, but a gate or one of its checks could not run here, so this is not a "
+            "pass.",
+            "Run those gates where they can run, or run the others alone with --only; each row "
+            "says what it needs.",
             exit_code=4,
         ),
         "measurement-invalid": Advice(
-            "What was measured does not count: a half stream, another model, a reference that does not agree with itself.",
-            "Mend what the checks name, and run the gate again. An invalid measurement says nothing about the wheel.",
+            "The measurement does not count: a cut stream, another model, or a reference that does "
+            "not agree with itself.",
+            "Fix what the checks name, and run the gate again. An invalid measurement says nothing "
+            "about the wheel.",
+        ),
+        "policy-unknown-check": Advice(
+            "A policy names a check that no gate can emit, so it could never be met.",
+            "Correct the name in the policy. docs/gates.md lists the checks of every gate.",
         ),
     }

@@ -1,8 +1,8 @@
 """
-The ladder: gates in order, stopped at the first failure, and the record that binds their verdicts to a wheel.
+The ladder: gates run in order up to the first failure, and all verdicts about one wheel.
 
-A gate that comes after a failure is listed as not run: what it would say of a wheel that is known to be wrong would only be read as
-comfort. A gate that cannot run here stops nothing; a ladder with one is not a pass.
+A gate after a failure is listed as not run. A gate that cannot run here stops nothing, but a
+ladder with one is not a pass.
 """
 
 from __future__ import annotations
@@ -11,44 +11,127 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
 
 import msgspec
 import psutil
-from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
 from sparkwright.core.console import console, duration
-from sparkwright.gates.core import policy
-from sparkwright.gates.core.verdict import Check, State, Verdict, not_run, worst
+from sparkwright.gates.core.verdict import (
+    ORDER,
+    Check,
+    Declared,
+    State,
+    Verdict,
+    declarations,
+    declare,
+    not_run,
+    worst,
+)
 
-#: The gates by name, and what each looks at.
+#: The gates by name, and what each examines.
 GATES: Mapping[str, str] = {
-    "G0": "the bytes in the wheel",
-    "G1": "numerics without a GPU",
-    "G2": "numerics on the GPU",
-    "G3": "what the server says it runs",
-    "G4": "the words it says",
-    "G5": "the distributions behind them",
-    "G6": "tasks, paired with the baseline",
+    "G0": "the bytes of the wheel",
+    "G1": "numerics of the patched sources, without a GPU",
+    "G2": "numerics of the wheel on the GPU",
+    "G3": "the kernels that serve the recipe",
+    "G4": "the text that the server generates",
+    "G5": "the distributions behind the text",
+    "G6": "accuracy, paired with a baseline",
     "G7": "hours of mixed load",
-    "G8": "throughput, against a baseline",
+    "G8": "throughput against a baseline",
 }
 
-TITLE = "the ladder itself"
+#: Gates that judge a served model, and so belong to a recipe.
+SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 
-#: References that the ladder itself gives to a check that did not run.
 REASONS: Mapping[str, str] = {
-    "earlier-failed": "An earlier gate failed or was invalid, and the ladder stops there. Mend that first, or go on with --keep-going.",
-    "not-asked": "The command line did not name what the gate needs. It says so itself: a wheel, a server, a baseline.",
+    "earlier-failed": "An earlier gate failed or was invalid, and the ladder stops there. Fix that "
+    "first, or continue with --keep-going.",
+    "not-asked": "The command line does not name what the gate needs: a wheel, a server, its log, "
+    "a reference, a baseline. The row says which option names it.",
 }
 
-FORMAT = 1
+#: The check by which the ladder reports, for any gate, that an earlier one stopped it.
+STOPPED = declare("ladder", role="reports")
+
+FORMAT = 2
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """
+    One gate, ready to run.
+
+    Attributes:
+        policy: The sha256 of the policy that it judges by; empty if it has none.
+        declared: The checks that it can emit.
+        run: Return its checks; a failure of the set-up may raise.
+        recipe: The recipe that is served; empty without one.
+    """
+
+    name: str
+    policy: str
+    declared: tuple[Declared, ...]
+    run: Callable[[], tuple[Check, ...]]
+    recipe: str = ""
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    """
+    All verdicts about one wheel, one for each gate and recipe.
+
+    Attributes:
+        stack: The stack whose policies judged.
+        wheel: The wheel; None if only the source tree or a server was judged.
+        verdicts: In the order of `GATES`, then by recipe.
+        device_code: The wheel's device-code digest; empty if the audit did not run.
+        format: Of this record.
+    """
+
+    stack: str
+    wheel: AuditedWheel | None
+    verdicts: tuple[Verdict, ...]
+    device_code: str = ""
+    format: int = FORMAT
+
+    @property
+    def state(self) -> State:
+        """The worst state of the verdicts."""
+        return worst(verdict.state for verdict in self.verdicts)
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The state of each gate: the failure of any recipe, else the best of all recipes."""
+        found: dict[str, list[State]] = {}
+        for verdict in self.verdicts:
+            found.setdefault(verdict.gate, []).append(verdict.state)
+        lowest = {gate: worst(states) for gate, states in found.items()}
+        return {
+            gate: state if state in ("fail", "invalid") else max(found[gate], key=ORDER.index)
+            for gate, state in lowest.items()
+        }
+
+    def passes(self, recipe: str) -> bool:
+        """Return whether all gates before G8 that ran for *recipe* passed."""
+        own = [verdict for verdict in self.verdicts if verdict.recipe == recipe != ""]
+        return worst(verdict.state for verdict in own if verdict.gate != "G8") == "pass"
+
+    @property
+    def host(self) -> dict[str, str]:
+        """The facts on which all verdicts agree that were measured with the wheel installed."""
+        measured = [verdict for verdict in self.verdicts if verdict.measured]
+        serving = [verdict.host for verdict in measured if verdict.gate not in ("G0", "G1")]
+        first, *others = serving or [verdict.host for verdict in measured] or [{}]
+        return {
+            name: value
+            for name, value in first.items()
+            if all(host.get(name) == value for host in others)
+        }
 
 
 def machine_facts() -> dict[str, str]:
-    """Return processor, cores, memory, kernel and GPUs with their driver, by name; a machine without a GPU says so."""
+    """Return processor, cores, memory, kernel, GPUs and driver; ``none`` without a GPU."""
     gpus = host_info.gpus()
     return {
         "processor": host_info.processor() or platform.machine(),
@@ -61,52 +144,6 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-class Gate(msgspec.Struct, frozen=True):
-    """
-    One gate, ready to run.
-
-    Attributes:
-        policy: The sha256 of the policy that it judges by; empty where it has none of its own.
-        run: Makes its checks; a failure of set-up (a tool that cannot be installed) may come out as an exception.
-    """
-
-    name: str
-    policy: str
-    run: Callable[[], tuple[Check, ...]]
-
-
-class Ladder(msgspec.Struct, frozen=True):
-    """
-    All verdicts about one wheel.
-
-    Attributes:
-        format: Of this record.
-        stack: The stack whose policies judged.
-        wheel: The wheel; None where only the source tree or a server was judged, and such a ladder publishes nothing.
-        device_code: The wheel's device-code digest.
-        host: Facts of the machine, by name (`Verdict.host`).
-        verdicts: One for each gate that was asked for, in the order of `GATES`.
-    """
-
-    stack: str
-    wheel: AuditedWheel | None
-    verdicts: tuple[Verdict, ...]
-    device_code: str = ""
-    host: dict[str, str] = {}
-    format: int = FORMAT
-
-    @property
-    def state(self) -> State:
-        """The worst state of the verdicts."""
-        return worst(verdict.state for verdict in self.verdicts)
-
-    @property
-    def complete(self) -> bool:
-        """Do all gates of `GATES` pass, about a wheel?"""
-        states = {verdict.gate: verdict.state for verdict in self.verdicts}
-        return self.wheel is not None and all(states.get(name) == "pass" for name in GATES)
-
-
 def climb(
     gates: Sequence[Gate],
     *,
@@ -114,133 +151,90 @@ def climb(
     wheel: AuditedWheel | None = None,
     device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
+    attempt: int = 1,
     keep_going: bool = False,
-    keep: Callable[[Ladder], object] | None = None,
+    store: Callable[[Ladder], object] | None = None,
 ) -> Ladder:
     """
     Run *gates* in order and return their verdicts.
 
     Args:
-        device_code: Asked after the gates, as the first of them computes it.
-        keep: Called with what there is after each gate, so that hours of measuring outlive a fault of the next gate.
-        keep_going: Also run what comes after a failure; its verdicts do not make the ladder better.
+        device_code: Called after each gate, as the first of them computes it.
+        host: Facts of the machine (`Verdict.host`).
+        attempt: The number of this run (`Verdict.attempt`).
+        keep_going: Also run the gates after a failure.
+        store: Called with the verdicts so far after each gate, so that hours of measuring survive
+            a crash of the next gate.
 
     Raises:
         SparkwrightError: A gate could not be set up.
         ValueError: A gate emitted a check that it does not declare.
     """
-    verdicts: list[Verdict] = []
+    ladder = Ladder(stack, wheel, ())
     for gate in gates:
-        stopped = next((one for one in verdicts if one.state in ("fail", "invalid")), None)
-        if stopped and not keep_going:
-            skipped = not_run("ladder", f"{stopped.gate} is {stopped.state}, and the ladder stops there", "earlier-failed")
-            verdicts.append(verdict(gate, (skipped,), wheel, host))
-            continue
+        stopped = next((v for v in ladder.verdicts if v.state in ("fail", "invalid")), None)
         began, clock = time.time(), time.monotonic()
-        with console.step(f"{gate.name}: {GATES[gate.name]}"):
-            checks = gate.run()
-        made = verdict(gate, checks, wheel, host, began=began, seconds=time.monotonic() - clock)
-        console.note(f"{gate.name}: {made.state} after {duration(made.seconds)}")
-        verdicts.append(made)
-        if keep:
-            keep(_bound(stack, wheel, verdicts, device_code(), host))
-    return _bound(stack, wheel, verdicts, device_code(), host)
-
-
-def _bound(stack: str, wheel: AuditedWheel | None, verdicts: Sequence[Verdict], code: str, host: Mapping[str, str] | None) -> Ladder:
-    return Ladder(stack, wheel, tuple(replace(verdict, device_code=code) for verdict in verdicts), code, dict(host or {}))
+        if stopped and not keep_going:
+            message = f"{stopped.gate} is {stopped.state}, and the ladder stops there"
+            checks: tuple[Check, ...] = (not_run("ladder", message, "earlier-failed"),)
+        else:
+            with console.step(f"{gate.name}: {GATES[gate.name]}"):
+                checks = gate.run()
+        seconds = time.monotonic() - clock
+        made = verdict(gate, checks, wheel, host, attempt=attempt, began=began, seconds=seconds)
+        console.note(f"{gate.name}: {made.state} after {duration(seconds)}")
+        ladder = Ladder(stack, wheel, (*ladder.verdicts, made), device_code())
+        if store:
+            store(ladder)
+    return ladder
 
 
 def verdict(
-    gate: Gate, checks: Sequence[Check], wheel: AuditedWheel | None, host: Mapping[str, str] | None = None, *,
-    began: float = 0.0, seconds: float = 0.0,
-) -> Verdict:  # fmt: skip
+    gate: Gate,
+    checks: Sequence[Check],
+    wheel: AuditedWheel | None,
+    host: Mapping[str, str] | None = None,
+    *,
+    attempt: int = 1,
+    began: float = 0.0,
+    seconds: float = 0.0,
+) -> Verdict:
     """
     Return the verdict of *gate* about *wheel*.
 
     Raises:
-        ValueError: A check is not as the gate's ``CHECKS`` declare it.
+        ValueError: A check is not as the gate declares it.
     """
-    policy.check(gate.name, checks)
-    about, facts = wheel.sha256 if wheel else "", dict(host or {})
-    return Verdict(gate.name, GATES[gate.name], about, gate.policy, tuple(checks), host=facts, began=began, seconds=seconds)
+    for check in checks:
+        matching = declarations((*gate.declared, *STOPPED), check.name)
+        if not matching:
+            raise ValueError(f"{gate.name} does not declare the check {check.name}")
+        if all(faults := [entry.fault(check) for entry in matching]):
+            raise ValueError(f"{gate.name}: {check.name}: {faults[0]}")
+    return Verdict(
+        gate.name,
+        GATES[gate.name],
+        wheel.sha256 if wheel else "",
+        gate.policy,
+        tuple(checks),
+        gate.recipe,
+        attempt,
+        dict(host or {}),
+        began,
+        seconds,
+    )
 
 
-def merged(before: Ladder, now: Ladder) -> Ladder:
+def merge(before: Ladder, now: Ladder) -> Ladder:
     """
-    Return the verdicts of *now* and, for the gates that it did not measure, those of *before*, which is about the same wheel and stack.
+    Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
 
-    A gate of which *now* ran no check does not replace an earlier measurement. Of the facts of the machine, the newest measured ones win.
-    What was installed beside the wheel is kept only if all gates that used the environment agree.
-
-    Raises:
-        ValueError: The two are about different bytes, or were judged as different stacks.
+    Both are about one wheel and stack. A gate that could not run now does not replace an earlier
+    measurement.
     """
-    if (before.wheel and before.wheel.sha256, before.stack) != (now.wheel and now.wheel.sha256, now.stack):
-        raise ValueError("the verdicts are about different wheels or stacks")
-    made = {verdict.gate: verdict for verdict in before.verdicts}
-    made.update((verdict.gate, verdict) for verdict in now.verdicts if _measured(verdict) or verdict.gate not in made)
-    code = now.device_code or before.device_code
-    verdicts = tuple(replace(made[name], device_code=code) for name in GATES if name in made)
-    facts: dict[str, str] = {}
-    for verdict in sorted(verdicts, key=lambda one: (_measured(one), one.began)):
-        facts.update(verdict.host)
-    used = [one for one in verdicts if one.gate not in ("G0", "G1") and _measured(one)]
-    unsure = {name for name in facts if name.startswith("content ") and any(one.host.get(name) != facts[name] for one in used)}
-    return Ladder(now.stack, now.wheel, verdicts, code, {name: value for name, value in facts.items() if name not in unsure})
-
-
-def _measured(verdict: Verdict) -> bool:
-    """Return whether a check of the gate was run, and not only listed."""
-    return any(check.state != "not-run" for check in verdict.checks)
-
-
-def document(ladder: Ladder) -> dict[str, Any]:
-    """Return *ladder* as its JSON document: the record, and the states that follow from it, so that nobody computes them anew."""
-    made: dict[str, Any] = msgspec.to_builtins(ladder)
-    for verdict, record in zip(ladder.verdicts, made["verdicts"], strict=True):
-        record["state"] = verdict.state
-    return {**made, "state": ladder.state, "complete": ladder.complete}
-
-
-def read(data: bytes) -> Ladder:
-    """
-    Return the ladder of a JSON document.
-
-    Raises:
-        ValueError: It is not one, it is of another format, or the states in it are not those that follow from its checks.
-    """
-    ladder = msgspec.json.decode(data, type=Ladder)
-    if ladder.format != FORMAT:
-        raise ValueError(f"the verdicts are of format {ladder.format}; this program reads {FORMAT}")
-    said = msgspec.json.decode(data, type=_Said)
-    if said.state != ladder.state or said.complete != ladder.complete:
-        raise ValueError(f"the document says {said.state}, its checks say {ladder.state}")
-    if wrong := [one.gate for one, told in zip(ladder.verdicts, said.verdicts, strict=True) if one.state != told.state]:
-        raise ValueError(f"the document says another state of {', '.join(wrong)} than its checks")
-    return ladder
-
-
-class _Told(msgspec.Struct, frozen=True):
-    """The state that a document says of one verdict."""
-
-    state: State
-
-
-class _Said(msgspec.Struct, frozen=True):
-    """The states that a document says."""
-
-    state: State
-    complete: bool
-    verdicts: tuple[_Told, ...]
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of `document`."""
-    made = msgspec.json.schema(Ladder)
-    states = {"enum": list(get_args(State))}
-    named = made["$defs"]
-    for name, further in (("Verdict", {"state": states}), ("Ladder", {"state": states, "complete": {"type": "boolean"}})):
-        named[name]["properties"].update(further)
-        named[name]["required"] = [*named[name]["required"], *further]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright verdicts", **made}
+    verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
+    for new in now.verdicts:
+        key = (new.gate, new.recipe)
+        verdicts[key] = new if new.measured else verdicts.get(key, new)
+    ordered = tuple(verdicts[key] for key in sorted(verdicts))
+    return Ladder(now.stack, now.wheel, ordered, now.device_code or before.device_code)

@@ -1,4 +1,4 @@
-"""The options of one run of the gates, from the command line."""
+"""The options of one run of the gates."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ class GateOptions(msgspec.Struct, frozen=True):
     What the command line names.
 
     Attributes:
-        wheel: The wheel in question.
+        wheel: The wheel to judge.
         python: The Python of an environment that the wheel is installed in.
-        serve: Folder of the model that is to be served from there.
-        flags, variables: Of the server that is started.
-        server: URL of a server that runs already, and *log* what it prints.
-        model: The name under which it serves; empty for the model's own, or the only one of a server that runs.
-        model_folder: Its files, where they are not *serve*; their digest names the model.
-        recipe: How the model is served (``ci/recipes``), or only what G3 expects of the log.
-        profile: Of G4: what kind of model it is.
+        serve: Folder of the model to serve from that environment.
+        flag, variable: Further arguments and environment variables of that server.
+        server: URL of a running server, and *server_log* its log.
+        model: The name under which the model is served; empty for its own.
+        model_folder: The model's files, if they are not *serve*; their digest names the model.
+        recipe: How the model is served (``ci/recipes``).
+        profile: Of G4: the kind of model.
         trace: A profiler's file, for G3.
         against: The reference: the URL of its server, or a folder that ``--record`` wrote.
         task: Of G6.
-        reserve: Megabytes that must stay free on the machine while we serve.
-        baseline, baseline_python: The wheel of G8's other side, and the Python of the environment that it is installed in.
-        workloads, texts, at_once, fresh, preheat: Of G8; see `sparkwright.gates.throughput.experiment.ExperimentSpec`.
+        reserve: Megabytes that must stay free on the machine while our server runs.
+        baseline, baseline_python: The wheel that G8 compares with, and the Python of the
+            environment that it is installed in.
+        workload, texts, at_once, fresh, preheat: Of G8.
     """
 
     wheel: Path | None = None
     python: Path | None = None
     serve: Path | None = None
-    flags: tuple[str, ...] = ()
-    variables: dict[str, str] = {}
+    flag: tuple[str, ...] = ()
+    variable: tuple[tuple[str, str], ...] = ()
     server: str = ""
-    log: Path | None = None
+    server_log: Path | None = None
     model: str = ""
     model_folder: Path | None = None
     recipe: str = ""
@@ -46,7 +47,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     reserve: int = 0
     baseline: Path | None = None
     baseline_python: Path | None = None
-    workloads: tuple[str, ...] = ()
+    workload: tuple[str, ...] = ()
     texts: Path | None = None
     at_once: bool = False
     fresh: bool = False
@@ -54,5 +55,5 @@ class GateOptions(msgspec.Struct, frozen=True):
 
     @property
     def serves(self) -> bool:
-        """Is there a server, or will there be one?"""
+        """Whether there is a server, or will be one."""
         return bool(self.server or self.serve)

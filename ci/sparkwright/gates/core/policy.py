@@ -1,67 +1,108 @@
 """
-The names of all checks that the gates can emit, from the table ``CHECKS`` of each gate's module.
+The policies of all gates, loaded together and validated against the checks that gates declare.
 
-A verdict is only built of declared checks (`check`), and a policy may only ask for declared ones (`faults`), so that neither can drift
-from the other.
+A policy can only name checks that some gate emits, so that neither can drift from the other.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable
+from pathlib import Path
 
-from sparkwright.gates.core.verdict import Check, Declared, declare, overlap
+import msgspec
 
-#: Gate → the module whose ``CHECKS`` declares its checks.
-MODULES: Mapping[str, str] = {
-    "G0": "wheel_audit", "G1": "numerics.gate", "G2": "device.gate", "G3": "contract.gate", "G4": "generation.gate",
-    "G5": "logprobs.gate", "G6": "accuracy.gate", "G7": "soak.gate", "G8": "throughput.gate",
-}  # fmt: skip
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.gates.accuracy.gate import AccuracyPolicy
+from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.core.errors import GateError
+from sparkwright.gates.core.ladder import GATES, STOPPED
+from sparkwright.gates.core.verdict import Declared
+from sparkwright.gates.device.gate import DevicePolicy
+from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.numerics.gate import NumericsPolicy
+from sparkwright.gates.soak.gate import SoakPolicy
 
-#: The check by which a ladder reports, for any gate, that an earlier one ended it.
-LADDER = declare("ladder", role="reports")
+
+class GatePolicies(msgspec.Struct, frozen=True):
+    """The policy of each gate that has a file of its own, in the order of the gates from G1."""
+
+    numerics: NumericsPolicy
+    device: DevicePolicy
+    contract: ContractPolicy
+    generation: GenerationPolicy
+    logprobs: LogprobsPolicy
+    accuracy: AccuracyPolicy
+    soak: SoakPolicy
+
+    def digest(self, gate: str, recipe: Recipe | None = None) -> str:
+        """Return the sha256 of the policy of *gate*, with the recipe that it is judged with."""
+        policy = getattr(self, PACKAGES[gate])
+        return sha256_bytes(canonical((policy, recipe) if recipe else policy))
+
+
+#: Gate → its package, which is also the name of its policy file.
+PACKAGES = dict(zip(list(GATES)[1:], (*GatePolicies.__struct_fields__, "throughput"), strict=True))
+
+
+def load(root: Path) -> GatePolicies:
+    """
+    Return the policies in ``ci/gates`` of the checkout at *root*.
+
+    Raises:
+        file-invalid: A file is missing or not valid.
+        policy-unknown-check: One names a check that its gate cannot emit.
+    """
+    folder = root / "ci" / "gates"
+    policies = GatePolicies(
+        **{
+            field.name: strict_yaml.load(folder / f"{field.name}.yaml", field.type)
+            for field in msgspec.structs.fields(GatePolicies)
+        }
+    )
+    profiles = policies.generation.profiles.values()
+    unjudged = [("G4", name) for profile in profiles for name in profile.not_run]
+    require_declared(folder / "generation.yaml", unjudged)
+    return policies
+
+
+def declared(gate: str) -> tuple[Declared, ...]:
+    """Return every check that *gate* can emit."""
+    module = "wheel_audit" if gate == "G0" else f"{PACKAGES[gate]}.gate"
+    table: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{module}").CHECKS
+    return (*table, *STOPPED)
+
+
+def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
+    """
+    Raise unless each of *names*, a gate and a name or pattern of checks, can pass at that gate.
+
+    Raises:
+        policy-unknown-check: One cannot.
+    """
+    unknown = [
+        f"{gate}: {name}"
+        for gate, name in names
+        if not any(
+            _overlap(entry.name, name) for entry in declared(gate) if entry.role == "decides"
+        )
+    ]
+    if unknown:
+        what = f"{policy.name} names {len(unknown)} check(s) that no gate emits."
+        raise GateError("policy-unknown-check", what, details=unknown)
 
 
 @functools.cache
-def declared(gate: str) -> tuple[Declared, ...]:
-    """Return every check that *gate* can emit."""
-    table: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{MODULES[gate]}").CHECKS
-    return (*table, *LADDER)
-
-
-def check(gate: str, checks: Iterable[Check]) -> None:
-    """
-    Raise an error unless all *checks* are as *gate* declares them.
-
-    Raises:
-        ValueError: One has an undeclared name, or another role; a fault of the gate's code.
-    """
-    for emitted in checks:
-        # An exact declaration takes precedence over a pattern that also matches.
-        matching = [entry for entry in declared(gate) if entry.name == emitted.name] or [
-            entry for entry in declared(gate) if fnmatchcase(emitted.name, entry.name)
-        ]
-        if not matching:
-            raise ValueError(f"{gate} emits the check {emitted.name}, which it does not declare")
-        if all(reasons := [entry.fault(emitted) for entry in matching]):
-            raise ValueError(f"{gate}: {emitted.name}: {reasons[0]}")
-
-
-def faults(gate: str, checks: Iterable[str], measured: Iterable[str] = (), wanted: Iterable[str] = ()) -> Iterator[str]:
-    """
-    Yield what a policy asks of *gate* that no check of it can give.
-
-    Args:
-        checks, wanted: Names and patterns of checks that have to be required and pass.
-        measured: Names and patterns of checks that have to show a figure or a sample.
-    """
-    for pattern in (*checks, *wanted):
-        if not any(entry.role == "decides" and overlap(pattern, entry.name) for entry in declared(gate)):
-            yield f"{gate}: no check {pattern} can pass there"
-    for pattern in measured:
-        matching = [entry for entry in declared(gate) if entry.role != "reports" and overlap(pattern, entry.name)]
-        bare = [entry.name for entry in matching if not entry.measured]
-        if not matching or bare:
-            yield f"{gate}: {', '.join(bare) or pattern} shows neither figure nor sample"
+def _overlap(one: str, other: str) -> bool:
+    """Return whether some name matches both patterns; ``*`` stands for any text."""
+    if not one or not other:
+        return set(one + other) <= {"*"}
+    if one[0] == "*":
+        return _overlap(one[1:], other) or _overlap(one, other[1:])
+    if other[0] == "*":
+        return _overlap(other, one)
+    return one[0] == other[0] and _overlap(one[1:], other[1:])

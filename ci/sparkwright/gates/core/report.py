@@ -1,18 +1,18 @@
-"""
-Verdicts for people: a line per check, what a failure saw, and the error that a ladder without a pass ends with.
-"""
+"""The verdicts in a terminal, and the error that a ladder without a pass ends with."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from sparkwright.core.console import console, duration
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import Check, State, Verdict
+from sparkwright.gates.core.verdict import State
 
-#: Samples shown of a check that failed; ``--json`` holds all that were kept.
+#: Samples shown of a check that failed; ``--json`` prints all.
 SHOWN = 3
 
-_ERRORS: dict[State, tuple[str, str]] = {
+_ERRORS: Mapping[State, tuple[str, str]] = {
     "fail": ("gate-failed", "failed"),
     "invalid": ("measurement-invalid", "invalid"),
     "inconclusive": ("gate-inconclusive", "inconclusive"),
@@ -23,49 +23,47 @@ _ERRORS: dict[State, tuple[str, str]] = {
 def show(ladder: Ladder) -> None:
     """Print every verdict, and one line that sums them up."""
     for verdict in ladder.verdicts:
-        took = f", {duration(verdict.seconds)}" if verdict.seconds else ""
-        rows = [[check.name, _mark(check), check.message] for check in verdict.checks]
-        console.table(f"{verdict.gate} {verdict.title}: {verdict.state}{took}", ["check", "state", "what was seen"], rows, result=True)
+        rows = [
+            [check.name, f"{check.state} ({check.reason})".replace(" ()", ""), check.message]
+            for check in verdict.checks
+        ]
+        title = f"{verdict.label} {verdict.title}: {verdict.state}, {duration(verdict.seconds)}"
+        console.table(title, ["check", "state", "result"], rows, result=True)
         for check in verdict.checks:
             if check.state in ("fail", "invalid") and check.samples:
-                _samples(check)
-    states = "  ".join(f"{verdict.gate} {verdict.state}" for verdict in ladder.verdicts)
-    about = f"{ladder.wheel.file}: " if ladder.wheel else ""
-    console.result(f"{about}{ladder.state}   {states}")
+                samples = check.samples[:SHOWN]
+                rows = [[one.case, one.expected or "–", one.actual or "–"] for one in samples]
+                title = f"{check.name}, {len(check.samples)} sample(s)"
+                console.table(title, ["case", "expected", "actual"], rows, result=True)
+    states = "  ".join(f"{verdict.label} {verdict.state}" for verdict in ladder.verdicts)
+    console.result(f"{_subject(ladder)}: {ladder.state}   {states}")
 
 
-def _mark(check: Check) -> str:
-    return f"{check.state} ({check.reason})" if check.reason else check.state
-
-
-def _samples(check: Check) -> None:
-    rows = [[sample.case, sample.expected or "–", sample.actual or "–"] for sample in check.samples[:SHOWN]]
-    console.table(f"{check.name}, {len(check.samples)} sample(s)", ["case", "expected", "found"], rows, result=True)
+def _subject(ladder: Ladder) -> str:
+    return ladder.wheel.file if ladder.wheel else f"stack {ladder.stack}"
 
 
 def raise_for_state(ladder: Ladder) -> None:
     """
-    Do nothing when every verdict of *ladder* is a pass.
+    Raise unless every verdict of *ladder* is a pass.
 
     Raises:
-        gate-failed, measurement-invalid, gate-inconclusive, gate-not-run: As the worst state is; the details are the checks in it.
+        gate-failed, measurement-invalid, gate-inconclusive, gate-not-run: By the worst state; the
+            details are the checks in it.
     """
     if ladder.state == "pass":
         return
     reference, word = _ERRORS[ladder.state]
-    found = [(verdict, check) for verdict in ladder.verdicts for check in _deciding(verdict, ladder.state)]
-    about = ladder.wheel.file if ladder.wheel else f"stack {ladder.stack}"
     # A missing GPU is one fact, however many rows it stops.
     grouped: dict[tuple[str, str, str], list[str]] = {}
-    for verdict, check in found:
-        grouped.setdefault((verdict.gate, check.reason, check.message), []).append(check.name)
-    details = [f"{gate} {_names(names)} ({reason}): {says}" for (gate, reason, says), names in grouped.items()]
-    raise GateError(reference, f"{about}: {len(found)} check(s) {word}.", details=details)
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-
-
-def _deciding(verdict: Verdict, state: State) -> list[Check]:
-    return [check for check in verdict.checks if check.required and check.state == state]
+    for verdict in ladder.verdicts:
+        for check in verdict.checks:
+            if check.required and check.state == ladder.state:
+                cause = (verdict.label, check.reason, check.message)
+                grouped.setdefault(cause, []).append(check.name)
+    details = []
+    for (label, reason, message), names in grouped.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        details.append(f"{label} {', '.join(names[:2])}{more} ({reason}): {message}")
+    count = sum(map(len, grouped.values()))
+    raise GateError(reference, f"{_subject(ladder)}: {count} check(s) {word}.", details=details)

@@ -1,24 +1,27 @@
 """
-What a gate found: checks with their figures and samples, a verdict per gate, and how states combine.
+Checks, verdicts, and how their states combine.
 
-A verdict is bound to the bytes that it is about and to the policy that it was judged by, so that `publish` can ask whether it holds
-for a file at hand. A state is never better than its worst required check, and what did not run is never a pass.
+A verdict is bound to the bytes of a wheel, to the policy that it was judged by and to the recipe
+that was served. Its state is never better than its worst required check, and a check that did not
+run is never a pass.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
 
 State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
 
-#: What a check can do for its gate: decide it, only inform, or only report why nothing was measured (such a check never passes).
+#: What a check does for its gate: it decides, it only informs, or it only reports why nothing was
+#: measured (such a check never passes).
 Role = Literal["decides", "informs", "reports"]
 
-#: From worst to best: a failure that was seen outweighs a measurement that does not count, and that one what was not done at all.
+#: From worst to best. A failure that was seen outweighs a measurement that does not count, and
+#: that one outweighs what was not measured at all.
 ORDER: tuple[State, ...] = ("fail", "invalid", "inconclusive", "not-run", "pass")
 
 #: Samples kept of one check; a sweep may disagree in millions of places, and a few show how.
@@ -27,15 +30,15 @@ MOST_SAMPLES = 20
 
 class Figure(msgspec.Struct, frozen=True):
     """
-    A number that was measured, or counted.
+    A number that was measured or counted.
 
     Attributes:
-        name: What was measured, as people say it (``mismatches``, ``mean KL``).
+        name: What was measured (``mismatches``, ``mean KL``).
         value: In *unit*.
         unit: As it is written after a number (``nat``, ``GB/s``, ``%``); empty for a count.
-        count: How many measurements are behind it.
-        spread: Their standard deviation in *unit*; None where it was measured once or is a count.
-        bound: The limit that it was held against; None where it is only reported.
+        count: How many measurements it summarises.
+        spread: Their standard deviation in *unit*; None for a single measurement or a count.
+        bound: The limit that it was compared with; None if it is only reported.
     """
 
     name: str
@@ -48,12 +51,12 @@ class Figure(msgspec.Struct, frozen=True):
 
 class Sample(msgspec.Struct, frozen=True):
     """
-    One case behind a check: a failing one, or one that shows what was done.
+    One case of a check: a failing one, or an example of what was compared.
 
     Attributes:
-        case: The input, or where it was (``bf16 0x3e80 = 0.25``, ``prompt 7, token 31``).
-        expected: What the reference says; empty where there is none.
-        actual: What was seen, at most some hundred characters.
+        case: The input or its place (``bf16 0x3e80 = 0.25``, ``prompt 7, token 31``).
+        expected: The reference's result; empty without a reference.
+        actual: The result, at most some hundred characters.
     """
 
     case: str
@@ -63,14 +66,15 @@ class Sample(msgspec.Struct, frozen=True):
 
 class Check(msgspec.Struct, frozen=True):
     """
-    One thing that a gate looks at.
+    One property that a gate examines.
 
     Attributes:
         name: Kebab-case and stable, unique in its gate (``bf16-sweep``).
         state: See `ORDER`.
-        message: One sentence for people, with the figures that matter, or why it did not run.
-        reason: Where it is not a pass, the stable name of the reason (``prompt-too-long``); see each gate's REASONS.
-        required: Whether the gate's state depends on it; a row that only informs is not required.
+        message: One sentence with the figures that matter, or why the check did not run.
+        reason: The stable name of why it is not a pass (``prompt-too-long``); see each gate's
+            ``REASONS``.
+        required: Whether the gate's state depends on it.
         figures: Numbers by `Figure.name`.
         samples: At most `MOST_SAMPLES`.
     """
@@ -85,9 +89,9 @@ class Check(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if len(self.samples) > MOST_SAMPLES:
-            raise ValueError(f"{self.name} keeps {len(self.samples)} samples; {MOST_SAMPLES} are enough")
+            raise ValueError(f"{self.name} has more than {MOST_SAMPLES} samples")
         if (self.state == "pass") == bool(self.reason):
-            raise ValueError(f"{self.name} is {self.state} with the reason {self.reason!r}; every state but pass names its reason")
+            raise ValueError(f"{self.name} is {self.state} with the reason {self.reason!r}")
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -95,8 +99,8 @@ class Declared(msgspec.Struct, frozen=True):
     A check that a gate can emit.
 
     Attributes:
-        name: Its name; ``*`` stands for a part that a policy, a recipe or a wheel gives (``kernels-*``).
-        measured: Whether every pass of it shows a figure or a sample.
+        name: Its name; ``*`` stands for a part that a policy, a recipe or a wheel gives.
+        measured: Whether every pass of it has a figure or a sample.
         role: See `Role`.
     """
 
@@ -107,9 +111,9 @@ class Declared(msgspec.Struct, frozen=True):
     def fault(self, check: Check) -> str:
         """Return why *check* is not as declared; empty if it is."""
         if self.role == "informs" and check.required:
-            return "it is declared as one that only informs, and is required"
+            return "it is declared as informing, and is required"
         if check.state == "pass" and self.role == "reports":
-            return "it is declared as one that never passes, and passes"
+            return "it is declared as never passing, and passes"
         if check.state == "pass" and self.measured and not (check.figures or check.samples):
             return "it passes without the figure or sample that it is declared with"
         return ""
@@ -120,20 +124,27 @@ def declare(*names: str, measured: bool = False, role: Role = "decides") -> tupl
     return tuple(Declared(name, measured, role) for name in names)
 
 
+def declarations(table: Iterable[Declared], name: str) -> list[Declared]:
+    """Return the entries of *table* for the check *name*; an exact one hides the patterns."""
+    matching = [entry for entry in table if fnmatchcase(name, entry.name)]
+    return [entry for entry in matching if entry.name == name] or matching
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """
-    One gate's result.
+    The result of one gate.
 
     Attributes:
-        gate: ``G0`` to ``G7``.
-        title: What the gate looks at, in a few words.
-        wheel: The sha256 of the wheel that it is about; empty where none was named, and such a verdict publishes nothing.
-        device_code: The wheel's device-code digest, as the audit computes it; empty where it is not known.
-        policy: The sha256 of the gate's policy.
-        host: Facts of the machine that bear on the result (GPU, driver, versions), by name; no host name, user or path.
-        began: Seconds since 1970 at its beginning.
+        gate: ``G0`` to ``G8``.
+        title: What the gate examines.
+        wheel: The sha256 of the wheel; empty if none was named, and then it publishes nothing.
+        policy: The sha256 of the gate's policy, including its recipe.
+        checks: In the order in which they ran.
+        recipe: The recipe that was served; empty for gates without a server or without a recipe.
+        attempt: The number of the run of the gates for this wheel on this machine, from 1.
+        host: Facts of the machine by name (GPU, driver, versions); no host name, user or path.
+        began: Seconds since 1970 at the beginning.
         seconds: How long it took.
-        checks: In the order in which they were made.
     """
 
     gate: str
@@ -141,7 +152,8 @@ class Verdict(msgspec.Struct, frozen=True):
     wheel: str
     policy: str
     checks: tuple[Check, ...]
-    device_code: str = ""
+    recipe: str = ""
+    attempt: int = 1
     host: dict[str, str] = {}
     began: float = 0.0
     seconds: float = 0.0
@@ -151,44 +163,75 @@ class Verdict(msgspec.Struct, frozen=True):
         """The worst state of the required checks; ``not-run`` without any."""
         return worst(check.state for check in self.checks if check.required)
 
+    @property
+    def label(self) -> str:
+        """The gate and the recipe, for people."""
+        return f"{self.gate} {self.recipe}".strip()
+
+    @property
+    def measured(self) -> bool:
+        """Whether any check ran."""
+        return any(check.state != "not-run" for check in self.checks)
+
 
 def worst(states: Iterable[State]) -> State:
-    """Return the worst of *states*; ``not-run`` for none, as nothing that was not looked at is a pass."""
+    """Return the worst of *states*; ``not-run`` for none."""
     return min(states, key=ORDER.index, default="not-run")
 
 
-def passed(name: str, message: str, *, figures: Iterable[Figure] = (), samples: Iterable[Sample] = (), required: bool = True) -> Check:
+def passed(
+    name: str,
+    message: str,
+    *,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+    required: bool = True,
+) -> Check:
     """Return a check that passed."""
-    return Check(name, "pass", message, "", required, tuple(figures), tuple(samples)[:MOST_SAMPLES])
+    return Check(name, "pass", message, "", required, tuple(figures), _few(samples))
 
 
 def failed(
-    name: str, message: str, reason: str, *, figures: Iterable[Figure] = (), samples: Iterable[Sample] = (), required: bool = True
+    name: str,
+    message: str,
+    reason: str,
+    *,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+    required: bool = True,
 ) -> Check:
     """Return a check that failed for *reason*; samples beyond `MOST_SAMPLES` are dropped."""
-    return Check(name, "fail", message, reason, required, tuple(figures), tuple(samples)[:MOST_SAMPLES])
+    return Check(name, "fail", message, reason, required, tuple(figures), _few(samples))
 
 
-def invalid(name: str, message: str, reason: str, *, figures: Iterable[Figure] = (), samples: Iterable[Sample] = ()) -> Check:
-    """Return a check that could not be judged, because what was measured does not count (a half stream, another model)."""
-    return Check(name, "invalid", message, reason, True, tuple(figures), tuple(samples)[:MOST_SAMPLES])
+def invalid(
+    name: str,
+    message: str,
+    reason: str,
+    *,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+) -> Check:
+    """Return a check whose measurement does not count (a cut stream, another model)."""
+    return Check(name, "invalid", message, reason, True, tuple(figures), _few(samples))
 
 
-def inconclusive(name: str, message: str, reason: str, *, figures: Iterable[Figure] = (), samples: Iterable[Sample] = ()) -> Check:
+def inconclusive(
+    name: str,
+    message: str,
+    reason: str,
+    *,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+) -> Check:
     """Return a check whose measurements decide neither way."""
-    return Check(name, "inconclusive", message, reason, True, tuple(figures), tuple(samples)[:MOST_SAMPLES])
+    return Check(name, "inconclusive", message, reason, True, tuple(figures), _few(samples))
 
 
 def not_run(name: str, message: str, reason: str, *, required: bool = True) -> Check:
-    """Return a check that did not run; *message* tells why, in a sentence (``no CUDA GPU is here``)."""
+    """Return a check that did not run; *message* is the cause as a sentence."""
     return Check(name, "not-run", message, reason, required)
 
 
-@functools.cache
-def overlap(one: str, other: str) -> bool:
-    """Return whether some name matches both patterns; ``*`` stands for any text."""
-    if not one or not other:
-        return set(one + other) <= {"*"}
-    if one[0] == "*":
-        return overlap(one[1:], other) or overlap(one, other[1:])
-    return overlap(other, one) if other[0] == "*" else one[0] == other[0] and overlap(one[1:], other[1:])
+def _few(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    return tuple(samples)[:MOST_SAMPLES]

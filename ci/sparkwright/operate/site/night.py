@@ -18,7 +18,7 @@ import msgspec
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.files import reading, sha256_bytes
 from sparkwright.core.store import flush, translate_disk_full
-from sparkwright.gates.core import ladder
+from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import State
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site.records import File, Measured, Night, Stage
@@ -143,7 +143,7 @@ def _looked(name: str, data: bytes) -> tuple[File, tuple[Measured, ...]]:
         return File(name, "other", sha256, size), ()
     try:
         if bytes(sniffed.verdicts):
-            told = ladder.read(data)
+            told = verdict_file.read(data)
             return File(name, "verdicts", sha256, size, told.state, line(told.wheel.sha256 if told.wheel else "")), ()
         if bytes(sniffed.legs):
             from sparkwright.operate.site import measured

@@ -7,16 +7,16 @@ something else, or claim a pass with nothing behind it, are no lack but a fault,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sparkwright.gates.core.ladder import GATES, Ladder
-from sparkwright.gates.core.verdict import ORDER, Verdict
+from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
+from sparkwright.gates.core.verdict import ORDER, State, Verdict
 from sparkwright.gates.throughput.records import Result, Subject
 from sparkwright.release.decide import hollow, speeds
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ForkRule, ReleasePolicy
 from sparkwright.release.decide.verdicts import Judged, check_subject
-from sparkwright.release.evidence.judged import speeds as shown
+from sparkwright.release.evidence.judged import speeds as speeds_of
 from sparkwright.release.manifest.records import Gate, Missing, Proved, line
 
 #: References that the decision itself gives; those of gates are their own.
@@ -52,19 +52,23 @@ def decide(
     """
     wheel = inspected.wheel
     check_subject(wheel, inspected.stack, ladder, result)
-    verdicts = {one.gate: one for one in ladder.verdicts} if ladder else {}
+    verdicts = {(one.gate, one.recipe): one for one in ladder.verdicts} if ladder else {}
     if ladder:
         hollow.check(ladder, policy)
-    if "G8" in verdicts and verdicts["G8"].state == "pass":
-        speeds.check(verdicts["G8"], result, policy)
+    measured = verdicts.get(("G8", result.recipe if result else ""))
+    if any(one.gate == "G8" and one.state == "pass" for one in verdicts.values()):
+        speeds.check(measured, result, policy)
     rule = policy.forks.get(wheel.fork)
     lacking = [Missing("policy", "not-run", "fork-unknown", f"there is no rule for {wheel.fork}")]
+    shown: tuple[str, ...] = ()
     if rule:
-        lacking = [*_gates(inspected, rule, verdicts, result, policy), *_wheel(inspected, rule), *_companion(inspected, rule, served)]
+        gates, shown = _gates(inspected, rule, verdicts, measured, result, policy)
+        lacking = [*gates, *_wheel(inspected, rule), *_companion(inspected, rule, served)]
+    states = ladder.states if ladder else {}
     return Proved(
         wheel=wheel.sha256, policy=policy.digest, missing=tuple(sorted(lacking, key=lambda one: (one.gate, one.reference))),
-        gates=tuple(_shown(verdicts.get(name), name) for name in GATES if name in verdicts or (rule and name in rule.gates)),
-        speeds=shown(result) if result else (), baseline=_named(result.baseline) if result and result.baseline else "",
+        gates=tuple(_shown(verdicts, name, states.get(name)) for name in GATES if name in states or (rule and name in rule.gates)),
+        recipes=shown, speeds=speeds_of(result) if result else (), baseline=_named(result.baseline) if result and result.baseline else "",
         margin=result.margin if result else None, host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )  # fmt: skip
 
@@ -102,23 +106,48 @@ def _serving(fork: str, machine: str, ladders: Mapping[tuple[str, str], Ladder |
 
 
 def _gates(
-    inspected: Inspected, rule: ForkRule, verdicts: Mapping[str, Verdict], result: Result | None, policy: ReleasePolicy
-) -> Iterator[Missing]:  # fmt: skip
-    for name in rule.gates:
-        verdict = verdicts.get(name)
-        if verdict is None:
-            yield Missing(name, "not-run", "not-climbed", f"nobody ran {name} with these bytes: {GATES[name]}")
-        elif verdict.state != "pass":
-            reference, says = _why(verdict)
-            yield Missing(name, verdict.state, reference, says)
-        else:
-            yield from _sound(inspected, verdict, policy)
-            yield from speeds.missing(result, policy) if name == "G8" and result else ()
+    inspected: Inspected, rule: ForkRule, verdicts: Mapping[tuple[str, str], Verdict], measured: Verdict | None, result: Result | None,
+    policy: ReleasePolicy,
+) -> tuple[list[Missing], tuple[str, ...]]:  # fmt: skip
+    """
+    Return what the gates of *rule* lack, and the recipes of the policy that they lack nothing for.
+
+    Of each group of recipes one has to be shown; what is missing is that of the recipe that lacks least. G8 counts for any of them.
+    """
+
+    def lacks(names: Iterable[str], recipe: str = "") -> list[Missing]:
+        return [one for name in names for one in _lacks(inspected, name, verdicts.get((name, recipe)), recipe, policy)]
+
+    lacking = lacks(name for name in rule.gates if name not in SERVED)
+    served = [name for name in rule.gates if name in SERVED and name != "G8"]
+    groups = policy.recipes if served else {}
+    by_recipe = {recipe: lacks(served, recipe) for group in groups.values() for recipe in group}
+    for group in groups.values():
+        least: list[Missing] = min((by_recipe[recipe] for recipe in group), key=len)
+        lacking += least
+    if "G8" in rule.gates:
+        compared = [measured, *(one for (gate, _), one in verdicts.items() if gate == "G8")]
+        counts = next((one for one in compared if one and one.recipe in by_recipe), None)
+        lacking += _lacks(inspected, "G8", counts, counts.recipe if counts else "", policy)
+        lacking += speeds.missing(result, policy) if counts and counts.state == "pass" and result else ()
+    worse = (one for one in verdicts.values() if one.gate in rule.gates and one.state in ("fail", "invalid"))
+    lacking += [Missing(one.gate, one.state, *_why(one)) for one in worse]
+    return list(dict.fromkeys(lacking)), tuple(recipe for recipe, one in by_recipe.items() if not one)
+
+
+def _lacks(inspected: Inspected, name: str, verdict: Verdict | None, recipe: str, policy: ReleasePolicy) -> Iterator[Missing]:
+    if verdict is None:
+        says = f"nobody ran {name} with these bytes{f' and the recipe {recipe}' if recipe else ''}: {GATES[name]}"
+        yield Missing(name, "not-run", "not-climbed", line(says))
+    elif verdict.state != "pass":
+        yield Missing(name, verdict.state, *_why(verdict))
+    else:
+        yield from _sound(inspected, verdict, policy)
 
 
 def _sound(inspected: Inspected, verdict: Verdict, policy: ReleasePolicy) -> Iterator[Missing]:
     """Yield why the pass *verdict* is none of what is asked for."""
-    asked = policy.judged_by(verdict.gate, inspected.stack)
+    asked = policy.judged_by(verdict.gate, inspected.stack, verdict.recipe)
     if asked and verdict.policy != asked:
         says = f"judged by policy {verdict.policy[:16] or 'none'}, asked for: {asked[:16]}"
         yield Missing(verdict.gate, "invalid", "policy-other", line(says))
@@ -163,7 +192,8 @@ def _why(verdict: Verdict) -> tuple[str, str]:
     return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
-def _shown(verdict: Verdict | None, name: str) -> Gate:
-    if verdict is None:
+def _shown(verdicts: Mapping[tuple[str, str], Verdict], name: str, state: State | None) -> Gate:
+    if state is None:
         return Gate(name, GATES[name], "not-run", "nobody climbed it")
-    return Gate(name, GATES[name], verdict.state, "" if verdict.state == "pass" else _why(verdict)[1])
+    shown = next(one for (gate, _), one in verdicts.items() if gate == name and one.state == state)
+    return Gate(name, GATES[name], state, "" if state == "pass" else _why(shown)[1])

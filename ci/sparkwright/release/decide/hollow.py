@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import Check, Verdict
+from sparkwright.gates.core.verdict import Check, Verdict, declarations
 from sparkwright.release.decide.policy import GateRule, ReleasePolicy
 from sparkwright.release.errors import ReleaseError
 
@@ -22,7 +23,7 @@ def check(ladder: Ladder, policy: ReleasePolicy) -> None:
     Raises:
         verdict-hollow: One does not, or a gate has two verdicts.
     """
-    names = [verdict.gate for verdict in ladder.verdicts]
+    names = [verdict.label for verdict in ladder.verdicts]
     faults = [f"{name}: it has {names.count(name)} verdicts" for name in dict.fromkeys(names) if names.count(name) > 1]
     for verdict in ladder.verdicts:
         if verdict.state == "pass":
@@ -45,9 +46,12 @@ def faults_of(verdict: Verdict, rule: GateRule) -> Iterator[str]:
         if not any(one.required for one in matching):
             yield f"{verdict.gate}: no check {pattern} that it would depend on"
         yield from (f"{verdict.gate}: {one.name} is {one.state}" for one in matching if one.state != "pass" and _named(one, pattern))
+    table = gate_policy.declared(verdict.gate)
     for name, one in checks.items():
-        if one.state == "pass" and rule.measures(name) and not (one.figures or one.samples):
-            yield f"{verdict.gate}: {name} shows neither figure nor sample"
+        if faults := [entry.fault(one) for entry in declarations(table, name)]:
+            yield from (f"{verdict.gate}: {name}: {fault}" for fault in faults if fault)
+        else:
+            yield f"{verdict.gate}: no such check is declared: {name}"
 
 
 def _named(one: Check, pattern: str) -> bool:

@@ -6,10 +6,9 @@ The policies of the gates are read with it, by digest: a verdict that was judged
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -17,8 +16,7 @@ from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.ladder import GATES, SERVED
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 
@@ -61,19 +59,15 @@ class GateRule(_Record, frozen=True):
 
     Attributes:
         checks: Patterns of names; at least one check must match each, and all that do must be required and pass.
-        measured: Patterns of checks that must show a figure or a sample.
+        optional: Checks that the gate can make and that no pass rests on.
         wanted: Checks that must be there besides for ``verified``; a pass without them is a sound one of something else.
         gpu: Whether it counts only from a machine with the GPU of the policy.
     """
 
     checks: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
-    measured: tuple[Text, ...] = ()
+    optional: tuple[Text, ...] = ()
     wanted: tuple[Text, ...] = ()
     gpu: bool = False
-
-    def measures(self, name: str) -> bool:
-        """Must the check *name* show a figure or a sample?"""
-        return any(fnmatchcase(name, pattern) for pattern in self.measured)
 
 
 class Override(_Record, frozen=True):
@@ -121,6 +115,7 @@ class ReleasePolicy(_Record, frozen=True):
     Attributes:
         url: Where the index is served, with a final slash; empty while it is unknown.
         days: Until a signed manifest expires. *retain*: candidates of each stack that are kept.
+        recipes: Group → recipes of which one must be shown for ``verified``, by every gate of a served model.
         keys: Fingerprints of those who publish. *immutable*: whether a host that could replace a file is refused.
         gpu: The compute capability that gates count from (``12.1``).
         digests: Gate that is asked for → sha256 of its policy as it is now; of G0 by stack (``G0 2026.11``). Read from ``ci/``.
@@ -131,6 +126,7 @@ class ReleasePolicy(_Record, frozen=True):
     gpu: Text
     forks: dict[str, ForkRule]
     gates: dict[str, GateRule]
+    recipes: dict[str, Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]] = {}
     url: str = ""
     keys: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
     identities: tuple[Identity, ...] = ()
@@ -147,6 +143,9 @@ class ReleasePolicy(_Record, frozen=True):
             raise ValueError(f"gates: nothing says what a pass of {', '.join(sorted(lost))} rests on")
         if lost := set(self.gates) - set(GATES):
             raise ValueError(f"gates: there is no gate {', '.join(sorted(lost))}")
+        asked = {gate for rule in self.forks.values() for gate in rule.gates}
+        if asked & set(SERVED) and not self.recipes:
+            raise ValueError("recipes: nothing says what must be served")
         if lost := {rule.served_by for rule in self.forks.values()} - {"", *self.forks}:
             raise ValueError(f"forks: {', '.join(sorted(lost))} is none")
 
@@ -155,9 +154,9 @@ class ReleasePolicy(_Record, frozen=True):
         """The sha256 of the policy, those of the gates included."""
         return sha256_bytes(canonical(self))
 
-    def judged_by(self, gate: str, stack: str) -> str:
+    def judged_by(self, gate: str, stack: str, recipe: str = "") -> str:
         """Return the sha256 of the policy that *gate* has to be judged by; empty where any will do."""
-        return self.digests.get(f"G0 {stack}" if gate == "G0" else gate, "")
+        return self.digests.get(f"{gate} {stack if gate == 'G0' else recipe}".strip(), "")
 
 
 def load(root: Path) -> ReleasePolicy:
@@ -166,34 +165,32 @@ def load(root: Path) -> ReleasePolicy:
 
     Raises:
         file-invalid: A file is missing or not valid.
+        policy-unknown-check: One names a check that no gate emits.
     """
     path = root / "ci" / "release.yaml"
     read = strict_yaml.load(path, ReleasePolicy)
     if read.digests or read.speeds:
         raise FileError("file-invalid", f"{path} states what follows from other files.", details=["digests and speeds are not written there"])
-    if unknown := [fault for gate, rule in read.gates.items() for fault in gate_policy.faults(gate, rule.checks, rule.measured, rule.wanted)]:
-        raise FileError("file-invalid", f"{path} asks for checks that no gate gives.", details=unknown[:30])
+    from sparkwright.gates.core import policy as gate_policy
+
+    names = ((gate, name) for gate, rule in read.gates.items() for name in (*rule.checks, *rule.optional, *rule.wanted))
+    gate_policy.require_declared(path, names)
     asked = {gate for rule in read.forks.values() for gate in rule.gates}
-    digests = {**_audits(root), **_gates(root / "ci" / "gates", asked)}
+    digests = {**_audits(root), **_gates(root, asked, {name for group in read.recipes.values() for name in group})}
     return msgspec.structs.replace(read, digests=digests, speeds=_speeds(root) if "G8" in asked else None)
 
 
-def _gates(folder: Path, asked: Collection[str]) -> dict[str, str]:
-    from sparkwright.gates.accuracy.gate import AccuracyPolicy
-    from sparkwright.gates.contract.gate import ContractPolicy
-    from sparkwright.gates.device.gate import DevicePolicy
-    from sparkwright.gates.generation.policy import GenerationPolicy
-    from sparkwright.gates.logprobs.reference import LogprobsPolicy
-    from sparkwright.gates.numerics.gate import NumericsPolicy
-    from sparkwright.gates.soak.gate import SoakPolicy
+def _gates(root: Path, asked: Collection[str], named: Collection[str]) -> dict[str, str]:
+    from sparkwright.bench.recipes import recipe as recipes
+    from sparkwright.gates.core import policy as gate_policy
 
-    kinds: Mapping[str, tuple[str, type[Any]]] = {
-        "G1": ("numerics", NumericsPolicy), "G2": ("device", DevicePolicy), "G3": ("contract", ContractPolicy),
-        "G4": ("generation", GenerationPolicy), "G5": ("logprobs", LogprobsPolicy), "G6": ("accuracy", AccuracyPolicy),
-        "G7": ("soak", SoakPolicy),
-    }  # fmt: skip
-    files = {gate: (folder / f"{name}.yaml", kind) for gate, (name, kind) in kinds.items() if gate in asked}
-    return {gate: sha256_bytes(canonical(strict_yaml.load(path, kind))) for gate, (path, kind) in files.items()}
+    if unknown := set(named) - set(recipes.names(root)):
+        raise FileError("file-invalid", "ci/release.yaml names recipes that do not exist.", details=sorted(unknown))
+    policies = gate_policy.load(root)
+    own = {gate: policies.digest(gate) for gate in ("G1", "G2") if gate in asked}
+    loaded = [recipes.load(root, name) for name in sorted(named)]
+    served = [gate for gate in SERVED if gate in asked and gate != "G8"]
+    return {**own, **{f"{gate} {recipe.name}": policies.digest(gate, recipe) for gate in served for recipe in loaded}}
 
 
 def _audits(root: Path) -> dict[str, str]:

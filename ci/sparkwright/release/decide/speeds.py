@@ -24,7 +24,7 @@ from sparkwright.release.manifest.records import Missing, line
 NEAR = 1e-9
 
 
-def check(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> None:
+def check(verdict: Verdict | None, result: Result | None, policy: ReleasePolicy) -> None:
     """
     Do nothing where the pass *verdict* of G8 follows from the legs of *result*.
 
@@ -33,7 +33,7 @@ def check(verdict: Verdict, result: Result | None, policy: ReleasePolicy) -> Non
     """
     if policy.speeds is None:
         raise ReleaseError("verdict-hollow", "The policy does not say what a throughput gate promises.")
-    faults = ["there is no throughput.json"] if result is None else list(_faults(verdict, result, policy.speeds))
+    faults = ["there is no throughput.json of its recipe"] if result is None or verdict is None else list(_faults(verdict, result, policy.speeds))
     if faults:
         raise ReleaseError("verdict-hollow", "The pass of G8 does not follow from what was measured.", details=faults[:30])
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.gates.core import ladder
+from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
@@ -40,7 +40,7 @@ def beside(wheel: Path, folder: Path | None = None) -> Judged:
     stem = (folder or wheel.parent) / wheel.name.removesuffix(".whl")
     verdicts, throughput = (_bytes(stem.with_name(f"{stem.name}.{kind}.json")) for kind in ("verdicts", "throughput"))
     return Judged(
-        _decoded(verdicts, ladder.read, f"{stem.name}.verdicts.json") if verdicts else None,
+        _decoded(verdicts, verdict_file.read, f"{stem.name}.verdicts.json") if verdicts else None,
         _decoded(throughput, _result, f"{stem.name}.throughput.json") if throughput else None,
         verdicts, throughput,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def check_subject(wheel: Wheel, stack: str, found: Ladder | None, result: Result
         faults += [f"{one.gate}: {one.wheel or 'no wheel'}" for one in found.verdicts if one.wheel != wheel.sha256]
         # Only G0 reads device code; a ladder without it does not know any.
         told = found.device_code or any(one.gate == "G0" for one in found.verdicts)
-        if told and {found.device_code, *(one.device_code for one in found.verdicts)} != {wheel.device_code}:
+        if told and found.device_code != wheel.device_code:
             faults.append(f"device code: {found.device_code or 'none'}, of the wheel: {wheel.device_code or 'none'}")
         faults += [f"judged as of stack {found.stack}, built from {stack}"] if stack and found.stack != stack else []
     if result is not None and result.candidate.sha256 != wheel.sha256:

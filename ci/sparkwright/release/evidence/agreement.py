@@ -142,25 +142,24 @@ def _tests(wheel: Wheel, proved: Proved, payloads: Mapping[str, Statement], raw:
             "evidence-invalid", f"The verdicts about {wheel.filename} lack the statement that names them, or the other way round."
         )
     found = judged.verdicts(raw["verdicts"], wheel) if "verdicts" in raw else None
-    judged.gates(proved.gates, found, wheel)
+    judged.gates(proved, found, wheel)
     if found is None:
         return None
     said, tests = _read(payloads, "test-result", TestResult, wheel), judged.tests(found)
-    verdict = next((one for one in found.verdicts if one.gate == judged.THROUGHPUT), None)
     files = {kind: sha256_bytes(raw[kind]) for kind in ("verdicts", "throughput") if kind in raw}
-    policies = {f"policy of {one.gate}": one.policy for one in found.verdicts if one.policy}
+    policies = {f"policy of {one.label}": one.policy for one in found.verdicts if one.policy}
     _agree(
         f"The test result of {wheel.filename}",
         {**msgspec.structs.asdict(said), "configuration": {one.name: one.digest.get("sha256") for one in said.configuration}},
         {
             "result": judged.result(tests, proved.missing), "passed_tests": tests.passed, "warned_tests": tests.warned,
-            "failed_tests": tests.failed, "informing": tests.informing, "gates": {one.gate: one.state for one in found.verdicts},
+            "failed_tests": tests.failed, "informing": tests.informing, "gates": found.states,
             "configuration": {**files, "ci/release.yaml": proved.policy, **policies},
         },
     )  # fmt: skip
     if "throughput" in raw:
-        judged.throughput(raw["throughput"], wheel, verdict, proved)
-    elif proved.speeds or (verdict and verdict.state == "pass"):
+        judged.throughput(raw["throughput"], wheel, found, proved)
+    elif proved.speeds or found.states.get(judged.THROUGHPUT) == "pass":
         raise TrustError("evidence-invalid", f"The speeds of {wheel.filename} are claimed without the measurement.")
     return found
 
@@ -185,7 +184,7 @@ def _summary(wheel: Wheel, proved: Proved, said: Summary, payloads: Mapping[str,
 
 def _complete(wheel: Wheel, final: Summary, found: Ladder | None, raw: Mapping[str, bytes]) -> None:
     """Require what stands behind a wheel of which nothing is missing."""
-    states = {one.gate: one.state for one in found.verdicts} if found else {}
+    states = found.states if found else {}
     short = [f"{name}: {states.get(name, 'not-run')}" for name in final.required if states.get(name) != "pass"]
     failed = [f"{name}: {state}" for name, state in states.items() if state in ("fail", "invalid")]
     if short or failed:

@@ -69,7 +69,7 @@ def checked(wheel: Wheel, fork: Fork | None, proved: Proved, read: Callable[[Evi
     if "pep740" in files:
         _index(wheel, files)
     return Checked(
-        {kind: one.by for kind, one in opened.items()}, {one.gate: one.state for one in found.verdicts} if found else {}, statements, raw
+        {kind: one.by for kind, one in opened.items()}, found.states if found else {}, statements, raw
     )
 
 

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sparkwright.gates.core import ladder
+from sparkwright.gates.core import ladder, verdict_file
 from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import ORDER, Check, State, Verdict
+from sparkwright.gates.core.verdict import ORDER, Check, State
 from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.release.errors import ReleaseError, TrustError
-from sparkwright.release.manifest.records import Gate, Missing, Proved, Speed, Wheel, line
+from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel, line
 
 #: The gate that stands on a file of its own.
 THROUGHPUT = "G8"
@@ -42,15 +42,15 @@ def verdicts(data: bytes, wheel: Wheel) -> Ladder:
         verdict-hollow: A gate passes and no required check of it shows a figure or a sample.
     """
     try:
-        found = ladder.read(data)
+        found = verdict_file.read(data)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise TrustError("evidence-invalid", f"The verdicts about {wheel.filename} cannot be read.", details=[str(error)]) from error
     _about(wheel, "The verdicts", found.wheel.sha256 if found.wheel else "", *(one.wheel for one in found.verdicts))
     if wheel.device_code and found.device_code and wheel.device_code != found.device_code:
         details = [f"wheel:    {wheel.device_code}", f"verdicts: {found.device_code}"]
         raise ReleaseError("verdict-foreign", f"The verdicts about {wheel.filename} tell of other device code.", details=details)
-    names = [one.gate for one in found.verdicts]
-    if len(set(names)) != len(names) or set(names) - ladder.GATES.keys():
+    names = [one.label for one in found.verdicts]
+    if len(set(names)) != len(names) or found.states.keys() - ladder.GATES.keys():
         raise TrustError(
             "evidence-invalid", f"The verdicts about {wheel.filename} name a gate twice, or one that does not exist.", details=names
         )
@@ -77,7 +77,7 @@ def tests(found: Ladder) -> Tests:
     """Return the checks of *found* by what they are to a test result."""
 
     def named(states: Sequence[State], *, required: bool = True) -> tuple[str, ...]:
-        every = ((one.gate, check) for one in found.verdicts for check in one.checks)
+        every = ((one.label, check) for one in found.verdicts for check in one.checks)
         return tuple(f"{gate}/{check.name}" for gate, check in every if check.state in states and check.required == required)
 
     return Tests(named(("pass",)), named(("not-run", "inconclusive")), named(("fail", "invalid")), named(ORDER[:-1], required=False))
@@ -90,26 +90,27 @@ def result(found: Tests, missing: Iterable[Missing]) -> Literal["PASSED", "WARNE
     return "PASSED" if found.passed and not found.warned and not list(missing) else "WARNED"
 
 
-def gates(claimed: Iterable[Gate], found: Ladder | None, wheel: Wheel) -> None:
+def gates(proved: Proved, found: Ladder | None, wheel: Wheel) -> None:
     """
-    Require that no gate is claimed to be better than the verdicts say; one of which they say nothing did not run.
+    Require that neither gates nor recipes are claimed to be better than the verdicts say; what they do not name did not run.
 
     Raises:
         evidence-invalid: One is.
     """
-    seen: dict[str, State] = {one.gate: one.state for one in found.verdicts} if found else {}
+    seen: dict[str, State] = found.states if found else {}
     better = [
         f"{one.name}: claimed {one.state}, found {seen.get(one.name, 'not-run')}"
-        for one in claimed
+        for one in proved.gates
         if ORDER.index(one.state) > ORDER.index(seen.get(one.name, "not-run"))
     ]
+    better += [f"{recipe}: not every gate of it passes" for recipe in proved.recipes if not found or not found.passes(recipe)]
     if better:
         raise TrustError("evidence-invalid", f"{wheel.filename} is said to have passed what its verdicts do not say.", details=better)
 
 
-def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Proved) -> Result:
+def throughput(data: bytes, wheel: Wheel, verdicts: Ladder, proved: Proved) -> Result:
     """
-    Return the measurement in *data*: of *wheel* against a baseline, by the policy of *verdict*, with the speeds that are claimed.
+    Return the measurement in *data*: of *wheel* against a baseline, by the policy of its verdict, with the speeds that are claimed.
 
     Raises:
         evidence-invalid: It is no measurement, or says something else than is claimed. verdict-foreign: It measured other bytes.
@@ -120,6 +121,7 @@ def throughput(data: bytes, wheel: Wheel, verdict: Verdict | None, proved: Prove
     except (msgspec.DecodeError, RecursionError) as error:
         raise TrustError("evidence-invalid", f"The measurement of {wheel.filename} cannot be read.", details=[str(error)]) from error
     _about(wheel, "The measurements", found.candidate.sha256)
+    verdict = next((one for one in verdicts.verdicts if (one.gate, one.recipe) == (THROUGHPUT, found.recipe)), None)
     if verdict and verdict.state == "pass":
         _measured(found, wheel)
         if (found.policy, found.state) != (verdict.policy, "pass"):

@@ -140,14 +140,14 @@ def test_result(found: Ladder, proved: Proved, raw: Mapping[str, bytes]) -> Test
     judging = [Resource("ci/release.yaml", digest={"sha256": proved.policy}), *_policies(found)]
     return TestResult(
         judged.result(tests, proved.missing), (*files, *judging), tests.passed, tests.warned, tests.failed, tests.informing,
-        {one.gate: one.state for one in found.verdicts},
+        found.states,
     )  # fmt: skip
 
 
 def _policies(found: Ladder) -> Iterator[Resource]:
     for one in found.verdicts:
         if one.policy:
-            yield Resource(f"policy of {one.gate}", digest={"sha256": one.policy})
+            yield Resource(f"policy of {one.label}", digest={"sha256": one.policy})
 
 
 def summary(

@@ -228,6 +228,7 @@ class Proved(msgspec.Struct, frozen=True):
         wheel: Its sha256. *missing*: empty exactly where it may stand in ``verified``.
         policy: sha256 of the release policy (`ci/release.yaml`) that decided.
         baseline: What the speeds are against, for people; *margin*: the ratio that still passes (0.02 is 2 %).
+        recipes: What the wheel was shown to serve: recipes for which every gate of a served model passed.
         host: Facts of the machine that gated; *evidence*: at most one of each kind.
     """
 
@@ -240,6 +241,7 @@ class Proved(msgspec.Struct, frozen=True):
     margin: float | None = None
     host: dict[Line, Line] = {}
     evidence: tuple[Evidence, ...] = ()
+    recipes: tuple[Line, ...] = ()
 
 
 class Proof(msgspec.Struct, frozen=True):

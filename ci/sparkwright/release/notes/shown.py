@@ -55,6 +55,8 @@ def gates(release: Release, proof: Proof) -> Iterator[Block]:
         if proved.gates:
             rows = tuple((one.name, one.title, Mark(one.state), one.says) for one in proved.gates)
             yield Grid(("gate", "what it looks at", "state", "why"), rows, 4)
+        if proved.recipes:
+            yield Says(f"Shown for the recipes {', '.join(proved.recipes)}.")
         yield from speeds(proved)
         if proved.host:
             yield Says(f"On: {', '.join(f'{name} {value}' for name, value in sorted(proved.host.items()))}.")
