@@ -210,7 +210,7 @@ def _slow(result: Result) -> Result:
     """Return *result* with candidate legs that took half as long again, and all else as it was."""
 
     def slower(leg: Any) -> Any:
-        requests = tuple(replace(one, seconds=1.5 * one.seconds, ttft=1.5 * one.ttft) for one in leg.run.requests)
+        requests = tuple(replace(one, latency=1.5 * one.latency, ttft=1.5 * one.ttft) for one in leg.run.requests)
         return replace(leg, run=replace(leg.run, seconds=1.5 * leg.run.seconds, requests=requests)) if leg.side == "candidate" else leg
 
     return replace(result, legs=tuple(map(slower, result.legs)))

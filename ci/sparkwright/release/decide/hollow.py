@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.core.verdict import Check, Verdict, declarations
 from sparkwright.release.decide.policy import GateRule, ReleasePolicy
@@ -36,6 +35,8 @@ def check(ladder: Ladder, policy: ReleasePolicy) -> None:
 
 def faults_of(verdict: Verdict, rule: GateRule) -> Iterator[str]:
     """Yield what the pass *verdict* lacks."""
+    from sparkwright.gates.core import policy as gate_policy
+
     checks: dict[str, Check] = {}
     for one in verdict.checks:
         if one.name in checks:
