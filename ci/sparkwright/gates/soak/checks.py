@@ -200,18 +200,17 @@ def judge(
         _events("kernel-log", [(at, fault.reference, fault.text) for at, fault in faults]),
         _drained(end),
     )
-    return tuple(_proven(check, end) for check in checks)
+    return tuple(
+        _unwatched(check.name, *end.unwatched[check.name])
+        if check.name in end.unwatched and check.state != "fail"
+        else check
+        for check in checks
+    )
 
 
-def _proven(check: Check, end: SoakEnd) -> Check:
-    """Return *check* without a pass on a subject that was not watched, or not to the end."""
-    if check.state != "fail" and check.name in end.unwatched:
-        reason, message = end.unwatched[check.name]
-        return not_run(check.name, message, reason, required=reason != "no-gpu")
-    if check.state == "pass" and end.gone:
-        message = f"until the server was gone: {check.message}"
-        return inconclusive(check.name, message, "server-gone", figures=check.figures)
-    return check
+def _unwatched(name: str, reason: str, message: str) -> Check:
+    """Return that a subject was not watched; memory of a GPU that is not here is not missed."""
+    return not_run(name, message, reason, required=reason != "no-gpu")
 
 
 def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
@@ -223,24 +222,22 @@ def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
 
 
 def _requests(policy: SoakPolicy, intervals: Sequence[SoakInterval]) -> Check:
-    requests = [request for interval in intervals for request in interval.requests]
-    outcomes = Counter(request.outcome for request in requests)
-    answers = Counter[int]()
-    for interval in intervals:
-        count = sum(request.outcome in ANSWERS for request in interval.requests)
-        answers[interval.concurrency] += count
-    figures = [Figure(outcome, count) for outcome, count in outcomes.items()]
-    figures += [Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)]
-    figures += [Figure("tokens", sum(request.tokens for request in requests))]
-    wrong = [request for request in requests if request.outcome == "failed"]
-    if wrong:
-        samples = [Sample("request", "an answer", request.message) for request in wrong]
-        message = f"{len(wrong)} of {len(requests)} requests went wrong"
+    pairs = [(each.concurrency, request) for each in intervals for request in each.requests]
+    outcomes = Counter(request.outcome for _, request in pairs)
+    answers = Counter(key for key, request in pairs if request.outcome in ANSWERS)
+    figures = [
+        *(Figure(outcome, count) for outcome, count in outcomes.items()),
+        *(Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)),
+        Figure("tokens", sum(request.tokens for _, request in pairs)),
+    ]
+    if wrong := [request.message for _, request in pairs if request.outcome == "failed"]:
+        samples = [Sample("request", "an answer", text) for text in wrong]
+        message = f"{len(wrong)} of {len(pairs)} requests went wrong"
         return failed("requests", message, "requests-failed", figures=figures, samples=samples)
     if few := [key for key in policy.load.concurrencies if answers[key] < policy.least]:
         message = f"fewer than {policy.least} answers came at concurrency {few}"
         return invalid("requests", message, "load-too-small", figures=figures)
-    return passed("requests", f"none of {len(requests)} requests went wrong", figures=figures)
+    return passed("requests", f"none of {len(pairs)} requests went wrong", figures=figures)
 
 
 def _words(intervals: Sequence[SoakInterval], end: SoakEnd) -> Check:

@@ -109,19 +109,13 @@ class Load:
             if bad and error.status == 400:
                 return SoakRequest(key, "refused")
             return SoakRequest(key, "failed", 0, str(error))
-        run, count = longest_run(answer.tokens), len(answer.tokens)
         if bad:
-            message = "a token outside of the vocabulary was accepted"
-            return SoakRequest(key, "failed", count, message)
+            return SoakRequest(key, "failed", tokens, "a token of no vocabulary was accepted")
+        run = max((len(list(run)) for _, run in itertools.groupby(answer.tokens)), default=0)
         if run >= self._policy.run:
-            message = f"{run} times the same token in {count}, after a prompt of {len(prompt)}"
-            return SoakRequest(key, "repeating", count, message)
-        return SoakRequest(key, "answered", count)
-
-
-def longest_run(tokens: Sequence[int]) -> int:
-    """Return the length of the longest run of one token."""
-    return max((len(list(run)) for _, run in itertools.groupby(tokens)), default=0)
+            message = f"{run} times the same token in {tokens}, after a prompt of {len(prompt)}"
+            return SoakRequest(key, "repeating", tokens, message)
+        return SoakRequest(key, "answered", tokens)
 
 
 class Monitor:
