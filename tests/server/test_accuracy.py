@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
+import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.server.broken import Broken
 from tests.server.taught import GATES, _context, _taught, _trained
+from tests.support.badserver import Listener, Say, completing, head, silent, whole
 from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
@@ -82,63 +81,38 @@ def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, mon
     assert (checks["baseline"].reason, checks["baseline"].figures[0].count) == ("task-uninformative", 400)
 
 
-class Bad(http.server.BaseHTTPRequestHandler):
-    """A server that lists the model ``toy`` and answers its questions with *body*, *times* over; never if *body* is empty."""
+def long(status: str, piece: bytes, times: int) -> Say:
+    """Return a server that answers with *piece*, *times* over."""
 
-    status, body, times = 200, b"", 1
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
-        self._send(b'{"data": [{"id": "toy", "max_model_len": 1024}], "version": "0.0.0"}', 200, 1)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        with contextlib.suppress(OSError):
-            self._send(self.body, self.status, self.times)
-
-    def _send(self, body: bytes, status: int, times: int) -> None:
-        if not body:
-            threading.Event().wait(60)
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body) * times))
-        self.end_headers()
+    def say(connection: socket.socket, path: str) -> None:
+        connection.sendall(head(length=len(piece) * times, status=status))
         for _ in range(times):
-            self.wfile.write(body)
+            connection.sendall(piece)
 
-
-@contextlib.contextmanager
-def serving(**behaviour: object) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Bad,), behaviour)) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    return say
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "times", "reason"),
+    ("reply", "reason"),
     [
-        (200, b"<html>welcome</html>", 1, "harness-failed"),
-        (200, b'{"choices": []}', 1, "harness-failed"),
-        (200, b'{"choices": [{"index": 0, "text": null}]}', 1, "answers-missing"),
-        (200, b" " * (1 << 20), 8_000, "harness-failed"),
-        (500, b"no " * (1 << 20), 300, "harness-failed"),
-        (200, b"", 1, "harness-slow"),
+        (whole(b"<html>welcome</html>"), "harness-failed"),
+        (whole({"choices": []}), "harness-failed"),
+        (whole({"choices": [{"index": 0, "text": None}]}), "answers-missing"),
+        (long("200 OK", b" " * (1 << 20), 8_000), "harness-failed"),
+        (long("500 Error", b"no " * (1 << 20), 300), "harness-failed"),
+        (silent, "harness-slow"),
     ],
     ids=["page", "empty", "null", "8 GB", "long error", "silent"],
 )
-def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, status: int, body: bytes, times: int, reason: str) -> None:
+def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: bytes | Say, reason: str) -> None:
     """Invalid, within the limits of time, memory and files."""
     seconds = 20 if reason == "harness-slow" else 600
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
     settings = runner.settings_digest(context, policy.tasks["largest"])
     result.save(TaskResult(BASELINE, "toy", "largest", settings, keys, "1" * 1000), tmp_path / "baseline.json")
-    with serving(status=status, body=body, times=times) as url:
-        checks = checked(context, url, tmp_path / "baseline.json", policy=policy)
+    with contextlib.closing(Listener(completing(reply))) as server:
+        checks = checked(context, server.url, tmp_path / "baseline.json", policy=policy)
 
     assert (checks["answers"].state, checks["answers"].reason) == ("invalid", reason)
     assert sum(len(sample.actual) for sample in checks["answers"].samples) < 10_000

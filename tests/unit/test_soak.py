@@ -9,16 +9,12 @@ import sys
 import types
 from pathlib import Path
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.bench.machine import kernel_log
-from sparkwright.bench.machine.kernel_log import Finding, KernelLog
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.machine.kernel_log import Finding
+from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
 from sparkwright.gates.soak import checks, collect, gate
@@ -97,19 +93,16 @@ def test_answers_that_repeat_a_token_without_load_pass(alone: int, state: str) -
         (SoakEnd(7200, running=None), "drained", ("not-run", "gauges-absent")),
         (SoakEnd(700, gone=True), "duration", ("fail", "server-gone")),
         (SoakEnd(7200, unwatched={"kernel-log": ("kernel-log-hidden", "no")}), "kernel-log", ("not-run", "kernel-log-hidden")),
+        (SoakEnd(7200, unwatched={"gpu-memory-growth": ("gpu-memory-unknown", "no")}), "gpu-memory-growth", ("not-run", "gpu-memory-unknown")),
+        (SoakEnd(7200, unwatched={"gpu-memory-growth": ("no-gpu", "no")}), "gpu-memory-growth", ("not-run", "no-gpu")),
         (SoakEnd(7200, unwatched={"restarts": ("processes-unknown", "no")}), "restarts", ("not-run", "processes-unknown")),
     ],
 )
 def test_the_end_of_a_soak_decides(end: SoakEnd, name: str, expected: tuple[str, str]) -> None:
     """Requests that never end fail, and no check passes on a subject that was not watched."""
     assert states(sound(), end)[name] == expected
-
-
-def test_gpu_memory_is_required_on_a_gpu_alone() -> None:
-    for reason, required in (("no-gpu", False), ("gpu-memory-unknown", True)):
-        end = SoakEnd(7200, unwatched={"gpu-memory-growth": (reason, "no")})
-        check = next(each for each in checks.judge(POLICY, sound(), end) if each.name == "gpu-memory-growth")
-        assert (check.state, check.required) == ("not-run", required)
+    required = {check.name for check in checks.judge(POLICY, sound(), end) if check.required}
+    assert (name in required) == (expected[1] != "no-gpu")
 
 
 def test_a_concurrency_without_answers_is_invalid() -> None:
@@ -143,42 +136,6 @@ def test_memory_of_the_warm_up_does_not_count() -> None:
     assert states(sound()[-checks.FEWEST_POINTS + 1 :])["memory-growth"] == ("inconclusive", "too-few-samples")
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("NVRM: Xid (PCI:000f:01:00): 31, pid=1234, name=python3, Ch 00000008, MMU Fault", "kernel-xid"),
-    ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel-no-memory"),
-    ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2319)", "kernel-nvrm"),
-    ("NVRM: GPU at PCI:000f:01:00 has fallen off the bus.", "kernel-nvrm"),
-    ("Out of memory: Killed process 4711 (python3) total-vm:1kB", "kernel-oom-kill"),
-    ("mce: [Hardware Error]: Machine check events logged", "kernel-hardware"),
-    ("INFO: task python3:77 blocked for more than 120 seconds.", "kernel-hardware"),
-    ("NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.95.05", ""),
-    ("python3[99]: segfault at 0", ""),
-])  # fmt: skip
-def test_faults_in_the_kernel_log_are_sorted(text: str, reason: str) -> None:
-    found = kernel_log.finding(text)
-
-    assert (found.reference if found else "") == reason
-
-
-def test_the_kernel_log_is_read_from_now_on(tmp_path: Path) -> None:
-    """Earlier records, fields of a record and half a line do not count; a log without line ends takes no memory."""
-    path = tmp_path / "kmsg"
-    path.write_text("4,1,100,-;NVRM: Xid (PCI:0000:01:00): 13, before\n")
-    log = KernelLog(path)
-    try:
-        assert list(log.findings()) == []
-        with path.open("a") as stream:
-            stream.write("6,2,200,-;all is well\n SUBSYSTEM=NVRM: Xid (x): 1\n")
-            stream.write("3,3,300,-;NVRM: Xid (PCI:0000:01:00): 79, gone\n3,4,400,-;NVRM: Xi")
-        assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
-        with path.open("a") as stream:
-            stream.write("d (PCI:0000:01:00): 43, later\n" + "x" * kernel_log.MOST)
-        assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 43, later"]
-        assert len(log._rest) <= 8192
-    finally:
-        log.close()
-
-
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     """Return the load on a server of a small context that is not there."""
@@ -187,7 +144,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 def test_two_soaks_send_the_same_requests(load: Load) -> None:
-    """All fit into the model; some share a prefix, some are aborted, and some are bad."""
+    """All fit into the model, also into the smallest; some share a prefix, some are aborted, and some are bad."""
     requests = [load.draw(f"0/{worker}/{number}") for worker in range(4) for number in range(200)]
 
     assert requests == [load.draw(f"0/{worker}/{number}") for worker in range(4) for number in range(200)]
@@ -199,16 +156,37 @@ def test_two_soaks_send_the_same_requests(load: Load) -> None:
         (0.02, sum(prompt[0] == collect.BAD_TOKEN for prompt, _, _ in requests)),
     ]
     assert all(share / 2 < count / len(requests) < share * 1.5 for share, count in shares)
+    load._limit = 2
+    assert [len(each) if isinstance(each, tuple) else each for each in load.draw("0/0/0")] == [1, 1, None]
 
 
-@given(limit=st.integers(2, 200))
-def test_requests_fit_the_smallest_model(limit: int) -> None:
-    load = Load.__new__(Load)
-    load._policy, load._text, load._limit = POLICY, range(9000), limit
-    prompt, tokens, _ = load.draw("0/0/0")
+@pytest.mark.parametrize(
+    ("bad", "patience", "reply", "outcome"),
+    [
+        (False, None, [1, 2, 3], "answered"),
+        (False, None, [7] * POLICY.run, "repeating"),
+        (False, None, ServerInvalid("server-slow", "late"), "failed"),
+        (False, 1.0, ServerInvalid("server-slow", "late"), "aborted"),
+        (False, 1.0, ServerInvalid("stream-truncated", "half"), "failed"),
+        (True, None, ServerInvalid("server-refused", "bad token", 400), "refused"),
+        (True, None, ServerInvalid("server-refused", "crashed", 500), "failed"),
+        (True, None, [1, 2, 3], "failed"),
+    ],
+)
+def test_every_request_has_an_outcome(
+    load: Load, monkeypatch: pytest.MonkeyPatch, bad: bool, patience: float | None, reply: list[int] | ServerInvalid, outcome: str
+) -> None:
+    """A client that goes away and a refused bad request are as they should be; the same from a sound request is a failure."""
 
-    assert prompt
-    assert 1 <= tokens <= limit - len(prompt)
+    def complete(*_: object, **__: object) -> types.SimpleNamespace:
+        if isinstance(reply, ServerInvalid):
+            raise reply
+        return types.SimpleNamespace(tokens=reply)
+
+    monkeypatch.setattr(Client, "complete", complete)
+    monkeypatch.setattr(load, "draw", lambda key: ((collect.BAD_TOKEN if bad else 5, 6), 3, patience))
+
+    assert load.send("0/0/0").outcome == outcome
 
 
 def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
@@ -281,10 +259,3 @@ def test_a_mistake_in_the_policy_is_refused(before: str, after: str) -> None:
 
     with refusal("file-invalid"):
         strict_yaml.parse(text.replace(before, after, 1), SoakPolicy, "soak.yaml")
-
-
-def test_the_journal_of_an_interval_is_a_line_of_json() -> None:
-    data = msgspec.json.encode(sound()[0])
-
-    assert msgspec.json.decode(data, type=SoakInterval) == sound()[0]
-    assert b"\n" not in data
