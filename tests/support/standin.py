@@ -68,7 +68,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(9)
         time.sleep(order.get("think", 0))
         count["tokens"] += 1
-        self.answer({"model": asked["model"], "choices": [{"index": 0, "text": "a", "finish_reason": "length"}]})
+        choice = {"index": 0, "text": "a", "finish_reason": "length", "token_ids": [5]}
+        self.answer({"model": asked["model"], "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
     def log_message(self, *_):
         pass
 host, port = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--host", "--port"))

@@ -25,7 +25,7 @@ from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.load.load_spec import LoadResult, Request
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.statistics import calibration

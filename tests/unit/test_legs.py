@@ -15,7 +15,7 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.state_checks import MachinePolicy, Snapshot
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.core import strict_yaml

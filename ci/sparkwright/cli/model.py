@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.bench.errors import ModelError
-from sparkwright.bench.model import checkpoint, modules, roofline
+from sparkwright.bench.model import checkpoint, decode_bytes, modules
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 
@@ -69,12 +69,13 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         number=arguments.kv_cache_dtype,
     )
     measured = (
-        roofline.Bandwidth(arguments.bandwidth, "given")
+        decode_bytes.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
-        else roofline.stored(context.store)
+        else decode_bytes.stored_bandwidth(context.store)
     )
-    step, batch = audit.many.step, audit.many.batch
-    ceilings = [roofline.ceiling(step, batch, item) for item in (measured, roofline.GB10) if item]
+    step, batch = audit.step, audit.batch
+    bandwidths = [item for item in (measured, decode_bytes.GB10) if item]
+    ceilings = [decode_bytes.ceiling(step, batch, bandwidth) for bandwidth in bandwidths]
     document = {
         "audit": audit,
         "ceilings": ceilings,
@@ -87,11 +88,11 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         together = f", {ceiling.together:.2f} of {batch} together" if batch > 1 else ""
         console.result(
             f"ceiling at {bandwidth.gigabytes:g} GB/s ({device}{bandwidth.origin}): "
-            f"{ceiling.one:.2f} tokens/s of a request{together}"
+            f"{ceiling.request:.2f} tokens/s of a request{together}"
         )
     if not measured:
         console.result("this machine's bandwidth: not measured; use --bandwidth")
-    wrong = [f"{finding.reference}: {finding.says}" for finding in audit.findings]
+    wrong = [f"{finding.reference}: {finding.message}" for finding in audit.findings]
     if wrong:
         console.document(document)
         what = f"{arguments.model.resolve().name} disagrees with its config."
@@ -99,25 +100,24 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
-def _show(audit: modules.Audit) -> None:
+def _show(audit: modules.ModuleAudit) -> None:
     """Print the modules with the most bytes read, and the bytes that a step reads."""
-    step = audit.many
     method = audit.method or "no quantisation config"
     title = (
         f"{audit.model}, {audit.layers} layers, {method}: {size(audit.bytes)} in "
         f"{audit.tensors:,} tensors"
     )
-    reads = f">read for {step.batch} tokens" if step.batch > 1 else ">read for a token"
+    reads = f">read for {audit.batch} tokens" if audit.batch > 1 else ">read for a token"
     rows = [
         [
             row.group,
             row.modules,
             row.scheme,
-            row.told or "–",
+            row.intention or "–",
             f"{row.count:,}",
             size(row.bytes),
-            size(row.read_batch),
-            f"{row.read_batch / step.weights if step.weights else 0:.1%}",
+            size(row.read),
+            f"{row.read / audit.weights:.1%}",
         ]
         for row in audit.rows
     ]
@@ -126,18 +126,18 @@ def _show(audit: modules.Audit) -> None:
     if audit.experts[0]:
         every, taken, read = audit.experts
         console.result(
-            f"experts: a token takes {taken} of {every}; {step.batch} are expected to read "
+            f"experts: a token takes {taken} of {every}; {audit.batch} are expected to read "
             f"{read:.1f} of each layer"
         )
     console.result(
-        f"a step for {step.batch} reads {size(step.step)}: {size(step.weights)} of weights, "
-        f"{size(step.cache)} of the context ({step.context:,} tokens each, {size(audit.kept)} "
-        f"for a token, {size(audit.state)} of states)"
+        f"a step for {audit.batch} reads {size(audit.step)}: {size(audit.weights)} of weights, "
+        f"{size(audit.cache)} of the context ({audit.context:,} tokens each, "
+        f"{size(audit.token_bytes)} for a token, {size(audit.state_bytes)} of states)"
     )
     unquantised = Counter[str]()
     for row in audit.rows:
-        if row.told and not row.quantised:
-            unquantised[row.group] += round(row.read_batch)
+        if row.intention and not row.quantised:
+            unquantised[row.group] += round(row.read)
     groups = [(group, count) for group, count in unquantised.most_common() if count >= 1e6]
     for note in (
         *audit.notes,

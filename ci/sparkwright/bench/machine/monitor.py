@@ -28,8 +28,8 @@ from sparkwright.bench.machine.state_checks import (
     normal_reasons,
     start_reasons,
 )
-from sparkwright.bench.model import roofline
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model import decode_bytes
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.core import process
@@ -179,7 +179,7 @@ class MachineMonitor:
             device = self._probe.device()
             gigabytes = round(self._probe.bandwidth() / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
-            roofline.keep(store, self.bandwidth)
+            decode_bytes.store_bandwidth(store, self.bandwidth)
             if device.kind == "cuda":
                 self._device, uuid = device.name, device.uuid
         except ProbeError as error:

@@ -1,43 +1,197 @@
 """
-The module audit: what of a model is quantised and what is not, what a token reads of it, and where that disagrees with the model's config.
+The modules of a checkpoint, and its audit: which are quantised, and what a decode step reads.
 
-It is the question that explains a decode speed: each step reads every weight that it uses, and one unquantised projection in thirty layers
-may weigh more than all experts that a token takes. Everything is computed from the checkpoint's headers and its config; what a server made
-of them is another question (`sparkwright.bench.model.loaded`).
+The audit explains a decode speed: each step reads every weight that it uses, and one unquantised
+projection in thirty layers may weigh more than all experts of a token. Everything is computed from
+the headers of the weights and the config.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.errors import ModelError
-from sparkwright.bench.model import config as modelconfig
-from sparkwright.bench.model import cost as modulecost
-from sparkwright.bench.model import names as modulenames
-from sparkwright.bench.model import roofline, schemes
-from sparkwright.bench.model.checkpoint import Checkpoint
-from sparkwright.bench.model.config import SIZES, Architecture
-from sparkwright.bench.model.cost import Module
-from sparkwright.bench.model.names import APART, GROUPS
-from sparkwright.bench.model.schemes import Told
+from sparkwright.bench.model import quantisation
+from sparkwright.bench.model.architecture import SIZES, Architecture, architecture
+from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
+from sparkwright.bench.model.decode_bytes import ContextBytes, distinct_experts
+from sparkwright.bench.model.quantisation import Scheme
 
-#: What the quantisation config says of a row: nothing to be said of norms and tables; that the method itself leaves it alone.
-Word = Literal["", "quantise", "ignore", "left by the method"]
+#: Groups in the order of a table, as a token meets them.
+GROUPS = (
+    "embeddings", "norms", "attention q", "attention k", "attention v", "attention o",
+    "attention qkv", "attention", "linear attention", "mlp", "router", "experts", "shared experts",
+    "other", "lm_head", "mtp", "vision",
+)  # fmt: skip
+#: Groups that writing a token does not read: parts that see or hear, and layers that draft.
+APART = ("mtp", "vision")
+#: Parameters that a server drops when it loads the model.
+_UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
+
+#: Parameters of a module; a tensor of another name is a module of its own.
+_PARAMETER = re.compile(
+    r"(.+)\.(weight(?:_scale(?:_2|_inv)?|_global_scale|_packed|_shape|_zero_point|_g_idx)?|bias"
+    r"|input_(?:global_)?scale|qweight|qzeros|scales|g_idx|[qkv]_scale|e_score_correction_bias)"
+)
+#: Experts in one tensor have their parameter behind an underscore, or none.
+_STACKED = re.compile(
+    r"(.+\.experts\.\w+?)_(blocks|scales|bias|weight_scale(?:_2|_inv)?|input_scale)"
+)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
+_EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
+
+#: The first that is found in a name decides its group.
+_RULES = (
+    ("mtp", r"^(model\.)?(mtp|nextn|eagle|draft)\w*\."),
+    ("vision", r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*|embed_(vision|audio))(\.|$)"),
+    ("lm_head", r"(^|\.)(lm_head|embed_out)$|^output$"),
+    ("embeddings", r"(^|\.)(embed_tokens\w*|wte|wpe|word_embeddings|tok_embeddings|embeddings)$"),
+    ("norms", r"(norm\d*|layernorm\w*|_norm|\.ln_\w+|\.norm_\w+)$"),
+    ("shared experts", r"\.shared_(experts?|mlp|expert_gate)(\.|$)"),
+    ("experts", r"\.experts(\.|$)"),
+    ("router", r"\.(gate|router|wg)(\.|$)"),
+    ("linear attention", r"\.(linear_attn|mamba|ssm|gdn|kda|temporal_block)\."
+     r"|\.mixer\.(in_proj|out_proj|conv1d|A_log|D|dt_bias|x_proj|dt_proj)$"),
+    ("attention q", r"attn\.(q_proj|q_a_proj|q_b_proj|wq\w*)$|\.(attention|mixer)\.(q_proj|wq)$"),
+    ("attention k", r"(attn|attention|mixer)\.(k_proj|wk)$"),
+    ("attention v", r"(attn|attention|mixer)\.(v_proj|wv)$"),
+    ("attention o", r"(attn|attention|mixer)\.(o_proj|wo|dense|c_proj|out_proj)$"),
+    ("attention qkv", r"(attn|attention|mixer)\.(qkv\w*|query_key_value|c_attn|W?pack|kv_[ab]_proj\w*|fused_qkv\w*)$"),
+    ("attention", r"(attn|attention)(\.|$)"),
+    ("mlp", r"\.(mlp|feed_forward|ffn|block_sparse_moe|mixer)\."),
+)  # fmt: skip
+
+#: The config's intention for a row; empty for modules that no method quantises, such as norms.
+Intention = Literal["", "quantise", "ignore", "left by the method"]
 
 #: Reference of a finding → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "unquantised-not-ignored": "The config says that it is quantised and it is not: a server reads all its bytes, or refuses to load it.",
-    "quantised-though-ignored": "The config tells the server to load plain numbers where packed ones are stored. Do not serve it.",
-    "quantisation-not-declared": "Weights are packed and no config says how; a server would load them as something else.",
-    "scale-missing": "A packed weight has no scales, so nobody can tell its values. Do not serve it.",
-    "scale-shape": "The scales do not belong to the weight beside them: its values would be wrong. Do not serve it.",
+    "unquantised-not-ignored": "The config says that it is quantised and it is not: a server reads "
+    "all its bytes, or refuses to load it.",
+    "quantised-though-ignored": "The config tells the server to load plain numbers where packed "
+    "ones are stored. Do not serve it.",
+    "quantisation-not-declared": "Weights are packed and no config says how; a server would load "
+    "them as something else.",
+    "scale-missing": "A packed weight has no scales, so its values are unknown. Do not serve it.",
+    "scale-shape": "The scales do not belong to their weight: its values would be wrong. Do not "
+    "serve it.",
     "layers-missing": "The checkpoint lacks layers that the config counts.",
-    "experts-differ": "The checkpoint holds another number of experts than the config says.",
+    "experts-differ": "The checkpoint holds another number of experts than the config states.",
 }
+
+
+class Module(msgspec.Struct, frozen=True, gc=False):
+    """
+    A module of a checkpoint.
+
+    Attributes:
+        layer: None outside of layers. *expert*: None if it is none, or all are in one tensor.
+        short: Its name within its layer, an expert's number as ``*``.
+        group: One of `GROUPS`.
+        parts: Its tensors by parameter.
+    """
+
+    name: str
+    layer: int | None
+    expert: int | None
+    short: str
+    group: str
+    parts: dict[str, Tensor]
+    scheme: Scheme
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.parts.values())
+
+
+def modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
+    """Return the modules of a model of so many decoder *layers*; those of later layers draft."""
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in checkpoint.tensors.items():
+        match = _PARAMETER.fullmatch(name) or _STACKED.fullmatch(name)
+        parts[match[1] if match else name][match[2] if match else "weight"] = tensor
+    return [_module(name, tensors, checkpoint, layers) for name, tensors in parts.items()]
+
+
+def _module(name: str, parts: dict[str, Tensor], checkpoint: Checkpoint, layers: int) -> Module:
+    layer, expert = _LAYER.search(name), _EXPERT.search(name)
+    short = _EXPERT.sub(".experts.*.", "." + (name[layer.end() :] if layer else name))[1:]
+    number, group = int(layer[1]) if layer else None, _group(re.sub(r"\d+", "0", name))
+    if number is not None and number >= layers and group not in APART:
+        group = "mtp"
+    scheme = quantisation.scheme(parts, checkpoint.quantization)
+    return Module(name, number, int(expert[1]) if expert else None, short, group, parts, scheme)
+
+
+@functools.lru_cache(maxsize=4096)
+def _group(name: str) -> str:
+    return next((group for group, rule in _RULES if re.search(rule, name)), "other")
+
+
+def expert_counts(listed: Sequence[Module], shape: Architecture) -> dict[int, int]:
+    """
+    Return how many routed experts each layer has in the checkpoint.
+
+    Raises:
+        checkpoint-invalid: The config does not state how many of them a token takes.
+    """
+    counts: Counter[int] = Counter()
+    names = set()
+    for module in listed:
+        if module.group == "experts" and module.layer is not None:
+            sizes = [tensor.shape[0] for tensor in module.parts.values() if len(tensor.shape) > 1]
+            if module.expert is None:
+                counts[module.layer] = max(counts[module.layer], *sizes, 0)
+            elif (module.layer, module.expert) not in names:
+                names.add((module.layer, module.expert))
+                counts[module.layer] += 1
+    least = min(counts.values(), default=0)
+    if counts and not 0 < shape.experts_per_token <= least:
+        taken = shape.experts_per_token or "an unknown number"
+        raise invalid(f"By config.json, a token takes {taken} of {least} experts.")
+    return counts
+
+
+def context_bytes(listed: Sequence[Module], shape: Architecture, number: int = 0) -> ContextBytes:
+    """
+    Return the size of a request's context, in numbers of *number* bytes or as the config wants.
+
+    The rows of the key and value projections are facts; the config's heads count without them.
+    """
+    rows: dict[str, dict[int, int]] = {"attention k": {}, "attention v": {}}
+    for module in listed:
+        weight = module.parts.get("weight") or module.parts.get("weight_packed")
+        if "qweight" in module.parts:  # AWQ stores the weight transposed
+            weight = None
+            if scales := module.parts.get("scales"):
+                rows.get(module.group, {})[module.layer or 0] = (scales.shape or (0,))[-1]
+        if weight is not None and len(weight.shape) == 2 and module.layer is not None:
+            rows.get(module.group, {})[module.layer] = weight.shape[0]
+    keys, values = rows.values()
+    # Without a value projection, values are the keys.
+    stored = {} if shape.latent else {layer: n + values.get(layer, n) for layer, n in keys.items()}
+    layers = [layer for layer, kind in enumerate(shape.kinds) if kind in ("full", "window")]
+    numbers = {layer: stored.get(layer, shape.kv_numbers) for layer in layers}
+    states = sum(kind == "state" for kind in shape.kinds)
+    notes = []
+    if differing := [layer for layer in layers if numbers[layer] != shape.kv_numbers]:
+        notes.append(f"keys and values of layers {_few(differing)} are as wide as their weights")
+    if unknown := [layer for layer in layers if not numbers[layer]]:
+        notes.append(f"the context of layers {_few(unknown)} is unknown, and not counted")
+    if states and not shape.state_bytes:
+        notes.append(f"the states of {states} layers are unknown, and not counted")
+    sizes = {layer: float((number or shape.kv_bytes) * count) for layer, count in numbers.items()}
+    return ContextBytes(sizes, float(states * shape.state_bytes), tuple(notes))
+
+
+def _few(numbers: Collection[int]) -> str:
+    listed = sorted(numbers)
+    return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -46,63 +200,41 @@ class Row(msgspec.Struct, frozen=True):
 
     Attributes:
         modules: Their name within a layer.
-        dtypes: Types of their tensors, in the format's words.
         count: How many they are.
-        bytes: What they take in the checkpoint.
-        read: What one step reads of them for one token. *read_batch*: for a token of each request of the batch.
-        told: What the quantisation config says of them.
+        bytes: Their size in the checkpoint.
+        read: The bytes that a step of the batch reads of them.
+        intention: The config's intention for them.
     """
 
     group: str
     modules: str
     scheme: str
     quantised: bool
-    dtypes: tuple[str, ...]
     count: int
     bytes: int
     read: float
-    read_batch: float
-    told: Word = ""
+    intention: Intention = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Where the checkpoint disagrees with itself; *reference* is one of `REASONS`."""
+    """Where the checkpoint disagrees with its config; *reference* is one of `REASONS`."""
 
     reference: str
-    says: str
+    message: str
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """
-    Bytes that one decode step reads.
-
-    Attributes:
-        batch: Requests that it writes a token for. *context*: tokens that each has before it.
-        weights: Of the model; shared by the requests. *cache*: what attention keeps, read for each, and states written back.
-    """
-
-    batch: int
-    context: int
-    weights: float
-    cache: float
-
-    @property
-    def step(self) -> float:
-        """All of it."""
-        return self.weights + self.cache
-
-
-class Audit(msgspec.Struct, frozen=True):
+class ModuleAudit(msgspec.Struct, frozen=True):
     """
     A model, audited.
 
     Attributes:
-        method: What its quantisation config calls itself; empty without one.
-        experts: Of a layer, as many as a token takes, and those that a batch is expected to read; zeros without.
-        bytes: Of the checkpoint.
-        kept: Bytes that each token of context takes in the cache where all of it is kept. *state*: bytes that do not grow with it.
-        one: What a step for one request reads. *many*: for the batch that was asked for.
-        notes: What was left out or taken for granted.
+        method: The config's name of the quantisation method; empty without one.
+        experts: Of a layer: all, those of a token, and those that a step is expected to read.
+        bytes: Size of the checkpoint.
+        token_bytes: Bytes of the cache for each token of context; *state_bytes* do not grow.
+        weights: Bytes of the weights that a step reads, for all requests together.
+        cache: Bytes of context that a step moves, for all requests together.
+        notes: What was left out or assumed.
     """
 
     model: str
@@ -110,130 +242,164 @@ class Audit(msgspec.Struct, frozen=True):
     layers: int
     experts: tuple[int, int, float]
     tensors: int
-    shards: int
     bytes: int
-    kept: float
-    state: float
+    batch: int
+    context: int
+    token_bytes: float
+    state_bytes: float
+    weights: float
+    cache: float
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
-    one: Reading
-    many: Reading
     notes: tuple[str, ...]
 
+    @property
+    def step(self) -> float:
+        """Return the bytes that a decode step reads."""
+        return self.weights + self.cache
 
-def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: str = "auto") -> Audit:
+
+def audit(
+    checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: str = "auto"
+) -> ModuleAudit:
     """
-    Return what *checkpoint* holds and what a decode step reads of it.
+    Return the modules of *checkpoint*, and the bytes that a decode step reads of them.
 
     Args:
-        context: Tokens that each request has before it.
+        context: Tokens before the new one, of each request.
         batch: Requests that a step writes a token for.
-        number: Type of the numbers in the cache, one of `modelconfig.SIZES`; ``auto`` is what the checkpoint asks for.
+        number: Type of the KV cache, one of `SIZES`; ``auto`` is the checkpoint's own.
 
     Raises:
-        checkpoint-invalid: The config does not say what is needed, or cannot be.
+        checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
-    shape = modelconfig.of(checkpoint.config, checkpoint.quantization)
-    found = list(modulecost.modules(checkpoint, shape.layers))
-    counts, told, tie = modulecost.experts(found, shape), Told(checkpoint.quantization), modulecost.tied(found, shape)
-    reads = [
-        {one.name.module: modulecost.read(one, tokens, tie=tie, counts=counts, taken=shape.taken) for one in found}
-        for tokens in (1, batch)
-    ]  # fmt: skip
-    if not sum(reads[0].values()):
-        raise ModelError("checkpoint-invalid", "There is no weight in the checkpoint that writing a token would read.")
-    rows = _rows(found, _words(found, told), reads)
-    keeping = modulecost.kept(found, shape, SIZES.get(number, shape.number))
-    caches, most = modulecost.cache(shape, keeping, context), max(counts.values(), default=0)
-    return Audit(
-        model=shape.model, method=told.method, layers=shape.layers, tensors=len(checkpoint.tensors), shards=len(checkpoint.shards),
-        experts=(most, shape.taken, roofline.distinct(most, shape.taken, batch)) if most else (0, 0, 0.0),
-        bytes=sum(tensor.bytes for tensor in checkpoint.tensors.values()), kept=sum(keeping.layers.values()), state=keeping.state,
-        rows=tuple(sorted(rows, key=lambda row: (GROUPS.index(row.group), row.modules, row.scheme))),
-        findings=tuple(_findings(found, rows, told, counts, shape)),
-        one=Reading(1, context, sum(reads[0].values()), caches), many=Reading(batch, context, sum(reads[1].values()), caches * batch),
-        notes=(*keeping.notes, *_notes(rows, tie)),
-    )  # fmt: skip
+    shape = architecture(checkpoint.config, checkpoint.quantization)
+    listed = modules(checkpoint, shape.layers)
+    counts, groups = expert_counts(listed, shape), {module.group for module in listed}
+    tied = shape.tied if shape.tied is not None else "lm_head" not in groups
+    tied = tied and "embeddings" in groups
+    intentions = _intentions(listed, checkpoint)
+    alike: dict[tuple[str, str, str, Intention], list[Module]] = defaultdict(list)
+    for module in listed:
+        key = module.group, module.short, module.scheme.name, intentions[module.name]
+        alike[key].append(module)
+    rows = [
+        Row(
+            group,
+            short,
+            scheme,
+            members[0].scheme.quantised,
+            len(members),
+            sum(module.bytes for module in members),
+            sum(_read(module, batch, counts, shape, tied=tied) for module in members),
+            intention,
+        )
+        for (group, short, scheme, intention), members in alike.items()
+    ]
+    weights = sum(row.read for row in rows)
+    if not weights:
+        raise invalid("There is no weight in the checkpoint that writing a token would read.")
+    kept, most = context_bytes(listed, shape, SIZES.get(number, 0)), max(counts.values(), default=0)
+    taken = shape.experts_per_token
+    return ModuleAudit(
+        model=shape.model,
+        method=quantisation.method(checkpoint.quantization),
+        layers=shape.layers,
+        experts=(most, taken, distinct_experts(most, taken, batch)) if most else (0, 0, 0.0),
+        tensors=len(checkpoint.tensors),
+        bytes=sum(row.bytes for row in rows),
+        batch=batch,
+        context=context,
+        token_bytes=sum(kept.layers.values()),
+        state_bytes=kept.state,
+        weights=weights,
+        cache=batch * kept.moved(shape, context),
+        rows=tuple(sorted(rows, key=lambda row: (GROUPS.index(row.group), row.modules))),
+        findings=tuple(_findings(listed, rows, checkpoint, counts, shape)),
+        notes=(*kept.notes, *_notes(rows, tied)),
+    )
 
 
-def _rows(found: Sequence[Module], words: Mapping[str, Word], reads: Sequence[Mapping[str, float]]) -> list[Row]:
-    alike: dict[tuple[str, str, str, Word], list[Module]] = defaultdict(list)
-    for module in found:
-        alike[module.name.group, module.name.short, module.scheme.name, words[module.name.module]].append(module)
-    rows = []
-    for (group, short, scheme, word), members in alike.items():
-        kinds = Counter(tensor.dtype for module in members for tensor in module.parts.values())
-        rows.append(
-            Row(
-                group=group, modules=short, scheme=scheme, quantised=members[0].scheme.quantised, told=word, count=len(members),
-                dtypes=tuple(sorted(kinds)), bytes=sum(tensor.bytes for module in members for tensor in module.parts.values()),
-                read=sum(reads[0][module.name.module] for module in members),
-                read_batch=sum(reads[1][module.name.module] for module in members),
-            )
-        )  # fmt: skip
-    return rows
+def _read(
+    module: Module, batch: int, counts: Mapping[int, int], shape: Architecture, *, tied: bool
+) -> float:
+    """Return the bytes that a step for *batch* tokens reads of *module*."""
+    if module.group in APART or (module.group == "lm_head" and tied):
+        return 0.0
+    size = float(sum(part.bytes for name, part in module.parts.items() if name not in _UNREAD))
+    if module.group == "embeddings" and (not tied or module.short.endswith("wpe")):
+        # A row for each token; a table that is the output layer as well is read whole.
+        rows = max(1, *(part.shape[0] for part in module.parts.values() if part.shape), 0)
+        return batch * size / rows
+    count = counts.get(module.layer or 0, 0) if module.group == "experts" else 0
+    return size * distinct_experts(count, shape.experts_per_token, batch) / count if count else size
 
 
-def _words(found: Sequence[Module], told: Told) -> dict[str, Word]:
-    """Return what the config says of each module. Experts of a layer that are alike are asked about once."""
-    linear = [module for module in found if told.method and _is_linear(module)]
-    asked = {_asked(module): module.name.module for module in reversed(linear)}
-    ignored = told.ignored(sorted(set(asked.values())))
-    words: dict[str, Word] = dict.fromkeys((module.name.module for module in found), "")
+def _intentions(listed: Sequence[Module], checkpoint: Checkpoint) -> dict[str, Intention]:
+    """Return the config's intention for each module; similar experts of a layer share one."""
+    method = quantisation.method(checkpoint.quantization)
+    linear = [module for module in listed if method and _is_linear(module)]
+    asked = {_alike(module): module.name for module in reversed(linear)}
+    names = sorted(set(asked.values()))
+    ignored = quantisation.ignored(checkpoint.quantization, names) if names else set()
+    intentions: dict[str, Intention] = dict.fromkeys((module.name for module in listed), "")
     for module in linear:
-        outside = module.name.group in ("lm_head", "vision") and told.method.startswith(schemes.INSIDE_ALONE)
-        left = module.name.group == "router" or outside
-        named = asked[_asked(module)] in ignored
-        words[module.name.module] = "ignore" if named else "left by the method" if left and not module.scheme.quantised else "quantise"
-    return words
+        outside = module.group in ("lm_head", "vision")
+        left = module.group == "router" or (outside and method in quantisation.INSIDE_ONLY)
+        rest: Intention = "left by the method" if left else "quantise"
+        rest = "quantise" if module.scheme.quantised else rest
+        intentions[module.name] = "ignore" if asked[_alike(module)] in ignored else rest
+    return intentions
 
 
-def _asked(module: Module) -> tuple[int | None, str, str, str]:
-    place = "" if module.name.expert is not None else module.name.module
-    return module.name.layer, module.name.short, module.scheme.name, place
+def _alike(module: Module) -> tuple[object, ...]:
+    name = "" if module.expert is not None else module.name
+    return module.layer, module.short, module.scheme.name, name
 
 
 def _is_linear(module: Module) -> bool:
-    """Is it a matrix that tokens are multiplied by? A convolution, a norm and a table of embeddings are not."""
+    """Return whether tokens are multiplied by it; norms, tables and convolutions do not count."""
+    weight = module.parts.get("weight")
     if module.scheme.quantised:
         return True
-    weight = module.parts.get("weight")
-    if weight is None or module.name.group in ("norms", "embeddings") or "conv" in module.name.short:
+    if weight is None or module.group in ("norms", "embeddings") or "conv" in module.short:
         return False
     # Gates of one number for each token are left alone by every method.
-    return len(weight.shape) == (3 if module.name.group == "experts" and module.name.expert is None else 2) and min(weight.shape) > 1
+    stacked = module.group == "experts" and module.expert is None
+    return len(weight.shape) == (3 if stacked else 2) and min(weight.shape) > 1
 
 
-def _notes(rows: Iterable[Row], tie: bool) -> Iterator[str]:
-    groups: Counter[str] = Counter()
-    for row in rows:
-        groups[row.group] += row.bytes
-    if tie:
-        yield "the output layer is the table of embeddings, which is read whole for each step"
-    yield from (f"{group}: {groups[group] / 1e9:.2f} GB that writing a token does not read" for group in APART if groups[group])
-    if groups["other"]:
-        yield f"other: {groups['other'] / 1e9:.2f} GB of names that are not known; counted as read whole"
+def _notes(rows: Sequence[Row], tied: bool) -> Iterator[str]:
+    if tied:
+        yield "the output layer is the embedding table, which each step reads whole"
+    for group, verb in (*((group, "not read") for group in APART), ("other", "read whole")):
+        if size := sum(row.bytes for row in rows if row.group == group):
+            yield f"{group}: {size / 1e9:.2f} GB, counted as {verb}"
 
 
 def _findings(
-    found: Sequence[Module], rows: Iterable[Row], told: Told, counts: Mapping[int, int], shape: Architecture
+    listed: Sequence[Module],
+    rows: Sequence[Row],
+    checkpoint: Checkpoint,
+    counts: Mapping[int, int],
+    shape: Architecture,
 ) -> Iterator[Finding]:
+    declared = bool(quantisation.method(checkpoint.quantization))
     for row in rows:
-        says = f"{row.count} × {row.modules}, {row.scheme}, {row.bytes / 1e9:.3g} GB"
-        if told.method and row.told == "quantise" and not row.quantised:
-            yield Finding("unquantised-not-ignored", says)
-        if row.told == "ignore" and row.quantised:
-            yield Finding("quantised-though-ignored", says)
-        if not told.method and row.quantised:
-            yield Finding("quantisation-not-declared", says)
-    wrong: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for module in found:
-        if module.scheme.wrong:
-            wrong[module.scheme.wrong, module.name.short].append(module.name.module)
-    for (reference, short), names in wrong.items():
-        yield Finding(reference, f"{len(names)} × {short}, the first is {names[0][:200]}")
-    if gaps := set(range(shape.layers)) - {one.name.layer for one in found if one.name.group not in APART}:
-        yield Finding("layers-missing", f"{len(gaps)} of {shape.layers} layers: {modulenames.few(gaps)}")
-    if differing := {layer: count for layer, count in counts.items() if shape.experts and count != shape.experts}:
-        layer, count = min(differing.items())
-        yield Finding("experts-differ", f"{len(differing)} layers; layer {layer} has {count} of {shape.experts}")
+        wrong = {
+            "unquantised-not-ignored": row.intention == "quantise" and not row.quantised,
+            "quantised-though-ignored": row.intention == "ignore" and row.quantised,
+            "quantisation-not-declared": row.quantised and not declared,
+        }
+        message = f"{row.count} × {row.modules}, {row.scheme}, {row.bytes / 1e9:.3g} GB"
+        yield from (Finding(reference, message) for reference, holds in wrong.items() if holds)
+    broken = Counter((module.scheme.wrong, module.short) for module in listed)
+    for (reference, short), count in broken.items():
+        if reference:
+            yield Finding(reference, f"{count} × {short}")
+    present = {module.layer for module in listed if module.group not in APART}
+    if missing := set(range(shape.layers)) - present:
+        message = f"{len(missing)} of {shape.layers} layers: {_few(missing)}"
+        yield Finding("layers-missing", message)
+    if differing := {count for count in counts.values() if shape.experts not in (0, count)}:
+        yield Finding("experts-differ", f"layers have {_few(differing)} of {shape.experts}")

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from packaging.version import Version
 
 from sparkwright.bench.errors import RecipeError
-from sparkwright.bench.model import config, cost
+from sparkwright.bench.model import modules
+from sparkwright.bench.model.architecture import architecture
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.recipes import vllm_flags
 from sparkwright.bench.recipes.recipe import Recipe, VersionVariant
@@ -111,14 +112,14 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
         checkpoint-invalid: A file is damaged.
     """
     checkpoint = read(folder)
-    shape = config.of(checkpoint.config, checkpoint.quantization)
-    modules = list(cost.modules(checkpoint, shape.layers))
-    drafts = any(module.name.group == "mtp" for module in modules)
+    shape = architecture(checkpoint.config, checkpoint.quantization)
+    listed = modules.modules(checkpoint, shape.layers)
+    drafts = any(module.group == "mtp" for module in listed)
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
     if shape.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    token = sum(cost.kept(modules, shape, 2).layers.values())
+    token = sum(modules.context_bytes(listed, shape, 2).layers.values())
     return CheckpointSize(sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.bench.errors import ModelError
-from sparkwright.bench.model import checkpoint, modules, roofline
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model import checkpoint, decode_bytes, modules
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
@@ -39,7 +39,7 @@ class DecodeTraffic:
             return None
         try:
             found = checkpoint.read(self._model)
-            return modules.audit(found, context=cell.prompt + cell.answer // 2, batch=cell.concurrency).many.step
+            return modules.audit(found, context=cell.prompt + cell.answer // 2, batch=cell.concurrency).step
         except (ModelError, SourceError) as error:
             if isinstance(error, ModelError) and error.reference != "checkpoint-invalid":
                 raise
@@ -53,6 +53,6 @@ class DecodeTraffic:
         made = []
         for cell in cells:
             step = self._known.get(cell.name)
-            ceiling = roofline.ceiling(step, 1, speed).one if step and speed and step >= self._least else None
+            ceiling = decode_bytes.ceiling(step, 1, speed).request if step and speed and step >= self._least else None
             made.append(msgspec.structs.replace(cell, step_bytes=step, ceiling=ceiling))
         return tuple(made)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.machine.state_checks import MachinePolicy, Snapshot
-from sparkwright.bench.model import roofline
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model import decode_bytes
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.openai_schema import ServerInvalid
@@ -141,4 +141,4 @@ def _roofline(means: MeasurementContext, cell: WorkloadCell, run: LoadResult, gu
     if step is None or step < means.policy.roofline_least or means.bandwidth is None or run.tpot <= 0:
         return None
     length = guessed.length if guessed else 1.0
-    return roofline.use(step, 1 / run.tpot, means.bandwidth.gigabytes, accepted=length)
+    return decode_bytes.bandwidth_use(step, 1 / run.tpot, means.bandwidth.gigabytes, accepted=length)

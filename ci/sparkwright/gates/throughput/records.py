@@ -8,7 +8,7 @@ import msgspec
 
 from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.roofline import Bandwidth
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.gates.core.verdict import State
 
