@@ -1,39 +1,44 @@
-"""Mutants of servers whose log or stream is wrong in one way: each dies at G3."""
+"""Mutants of servers whose kernels, log or stream are wrong in one way: each dies at G3."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
 from tests.server.proxy import Proxy
-from tests.server.test_contract import POLICY, SPOILED, running
+from tests.server.test_contract import CPU, POLICY, SPOILED, observed
 from tests.support import serving
 from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
-from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract import kernel_trace as profiled
-from sparkwright.gates.contract.gate import Running
+from sparkwright.gates.contract import backend_table, gate, kernel_trace
+from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 __all__ = ["_server", "_toy", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
-CPU = POLICY.recipes["cpu"]
+MARLIN = "void marlin_moe_wna16::Marlin<1125899906909960l, 256>(int4 const*)"
+
+
+@pytest.fixture(scope="module", name="own")
+def _own(server: Server) -> ObservedServer:
+    """Return the sound server with a profile of one request."""
+    return observed(server)
 
 
 @pytest.fixture(scope="module", name="sound")
-def _sound(server: Server) -> tuple[Check, ...]:
-    """Return the checks of the sound server, and of the profile that it wrote."""
-    return contract.run(POLICY, CPU, running(server, profile_of(server)), server.client())
-
-
-def profile_of(server: Server) -> Path:
-    return profiled.take(server.client(), server.log.parent / "profiles")
+def _sound(own: ObservedServer) -> tuple[Check, ...]:
+    """Return the checks of the sound server."""
+    return gate.run(POLICY, CPU, own)
 
 
 def named(checks: tuple[Check, ...], state: str) -> set[str]:
@@ -42,56 +47,110 @@ def named(checks: tuple[Check, ...], state: str) -> set[str]:
 
 def started(server: Server, folder: Path, *flags: str, **variables: str) -> Server:
     """Return a server as the sound one, with further *flags* and *variables*."""
-    profiles = profiled.flags(folder / "profiles")
+    profiles = kernel_trace.flags(folder / "profiles")
     return Server(serving.launch(server.plan.python, server.plan.model, *profiles, *flags, **variables), folder / "server.log")
+
+
+def served_by(own: ObservedServer, folder: Path, old: str, new: str, phases: str = "context|generation") -> ObservedServer:
+    """Return the sound server with a real trace in which *new* served in place of *old*; its log and ``/health`` stay as they are."""
+    assert own.trace
+    data = json.loads(gzip.decompress(own.trace.read_bytes()))
+    changed = 0
+    steps = [event for event in data["traceEvents"] if kernel_trace._STEP.match(str(event.get("name")))]
+    decode = [(step["ts"], step["ts"] + step["dur"]) for step in steps if "context_0" in step["name"]]
+    for event in data["traceEvents"]:
+        if event.get("cat") == "cpu_op" and event["name"] == old:
+            in_decode = any(begin <= event["ts"] < end for begin, end in decode)
+            if ("generation" if in_decode else "context") in phases:
+                event["name"], changed = new, changed + 1
+    assert changed, f"{old} is not in the trace"
+    (folder / "trace.json").write_text(json.dumps(data))
+    return replace(own, trace=folder / "trace.json")
+
+
+def linear(own: ObservedServer) -> str:
+    """Return the operator that serves the dense layers on this machine."""
+    assert own.trace
+    return backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)["decode linear"]
+
+
+@pytest.mark.parametrize("phases", ["context|generation", "generation"])
+def test_silent_marlin(phases: str, own: ObservedServer, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
+    """``/health`` is green and the log is clean, and Marlin serves where the contract promises other kernels; or in decode alone."""
+    mutant = served_by(own, tmp_path, linear(own), MARLIN, phases)
+    checks = gate.run(POLICY, CPU, mutant)
+    assert named(checks, "fail") == {"no-fallback-kernel", "kernels-linear"}
+    kill(mutant=f"silent Marlin ({phases})", gate="G3", sound=sound, mutant_checks=checks)
+
+
+def test_log_that_lies(own: ObservedServer, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
+    """The log has the promised backend, and no kernel of it ran."""
+    promised = replace(CPU.contract.linear, backend="CutlassNvFp4LinearKernel", decode="float_e2m1_t", prefill="float_e2m1_t")
+    recipe = replace(CPU, contract=replace(CPU.contract, linear=promised))
+    log = tmp_path / "server.log"
+    log.write_bytes(own.log.read_bytes() + b"INFO 11-21 Using CutlassNvFp4LinearKernel for NVFP4 GEMM\n")
+    checks = gate.run(POLICY, recipe, replace(own, log=log))
+    assert named(checks, "fail") == {"kernels-linear"}
+    kill(mutant="log-only backend", gate="G3", sound=sound, mutant_checks=checks)
+
+
+def test_changed_backend(own: ObservedServer, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
+    """Another kernel than in the last release, which the contract's pattern alone would let pass."""
+    assert own.trace
+    table = backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
+    backend_table.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
+    loose = replace(CPU, contract=replace(CPU.contract, attention=replace(CPU.contract.attention, prefill="attention", decode="attention")))
+    mutant = served_by(own, tmp_path, "_C::cpu_attention_with_kv_cache", "_C::slow_attention")
+    checks = gate.run(POLICY, loose, mutant, baseline=tmp_path / "backends.json")
+    assert named(checks, "fail") == {"backends"}
+    kill(mutant="backend changed since the last release", gate="G3", sound=sound, mutant_checks=checks)
+
+
+def test_idle_profile(server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
+    """A profile during which the server ran nothing shows nothing, whatever its log promises."""
+    folder = server.log.parent / "profiles"
+    there = set(folder.rglob("*.json*"))
+    with server.client().profile():
+        pass
+    (idle,) = [path for path in set(folder.rglob("*.json*")) - there if "async_llm" not in path.name]
+    checks = gate.run(POLICY, CPU, replace(own, trace=idle))
+    assert named(checks, "fail") >= {"kernels-attention", "kernels-linear"} or named(checks, "invalid") == {"no-fallback-kernel"}
+    kill(mutant="kernel of the recipe did not run", gate="G3", sound=sound, mutant_checks=checks)
 
 
 def test_another_backend_than_the_recipe_says(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
     """A server that was told FLASHINFER and took another without an error: its log alone tells."""
     with started(server, tmp_path, "--attention-backend", "FLASHINFER") as mutant:
-        checks = contract.run(POLICY, CPU, running(mutant, profile_of(mutant)), mutant.client())
-    assert named(checks, "fail") == {"no-refusal"}
+        checks = gate.run(POLICY, CPU, observed(mutant))
+    assert "no-refusal" in named(checks, "fail")
     kill(mutant="wrong backend chosen (attention, real server)", gate="G3", sound=sound, mutant_checks=checks)
 
 
-def test_a_variable_of_an_older_release(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
+def test_variable_of_an_older_release(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
     """What chose the kernel in vLLM 0.20 is not read any more."""
     with started(server, tmp_path, VLLM_NVFP4_GEMM_BACKEND="marlin") as mutant:
-        checks = contract.run(POLICY, CPU, running(mutant, profile_of(mutant)), mutant.client())
+        checks = gate.run(POLICY, CPU, observed(mutant))
     assert named(checks, "fail") == {"variables", "no-unknown-variable"}
     kill(mutant="unknown variable (VLLM_NVFP4_GEMM_BACKEND)", gate="G3", sound=sound, mutant_checks=checks)
 
 
-def test_a_negative_estimate_of_graph_memory(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
-    """A real server that prints a negative number in vLLM's own line is killed before it gets any traffic."""
+def test_negative_estimate_of_graph_memory(server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
+    """A real server that prints a negative number in vLLM's own line is ended before it gets any traffic."""
     folder = str(serving.HERE / "saying")
     with started(server, tmp_path, PYTHONPATH=folder, SPARKWRIGHT_TEST_LINE="Estimated CUDA graph memory: -35.17 GiB total") as mutant:
         assert not mutant.ready
-        assert not mutant.running
-        checks = contract.run(POLICY, CPU, running(mutant))
+        checks = gate.run(POLICY, CPU, observed(mutant))
     assert "POST" not in mutant.log.read_text("utf-8", "replace")
     assert named(checks, "fail") >= {"server", "graph-memory"}
     kill(mutant="negative graph-memory estimate", gate="G3", sound=sound, mutant_checks=checks)
 
 
-def test_an_unquantised_server_for_a_quantised_recipe(server: Server, sound: tuple[Check, ...], kill: Kill) -> None:
-    """The model serves in 16 bits where the recipe promises FP8 (a server of another checkpoint looks the same from outside)."""
-    wants = replace(CPU, lines={**CPU.lines, "quantization": "fp8"})
-    checks = contract.run(POLICY, wants, running(server, profile_of(server)), server.client())
+def test_unquantised_server_for_a_quantised_recipe(own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
+    """The model serves in 16 bits where the recipe promises FP8; a server of another checkpoint looks the same from outside."""
+    recipe = replace(CPU, contract=replace(CPU.contract, lines={**CPU.contract.lines, "quantization": "fp8"}))
+    checks = gate.run(POLICY, recipe, own)
     assert named(checks, "fail") == {"line-quantization"}
     kill(mutant="unquantised where the recipe says fp8", gate="G3", sound=sound, mutant_checks=checks)
-
-
-def test_a_profile_without_the_kernel(server: Server, sound: tuple[Check, ...], kill: Kill) -> None:
-    """A profile during which the server ran nothing shows nothing, whatever its log promises."""
-    folder, client = server.log.parent / "profiles", server.client()
-    there = set(folder.iterdir())
-    with client.profile():
-        pass
-    (idle,) = [path for path in set(folder.iterdir()) - there if "async_llm" not in path.name]
-    checks = contract.run(POLICY, CPU, running(server, idle), client)
-    assert named(checks, "fail") == {"kernels"}
-    kill(mutant="kernel of the recipe did not run", gate="G3", sound=sound, mutant_checks=checks)
 
 
 @pytest.mark.parametrize(
@@ -103,23 +162,21 @@ def test_a_profile_without_the_kernel(server: Server, sound: tuple[Check, ...], 
         ("--linear-backend without effect", "--linear-backend=cutlass has no kernel for this linear layer type; using automatic selection"),
     ],
 )
-def test_a_line_that_no_sound_server_prints(
-    mutant: str, line: str, server: Server, sound: tuple[Check, ...], tmp_path: Path, kill: Kill
+def test_line_that_no_sound_server_prints(
+    mutant: str, line: str, own: ObservedServer, sound: tuple[Check, ...], tmp_path: Path, kill: Kill
 ) -> None:
     """The real log with one line of vLLM 0.33.0 more."""
     log = tmp_path / "server.log"
-    log.write_bytes(server.log.read_bytes() + f"(Worker pid=1) WARNING 11-21 22:31:51 [__init__.py:1294] {line}\n".encode())
-    known = running(server, profile_of(server))
-    changed = Running(log, known.flags, known.variables, known.package, known.profile)
-    checks = contract.run(POLICY, CPU, changed, server.client())
-    assert set() < named(checks, "fail") <= {"no-emulation", "no-refusal", "no-fallback"}
+    log.write_bytes(own.log.read_bytes() + f"(Worker pid=1) WARNING 11-21 22:31:51 [__init__.py:1294] {line}\n".encode())
+    checks = gate.run(POLICY, CPU, replace(own, log=log))
+    assert named(checks, "fail") & {"no-emulation", "no-refusal", "no-fallback"}
     kill(mutant=mutant, gate="G3", sound=sound, mutant_checks=checks)
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_a_spoiled_stream(fault: str, server: Server, sound: tuple[Check, ...], kill: Kill) -> None:
+def test_spoiled_stream(fault: str, server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
     """The real server behind a proxy that breaks its streams."""
     with Proxy(server.url, fault) as proxy:
-        checks = contract.run(POLICY, CPU, running(server, profile_of(server)), Client(proxy.url))
+        checks = gate.run(POLICY, CPU, replace(own, client=Client(proxy.url)))
     assert named(checks, "invalid") == {"stream"}
     kill(mutant=f"stream: {fault}", gate="G3", sound=sound, mutant_checks=checks)

@@ -1,4 +1,4 @@
-"""The log contract and the client, with a real server: sound as it is, and behind a proxy that spoils it."""
+"""G3 and the client with a real server: sound as it is, and behind a proxy that breaks its streams."""
 
 from __future__ import annotations
 
@@ -6,41 +6,52 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.server.proxy import FAULTS, Proxy
 
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract import kernel_trace as profiled
-from sparkwright.gates.contract.gate import ContractPolicy, Running
+from sparkwright.gates.contract import backend_table, gate, kernel_trace
+from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 pytestmark = pytest.mark.server
 
-POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "contract.yaml", ContractPolicy)
+ROOT = Path(__file__).parents[2]
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+CPU = recipes.load(ROOT, "toy-cpu")
 
 
-def running(server: Server, profile: Path | None = None) -> Running:
-    """Return what is known of a server that was started here."""
-    package = wheel_identity.site_packages(server.plan.python) / "vllm"
-    known = server.plan
-    return Running(server.log, known.flags, known.environment(), package, profile, server.failure, server.reason)
+def observed(server: Server) -> ObservedServer:
+    """Return a server with a profile of one request; the tests' flags are not all of the recipe."""
+    return replace(gate.observe(server, server.log.parent / "profiles"), flags=None)
 
 
 def shown(checks: Sequence[Check]) -> list[str]:
     return [f"{check.name} {check.state} {check.reason}: {check.message}" for check in checks]
 
 
-def test_a_real_server_fulfils_its_contract(server: Server) -> None:
-    """Every required row of the recipe runs and passes, the kernels that a profiler saw among them."""
-    client = server.client()
-    profile = profiled.take(client, server.log.parent / "profiles")
-    checks = contract.run(POLICY, POLICY.recipes["cpu"], running(server, profile), client)
+def test_real_server_fulfils_its_contract(server: Server, tmp_path: Path) -> None:
+    """Every required check passes, the kernels of a profile and those of a recorded baseline among them."""
+    own = observed(server)
+    assert own.trace
+    table = backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
+    backend_table.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
+    checks = gate.run(POLICY, CPU, own, baseline=tmp_path / "backends.json")
     assert {check.state for check in checks if check.required} == {"pass"}, shown(checks)
-    ran = {check.name for check in checks if check.state == "pass"}
-    assert {"stream", "kernels", "variables", "version", "kv-cache", "kv-counters"} <= ran
+    passed = {check.name for check in checks if check.state == "pass"}
+    assert {"stream", "kernels-attention", "kernels-linear", "backends", "variables", "version", "kv-cache", "kv-counters"} <= passed
+    assert table == {
+        f"{phase} {kind}": kernel
+        for phase in kernel_trace.PHASES
+        for kind, kernel in (("attention", "_C::cpu_attention_with_kv_cache"), ("linear", table["decode linear"]))
+    }
 
 
 def test_the_client_agrees_with_the_server(server: Server) -> None:

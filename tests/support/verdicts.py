@@ -32,7 +32,6 @@ from sparkwright.bench.statistics import calibration
 from sparkwright.bench.statistics.decision import Rule, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.accuracy import gate as tasks
-from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core import verdict_file
@@ -153,8 +152,8 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate == "G2":
         return (kernels.check_name(LIBRARY),)
     if gate == "G3":
-        contract = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
-        return tuple(f"line-{name}" for name in contract.recipes[recipes.load(wheels.ROOT, RECIPE).contract].lines)
+        contract = recipes.load(wheels.ROOT, RECIPE).contract
+        return tuple(f"kernels-{kind}" for kind in contract.layers) + tuple(f"line-{name}" for name in (*contract.layers, *contract.lines))
     if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
     stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))

@@ -142,7 +142,7 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list
     [
         (["--serve", "model"], "--python"),
         (["--serve", "model", "--python", "python", "--server", "http://127.0.0.1:1"], "either"),
-        (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "nvfp4-marlin"),
+        (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "There is no recipe"),
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--variable", "VLLM_X"], "NAME=VALUE"),

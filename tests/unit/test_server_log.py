@@ -16,15 +16,16 @@ from sparkwright.bench.server.server_log import (
     BLOCK,
     KEPT,
     LONGEST,
-    Line,
     LogInvalid,
-    Scanner,
+    LogPattern,
+    LogScanner,
     read_from,
     scan,
 )
 
-CHOSEN = Line("chosen", "for NVFP4 GEMM", r"Using (?P<value>\w+) for NVFP4 GEMM")
-SIZE = Line("size", "KV cache size", r"KV cache size: (?P<value>[\d,]+) tokens")
+CHOSEN = LogPattern("for NVFP4 GEMM", r"Using (?P<value>\w+) for NVFP4 GEMM")
+SIZE = LogPattern("KV cache size", r"KV cache size: (?P<value>[\d,]+) tokens")
+BOTH = {"chosen": CHOSEN, "size": SIZE}
 LINE = "(Worker pid=7) INFO 11-21 22:31:50 [__init__.py:1303] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
 
 
@@ -32,7 +33,7 @@ def test_the_values_of_a_line_are_counted(tmp_path: Path) -> None:
     """Each value is kept once, with how often it came; the line's colour is not part of it."""
     log = tmp_path / "log"
     log.write_text(LINE * 2 + "\x1b[32mUsing \x1b[0mOther for NVFP4 GEMM\n")
-    found = scan(log, [CHOSEN, SIZE]).found
+    found = scan(log, BOTH)
     assert found["chosen"].values == {"MarlinNvFp4LinearKernel": 2, "Other": 1}
     assert found["chosen"].count == 3
     assert found["size"].count == 0
@@ -43,12 +44,12 @@ def test_it_does_not_matter_where_the_log_is_cut_into_pieces(cuts: list[int], en
     """A line is found whole, however the log arrived."""
     data = ("x" * 50 + end + LINE.replace("\n", end) + "KV cache size: 1,024 tokens" + end + LINE.rstrip()).encode()
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    scanner = Scanner([CHOSEN, SIZE])
+    scanner = LogScanner(BOTH)
     for begin, stop in itertools.pairwise(places):
         scanner.feed(data[begin:stop])
     scanner.close()
-    assert scanner.found["chosen"].count == 2
-    assert scanner.found["size"].values == {"1,024": 1}
+    assert scanner.lines["chosen"].count == 2
+    assert scanner.lines["size"].values == {"1,024": 1}
 
 
 def test_a_gigabyte_is_read_in_little_memory(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_gigabyte_is_read_in_little_memory(tmp_path: Path) -> None:
         for _ in range(200_000_000 // len(block)):
             sink.write(block)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = scan(log, [CHOSEN, SIZE]).found["chosen"]
+    found = scan(log, BOTH)["chosen"]
     assert found.count == 5000 * (200_000_000 // len(block))
     assert len(found.texts) == KEPT
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
@@ -67,10 +68,10 @@ def test_a_gigabyte_is_read_in_little_memory(tmp_path: Path) -> None:
 
 def test_different_values_without_end_are_not_kept() -> None:
     """A log that names a new kernel in each line fills no table."""
-    scanner = Scanner([CHOSEN])
+    scanner = LogScanner({"chosen": CHOSEN})
     scanner.feed(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(100_000)))
-    assert scanner.found["chosen"].count == 100_000
-    assert len(scanner.found["chosen"].values) == KEPT
+    assert scanner.lines["chosen"].count == 100_000
+    assert len(scanner.lines["chosen"].values) == KEPT
 
 
 def test_a_log_without_line_ends_is_one_cut_line(tmp_path: Path) -> None:
@@ -83,16 +84,16 @@ def test_a_log_without_line_ends_is_one_cut_line(tmp_path: Path) -> None:
         sink.write(LINE.rstrip().encode())
         sink.write(b"\n" + LINE.encode())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert scan(log, [CHOSEN]).found["chosen"].count == 2
+    assert scan(log, {"chosen": CHOSEN})["chosen"].count == 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
 
 def test_the_longest_line_that_counts_is_looked_at_whole() -> None:
     """A line of the most bytes is whole; behind them nothing is seen."""
     for before, count in ((LONGEST - len(LINE), 1), (LONGEST, 0)):
-        scanner = Scanner([CHOSEN])
+        scanner = LogScanner({"chosen": CHOSEN})
         scanner.feed(b" " * before + LINE.encode())
-        assert scanner.found["chosen"].count == count
+        assert scanner.lines["chosen"].count == count
 
 
 def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for bad in (hole, core, pipe, tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(LogInvalid):
-            scan(bad, [CHOSEN])
+            scan(bad, {"chosen": CHOSEN})
 
 
 def test_a_log_may_be_too_large(tmp_path: Path) -> None:
@@ -113,17 +114,17 @@ def test_a_log_may_be_too_large(tmp_path: Path) -> None:
     with log.open("wb") as sink:
         sink.truncate(server_log.LARGEST + 1)
     with pytest.raises(LogInvalid, match="more than"):
-        scan(log, [CHOSEN])
+        scan(log, {"chosen": CHOSEN})
 
 
 def test_a_growing_log_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     """Each look sees only what is new, and a line that was half there is seen once, whole."""
     log = tmp_path / "log"
-    scanner = Scanner([CHOSEN])
+    scanner = LogScanner({"chosen": CHOSEN})
     log.write_text(LINE + LINE[:40])
     place = read_from(log, 0, scanner)
-    assert scanner.found["chosen"].count == 1
+    assert scanner.lines["chosen"].count == 1
     with log.open("a") as sink:
         sink.write(LINE[40:])
     assert read_from(log, place, scanner) == 2 * len(LINE)
-    assert scanner.found["chosen"].count == 2
+    assert scanner.lines["chosen"].count == 2

@@ -156,7 +156,7 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         default="",
         metavar="NAME",
-        help="recipe of ci/recipes, or for G3 an entry of contract.yaml",
+        help="recipe of the model (ci/recipes)",
     )
     add(
         "--profile",

@@ -22,7 +22,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
 #: What travels with the program; pyproject.toml says the same to the build backend.
-CARRIED = ("ci/gates/contract.yaml", "ci/gates/workloads.yaml", "ci/recipes/*")
+CARRIED = ("ci/recipes/*",)
 
 PACKAGE = Path(__file__).parents[1]
 #: Of an installed program.

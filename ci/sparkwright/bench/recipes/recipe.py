@@ -7,6 +7,7 @@ So a recipe states them for each range of releases, and is refused for any other
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +28,19 @@ Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=
 Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
 #: What a model can do beside continuing a text; the gates test each ability that a recipe declares.
 Ability = Literal["chat", "tools", "reasoning", "structured", "images"]
+Pattern = Annotated[str, Meta(max_length=400)]
+#: A pattern that nobody can know yet.
+UNRESOLVED = "unresolved"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
+
+
+def compile_patterns(*patterns: str) -> None:
+    """Raise ValueError unless all *patterns* are regular expressions."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +107,60 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(flags)
 
 
+class LayerContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What must serve one kind of layer. Each field is a regular expression, or ``unresolved`` before
+    anyone has seen it; G3 does not pass then.
+
+    Attributes:
+        prefill: Found in the name of a kernel that a profile of a prefill step shows.
+        decode: Found in the name of a kernel that a profile of a decode step shows.
+        backend: Matches each name that vLLM's log gives whole; empty if vLLM logs none.
+    """
+
+    prefill: Pattern = UNRESOLVED
+    decode: Pattern = UNRESOLVED
+    backend: Pattern = UNRESOLVED
+
+    def __post_init__(self) -> None:
+        compile_patterns(self.prefill, self.decode, self.backend)
+
+
+class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    What must serve a recipe: kernels in a profile first, and lines of vLLM's log beside them.
+
+    Attributes:
+        attention: Of the attention layers.
+        linear: Of the dense layers.
+        moe: Of the experts; None for a model without experts.
+        lines: Name of a line of ``ci/gates/contract.yaml`` → regular expression that each of its
+            values matches whole.
+        allows: Fallback kernels of ``ci/gates/contract.yaml`` that the recipe is meant to use.
+        forbidden: Regular expressions that no kernel's name may hold.
+        harmless: Regular expressions of lines about a fallback that mean nothing here.
+        changes: ``decode moe`` and the like → why its kernel is another than in the baseline.
+    """
+
+    attention: LayerContract
+    linear: LayerContract
+    moe: LayerContract | None = None
+    lines: dict[str, Pattern] = {}
+    allows: tuple[str, ...] = ()
+    forbidden: tuple[Pattern, ...] = ()
+    harmless: tuple[Pattern, ...] = ()
+    changes: dict[Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe)$")], str] = {}
+
+    def __post_init__(self) -> None:
+        compile_patterns(*self.lines.values(), *self.forbidden, *self.harmless)
+
+    @property
+    def layers(self) -> dict[str, LayerContract]:
+        """The kinds of layers that the model has."""
+        kinds = {"moe": self.moe, "attention": self.attention, "linear": self.linear}
+        return {kind: layer for kind, layer in kinds.items() if layer is not None}
+
+
 class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     How a range of releases of vLLM serves the recipe.
@@ -105,14 +172,14 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         variables: Environment variables.
         lacks: What the official wheels of these releases lack, so that only ours serve it; empty
             if they do.
-        contract: What G3 expects of its log (``ci/gates/contract.yaml``), where that differs from the recipe's.
+        contract: What must serve it, if that differs from the recipe's.
     """
 
     vllm: str
     flags: tuple[Flag, ...] = ()
     variables: dict[Variable, str] = {}
     lacks: str = ""
-    contract: str = ""
+    contract: KernelContract | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -161,12 +228,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         why: Its purpose, and what is known to be odd about it.
         model: The checkpoint.
         plan: The memory that it takes.
+        contract: What must serve it.
         versions: How each range of releases serves it.
         workloads: What it is measured with, by name.
         speculation: How answers are drafted; None if they are not.
         nodes: Machines; more than one share the work by tensor parallelism over Ray.
         before: What has to be done before the server is started; empty for nothing.
-        contract: What G3 expects of the log; empty if nobody has written that down.
         patience: Seconds until the server must answer.
         abilities: What the gates ask of the model beside continuing a text.
         tool_parser, reasoning_parser: vLLM's parsers of the model's answers; empty for none.
@@ -180,12 +247,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
     model: RecipeModel
     plan: MemoryPlan
+    contract: KernelContract
     versions: tuple[VersionVariant, ...]
     workloads: tuple[Name, ...]
     speculation: SpeculativeDecoding | None = None
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
-    contract: str = ""
     patience: Annotated[float, Meta(gt=0)] = 1800.0
     abilities: tuple[Ability, ...] = ()
     tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""

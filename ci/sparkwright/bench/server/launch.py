@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.server_log import Line, Scanner, read_from
+from sparkwright.bench.server.server_log import LogPattern, LogScanner, read_from
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
@@ -49,13 +49,11 @@ GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
 #: A line that ends a server before traffic: with a negative estimate, vLLM 0.20 to 0.33 plans more
 #: KV cache than there is memory (vllm #44740).
-FATAL = (
-    Line(
-        "graph-memory-negative",
-        "CUDA graph memory: -",
-        r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB",
-    ),
-)
+FATAL = {
+    "graph-memory-negative": LogPattern(
+        "CUDA graph memory: -", r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB"
+    )
+}
 #: Bytes of a log; a soak of hours writes some tens of megabytes.
 LARGEST_LOG = 1 << 30
 
@@ -89,7 +87,7 @@ class SupervisedProcess:
     ) -> None:
         self.log, self.failure, self.reason = log, "", ""
         self._grace, self._reserve = grace, reserve
-        self._scanner, self._scanned = Scanner(FATAL), 0
+        self._scanner, self._scanned = LogScanner(FATAL), 0
         log.parent.mkdir(parents=True, exist_ok=True)
         # Neither variables of the command nor its folder change what the supervisor imports.
         script = [sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py"))]
@@ -128,7 +126,7 @@ class SupervisedProcess:
                 self._scanned = read_from(self.log, self._scanned, self._scanner)
             if self._scanner.binary or self._scanned > LARGEST_LOG:
                 self.end("log-unreadable", "its log is no text, or larger than 1 GiB")
-            for name, lines in self._scanner.found.items():
+            for name, lines in self._scanner.lines.items():
                 if lines.count:
                     self.end(name, lines.texts[0])
             if self._reserve and (free := available_megabytes()) < self._reserve:

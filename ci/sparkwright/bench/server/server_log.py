@@ -1,8 +1,8 @@
 """
-The log of a server, read as a stream: a gigabyte in seconds, lines of any length, in memory that does not grow.
+The log of a server, read as a stream: any size, lines of any length, in memory that does not grow.
 
-Most of a log is of no interest, so a block is searched for the fixed part of every line that is asked for, and taken apart only where one
-is found.
+Most of a log is of no interest, so each block is searched for the fixed part of every pattern, and
+is split into lines only if it holds one.
 """
 
 from __future__ import annotations
@@ -10,40 +10,45 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-#: Bytes of a line that are looked at; the longest that is asked for, vLLM's configuration, has about 5,000.
+#: Bytes of a line that are looked at; vLLM's configuration, the longest of use, has about 5,000.
 LONGEST = 16 * 1024
 #: Bytes read at once.
 BLOCK = 1024 * 1024
 #: The largest log that is read, in bytes.
 LARGEST = 16 * 1024**3
-#: Lines and different values that are kept of each kind.
+#: Lines, and different values, that are kept of each kind.
 KEPT = 20
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Line(msgspec.Struct, frozen=True):
+class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One kind of line.
 
     Attributes:
-        name: Kebab-case.
-        holds: A part of it that never varies, by which it is found quickly; of several it has one.
-        pattern: A regular expression that is searched in the line; its group *value*, where it has one, is what is wanted.
+        holds: A fixed part by which it is found quickly; of several parts a line has one.
+        pattern: A regular expression that is searched in the line; its group *value*, if it has
+            one, is the value of the line.
     """
 
-    name: str
     holds: str | tuple[str, ...]
     pattern: str
 
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"{self.pattern!r} is not a regular expression: {error}") from None
 
-class Found(msgspec.Struct):
-    """Lines of one kind: how many there are, the first of them, and the values that they name, in the order of their first appearance."""
+
+class LogLines(msgspec.Struct):
+    """The lines of one kind: their number, the first of them, and values with their counts."""
 
     count: int = 0
     texts: list[str] = []
@@ -59,98 +64,91 @@ class Found(msgspec.Struct):
 
 
 class LogInvalid(Exception):
-    """A log cannot be read as one; *says* tells why."""
+    """A file is not a log that can be read; *message* says why."""
 
-    def __init__(self, says: str) -> None:
-        self.says = says
-        super().__init__(says)
+    def __init__(self, message: str) -> None:
+        self.message = message
+        super().__init__(message)
 
 
-class Scanner:
+class LogScanner:
     """
-    Looks for *lines* in a log that comes in pieces.
+    Search a log that arrives in pieces.
 
     Attributes:
-        found: What was seen of each, by name.
-        binary: Whether there was a byte 0, which no line of text has.
+        lines: What was found, by the name of its pattern.
+        binary: Whether there was a byte 0, which text never holds.
     """
 
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self.found: dict[str, Found] = {}
-        self._lines: list[tuple[bytes, str, re.Pattern[str]]] = []
-        for line in lines:
-            self.found[line.name] = Found()
-            parts = (line.holds,) if isinstance(line.holds, str) else line.holds
-            self._lines += [(part.encode(), line.name, re.compile(line.pattern)) for part in parts]
+    def __init__(self, patterns: Mapping[str, LogPattern]) -> None:
+        self.lines = {name: LogLines() for name in patterns}
         self.binary = False
+        self._patterns = [
+            (part.encode(), name, re.compile(kind.pattern))
+            for name, kind in patterns.items()
+            for part in ((kind.holds,) if isinstance(kind.holds, str) else kind.holds)
+        ]
         self._rest = b""
         self._skipping = False
 
     def feed(self, data: bytes) -> None:
-        """Look at the next piece."""
+        """Search the next piece."""
         self.binary = self.binary or b"\0" in data
-        # A progress bar writes over itself; what it leaves behind is no part of the next line.
+        # A progress bar overwrites itself; what it leaves is not part of the next line.
         data = self._rest + data.replace(b"\r", b"\n")
         if self._skipping:
             _, end, data = data.partition(b"\n")
             self._skipping = not end
-        body, end, self._rest = data.rpartition(b"\n")
-        if end:
-            self._look(body)
+        body, _, self._rest = data.rpartition(b"\n")
+        self._search(body)
         if len(self._rest) > LONGEST:
-            self._look(self._rest[:LONGEST])
+            self._search(self._rest[:LONGEST])
             self._rest, self._skipping = b"", True
 
     def close(self) -> None:
-        """Look at the last line, which may have no end."""
-        self._look(self._rest)
+        """Search the last line, which may have no end."""
+        self._search(self._rest)
         self._rest = b""
 
-    def _look(self, body: bytes) -> None:
-        wanted = [one for one in self._lines if one[0] in body]
-        if not wanted:
-            return
-        for line in body.split(b"\n"):
-            kinds = {name: pattern for part, name, pattern in wanted if part in line}
-            text = _text(line) if kinds else ""
+    def _search(self, body: bytes) -> None:
+        present = [entry for entry in self._patterns if entry[0] in body]
+        for line in body.split(b"\n") if present else ():
+            kinds = {name: pattern for part, name, pattern in present if part in line}
+            text = _COLOUR.sub("", line[:LONGEST].decode("utf-8", "replace")) if kinds else ""
             for name, pattern in kinds.items():
                 if match := pattern.search(text):
-                    self.found[name].add(text[:400], match.groupdict().get("value"))
+                    self.lines[name].add(text[:400], match.groupdict().get("value"))
 
 
-def _text(line: bytes) -> str:
-    return _COLOUR.sub("", line[:LONGEST].decode("utf-8", "replace"))
-
-
-def read_from(log: Path, place: int, scanner: Scanner) -> int:
-    """Feed *scanner* with what *log* has behind byte *place*, and return where it ends now."""
-    with log.open("rb") as source:
-        source.seek(place)
-        end = os.fstat(source.fileno()).st_size
-        while place < end and (data := source.read(min(BLOCK, end - place))):
-            place += len(data)
+def read_from(log: Path, position: int, scanner: LogScanner) -> int:
+    """Feed *scanner* with *log* from byte *position* on, and return where it ends now."""
+    with log.open("rb") as stream:
+        stream.seek(position)
+        end = os.fstat(stream.fileno()).st_size
+        while position < end and (data := stream.read(min(BLOCK, end - position))):
+            position += len(data)
             scanner.feed(data)
-    return place
+    return position
 
 
-def scan(log: Path, lines: Iterable[Line]) -> Scanner:
+def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
     """
-    Return what *log* has of *lines*.
+    Return the lines of *log* by the name of their pattern.
 
     Raises:
-        LogInvalid: It is no file, it is too large, or it holds bytes that are no text.
+        LogInvalid: It is not a regular file, is too large, or holds bytes that are not text.
     """
+    scanner = LogScanner(patterns)
     try:
-        found = log.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise LogInvalid("it is no regular file")
-        if found.st_size > LARGEST:
-            raise LogInvalid(f"it has {found.st_size} bytes, more than {LARGEST}")
-        scanner = Scanner(lines)
+        status = log.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise LogInvalid("it is not a regular file")
+        if status.st_size > LARGEST:
+            raise LogInvalid(f"it has {status.st_size} bytes, more than {LARGEST}")
         read_from(log, 0, scanner)
     except OSError as error:
         raise LogInvalid(f"it cannot be read: {error.strerror}") from None
     scanner.close()
     if scanner.binary:
-        raise LogInvalid("it holds bytes that are no text")
-    return scanner
+        raise LogInvalid("it holds bytes that are not text")
+    return scanner.lines

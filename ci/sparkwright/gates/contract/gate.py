@@ -1,23 +1,30 @@
 """
-G3: what a server says it runs, held against what the recipe expects, and against what a profiler saw.
+G3: the kernels and settings that serve, compared with the recipe's contract.
 
-A log states what was meant, not what happened; so a recipe also names kernels that a profile must show, and what the log cannot tell (a
-variable that nobody reads, other memory than planned) is looked at where it lies.
+A log states an intention. So a profile of one request decides which kernels served prefill and
+decode, and the lines of the log are a second witness.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import vllm_flags
-from sparkwright.bench.server import environment_variables, openai_schema
+from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
+from sparkwright.bench.server import environment_variables, openai_schema, wheel_identity
 from sparkwright.bench.server.openai_schema import ServerInvalid
-from sparkwright.bench.server.server_log import Found, LogInvalid, Scanner, scan
-from sparkwright.gates.contract import kernel_trace as profiled
-from sparkwright.gates.contract.policy import ContractPolicy, Recipe, Running
+from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
+from sparkwright.gates.contract import backend_table, kernel_trace
+from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, TraceInvalid
+from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -31,15 +38,14 @@ from sparkwright.gates.core.verdict import (
 
 if TYPE_CHECKING:
     from sparkwright.bench.server.client import Client
-
-__all__ = ["CHECKS", "REASONS", "TITLE", "ContractPolicy", "Recipe", "Running", "run"]
+    from sparkwright.bench.server.launch import Server
 
 TITLE = "what the server says it runs"
 
 CHECKS = (
-    *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal", "no-fallback", "kv-counters"),
-    *declare("variables", "flags", "variables-set", "kernels", "wheel-served"),
-    *declare("line-*", "kv-cache", "graph-memory", measured=True),
+    *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal"),
+    *declare("no-fallback", "kv-counters", "no-fallback-kernel", "variables", "flags", "wheel-served"),
+    *declare("line-*", "kernels-*", "kv-cache", "graph-memory", "backends", measured=True),
     *declare("errors", role="informs"),
     *declare("log", role="reports"),
 )
@@ -51,83 +57,154 @@ REASONS: Mapping[str, str] = {
     "memory-low": "The machine's free memory fell below the reserve, and the server was ended. Lower --gpu-memory-utilization.",
     "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV cache than there is memory; the server "
     "gets no traffic. Pin --kv-cache-memory-bytes and watch MemAvailable (vllm #44740).",
-    "graph-memory-unseen": "The log does not say what CUDA graphs take: they are off, or the cache is pinned, or it is worded otherwise.",
+    "graph-memory-unseen": "The log does not say what CUDA graphs take: they are off, the cache is pinned, or vLLM's second model runner serves.",
     "log-unreadable": "The log is missing, is no text, or is too large. Save what the server prints, from its first line.",
     "log-foreign": "No line of the log tells the release of vLLM. It is another program's, or its beginning is lost.",
     "version-unknown": "Nobody has read what this release of vLLM prints. Read its sources, then add it to ci/gates/contract.yaml.",
     "version-differs": "The log is of another release than the one that answers. It is another server's.",
     "backend-wrong": "The server chose something else than the recipe says. What it measures is not what the recipe promises.",
     "backend-refused": "The server refused the backend that it was told to use, and took another without more words.",
+    "backend-changed": "A layer is served by another kernel than in the baseline, and the recipe does not explain it. Find out why, or "
+    "explain it under `changes` of the recipe's contract.",
+    "baseline-damaged": "The recorded backend table cannot be read. Record the baseline again.",
+    "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel. Record it with the stock wheel or the last release.",
+    "baseline-other-model": "The baseline was recorded with another recipe or other weights. Record it with these.",
+    "baseline-without-backends": "The baseline has no backend table: it was recorded without a recipe, or by an older release. Record it again.",
+    "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody has measured it. Read the kernels that the "
+    "check shows, and write their pattern into the recipe.",
     "line-missing": "The log never says what the recipe expects it to. The part was not used, or the release words it otherwise.",
     "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the kernels of the wheel.",
     "fallback-unlisted": "The server fell back to something, and the recipe does not list that as harmless. Look what it means.",
     "kv-outside-plan": "The KV cache has not the size that the recipe plans. Other programs hold memory, or the flags differ.",
     "kv-uncounted": "The counters of this release do not tell the size of the KV cache; the log alone does.",
     "kv-differs": "Log and counters disagree about the size of the KV cache: the log is another server's, or of an earlier start.",
-    "flag-missing": "The server was started without a flag of the recipe, or with another value.",
+    "flag-missing": "The server was started without a flag or variable of the recipe, or with another value.",
+    "flags-unseen": "The command line of a server that was not started here cannot be seen. Start it with sparkwright.",
     "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or use what replaced it.",
-    "variable-differs": "A variable of the recipe is not set, or has another value.",
     "variables-unseen": "The environment of a server that was not started here cannot be seen. Start it with sparkwright.",
     "envs-unreadable": "vllm/envs.py is missing or is not what vLLM has there. The environment is damaged; install the wheel again.",
-    "flags-unseen": "The command line of a server that was not started here cannot be seen. Start it with sparkwright.",
     "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log says, it did not run.",
-    "kernel-forbidden": "The profile has a kernel that the recipe excludes.",
-    "profile-missing": "No profile was given, so nothing but the log's words tells what ran.",
-    "profile-unreadable": "The profile is none that torch's profiler or nsys makes.",
+    "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in place of FP4 kernels.",
+    "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start the server with sparkwright.",
+    "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates its steps.",
     "errors-logged": "The server logged errors. They may be answers to bad questions; read them.",
 }
 
 
-def run(policy: ContractPolicy, recipe: Recipe, running: Running, client: Client | None = None) -> tuple[Check, ...]:
-    """Return the checks of a server; *client* asks it, where it serves."""
-    checks = [_serves(running, client), _answers(client)]
+class ObservedServer(msgspec.Struct, frozen=True):
+    """
+    What is known of a server from outside.
+
+    Attributes:
+        log: What it printed.
+        client: Asks it; None if it does not serve.
+        trace: A profile of one request (`kernel_trace.record`); None without one.
+        flags: Its command line behind ``vllm serve MODEL``; None if not known.
+        variables: Its environment; None if not known.
+        package: The folder ``vllm`` that it runs; None if not known.
+        failure: Why it was ended before it served; empty if it serves.
+        reason: The reason of *failure*.
+    """
+
+    log: Path
+    client: Client | None = None
+    trace: Path | None = None
+    flags: tuple[str, ...] | None = None
+    variables: Mapping[str, str] | None = None
+    package: Path | None = None
+    failure: str = ""
+    reason: str = ""
+
+
+def observe(server: Server, profiles: Path) -> ObservedServer:
+    """Return *server* with a profile of one request, which it writes to *profiles* if it can."""
+    client = server.client() if server.ready else None
+    trace = None
+    with contextlib.suppress(ServerInvalid, TraceInvalid):
+        trace = kernel_trace.record(client, profiles) if client else None
+    plan = server.plan
+    package = wheel_identity.site_packages(plan.python) / "vllm"
+    failure = "" if server.ready else server.failure
+    return ObservedServer(server.log, client, trace, plan.flags, plan.environment(), package, failure, server.reason)
+
+
+def check_contract(policy: ContractPolicy, contract: KernelContract, server: ObservedServer) -> tuple[Check, ...]:
+    """
+    Return the checks of a launch against the *contract* of its recipe.
+
+    They hold for every launch whose measurements count, in G3 and in the throughput gate.
+    """
     try:
-        log = scan(running.log, policy.all_lines())
+        lines = scan(server.log, policy.patterns())
     except LogInvalid as error:
-        checks.append(invalid("log", f"the log cannot be used: {error.says}", "log-unreadable"))
-    else:
-        checks += _of_log(policy, recipe, log, client)
-    version = next((check.message.split()[1] for check in checks if check.name == "version" and check.state == "pass"), "")
-    checks.append(_variables(running, version or "here"))
-    return (*checks, *_started(recipe, running), _kernels(recipe, running.profile))
+        return (invalid("log", f"the log cannot be used: {error.message}", "log-unreadable"), *_kernels(policy, contract, server))
+    backends = {kind: layer.backend for kind, layer in contract.layers.items()}
+    return (
+        *(_line(name, wanted, lines[name]) for name, wanted in (backends | contract.lines).items()),
+        _none("no-emulation", "emulation", "it computes nothing by emulation", lines["emulation"]),
+        _none("no-refusal", "backend-refused", "it refused no backend that it was told to use", lines["refused"]),
+        _none("no-fallback", "fallback-unlisted", "it fell back to nothing unlisted", lines["fallback"], contract.harmless),
+        *_kernels(policy, contract, server),
+    )
 
 
-def _variables(running: Running, version: str) -> Check:
-    """Return whether vLLM reads every ``VLLM_`` variable that is set for the server."""
-    if running.variables is None or running.package is None:
-        missing = "its environment" if running.variables is None else "where vLLM is installed"
-        message = f"{missing} is not known, as the server was not started here"
-        return not_run("variables", message, "variables-unseen")
+def run(
+    policy: ContractPolicy,
+    recipe: Recipe,
+    server: ObservedServer,
+    identity: ServerIdentity | None = None,
+    baseline: Path | None = None,
+) -> tuple[Check, ...]:
+    """
+    Return the checks of a server of *recipe*.
+
+    Args:
+        identity: The wheel and the model that it serves.
+        baseline: A recorded backend table; None if no baseline was named.
+    """
     try:
-        unread = environment_variables.unread(running.variables, running.package)
-    except environment_variables.SourceInvalid as error:
-        message = f"the variables that vLLM reads are not known: {error}"
-        return invalid("variables", message, "envs-unreadable")
-    if not unread:
-        return passed("variables", f"vLLM {version} reads all VLLM_ variables that are set")
-    samples = [
-        Sample(name, _advice(name, similar), f"set to {running.variables[name]!r:.60}")
-        for name, similar in unread.items()
+        lines = scan(server.log, policy.patterns())
+    except LogInvalid:
+        lines = {name: LogLines() for name in policy.patterns()}
+    version = next(iter(lines["version"].values), "")
+    contract = contract_of(recipe, version)
+    checks = [
+        _serves(server),
+        _answers(server.client),
+        _version(policy, lines["version"], server.client),
+        *check_contract(policy, contract, server),
+        _none("no-unknown-variable", "variable-unknown", "it complains of no unknown variable", lines["unknown"]),
+        _variables(server),
+        _flags(recipe, version, server),
+        _graphs(lines["graph-gib"]),
+        _kv(policy, recipe, lines["kv-gib"], lines["kv-tokens"]),
+        _kv_counters(lines["kv-tokens"], server.client),
+        _errors(lines["error"]),
     ]
-    message = f"vLLM {version} does not read {', '.join(unread)}; it changes nothing"
-    return failed("variables", message, "variable-unknown", samples=samples)
+    with contextlib.suppress(OSError, TraceInvalid):  # `check_contract` reports it
+        trace = kernel_trace.read(server.trace) if server.trace else None
+        if trace:
+            identity = identity or ServerIdentity()
+            checks.append(backend_table.check(trace, policy, contract, identity, recipe.name, baseline))
+    return tuple(checks)
 
 
-def _advice(name: str, similar: str) -> str:
-    if replaced := vllm_flags.REPLACED.get(name):
-        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
-    return f"perhaps {similar}" if similar else ""
+def contract_of(recipe: Recipe, version: str) -> KernelContract:
+    """Return the contract of *recipe* for the release *version*."""
+    with contextlib.suppress(ValueError, RecipeError):
+        return recipe.variant(version).contract or recipe.contract
+    return recipe.contract
 
 
-def _serves(running: Running, client: Client | None) -> Check:
-    if running.ended:
-        return failed("server", f"the server was ended before traffic: {running.ended}", running.reference or "server-died")
-    if client is None:
+def _serves(server: ObservedServer) -> Check:
+    if server.failure:
+        return failed("server", f"the server was ended before traffic: {server.failure}", server.reason or "server-died")
+    if server.client is None:
         return not_run("server", "no server was given, only a log", "server-unreachable", required=False)
     try:
-        return passed("server", f"it serves {client.model()} with room for {client.max_model_len()} tokens")
+        return passed("server", f"it serves {server.client.model()} with room for {server.client.max_model_len()} tokens")
     except ServerInvalid as error:
-        return invalid("server", error.says, error.reference)
+        return invalid("server", error.message, error.reason)
 
 
 def _answers(client: Client | None) -> Check:
@@ -137,160 +214,198 @@ def _answers(client: Client | None) -> Check:
     try:
         answer = client.complete("One, two, three,", max_tokens=16, ignore_eos=True)
     except ServerInvalid as error:
-        return invalid("stream", error.says, error.reference)
-    return passed("stream", f"a completion of {len(answer.tokens)} tokens came whole, in {len(answer.chunk_seconds)} events")
+        return invalid("stream", error.message, error.reason)
+    return passed("stream", f"a completion of {len(answer.tokens)} tokens came whole")
 
 
-def _of_log(policy: ContractPolicy, recipe: Recipe, log: Scanner, client: Client | None) -> list[Check]:
-    """Return the checks that the log decides."""
-    return [
-        _version(policy, log.found["version"], client),
-        *(_line(name, wanted, log.found[name]) for name, wanted in recipe.lines.items()),
-        _none("no-unknown-variable", "variable-unknown", "it complains of no unknown variable", log.found["unknown"], ()),
-        _none("no-emulation", "emulation", "it computes nothing by emulation", log.found["emulation"], ()),
-        _none("no-refusal", "backend-refused", "it refused no backend that it was told to use", log.found["refused"], ()),
-        _none("no-fallback", "fallback-unlisted", "it fell back to nothing unlisted", log.found["fallback"], recipe.harmless),
-        _graphs(recipe, log.found["graph-gib"]),
-        _kv(recipe, log.found["kv-gib"], log.found["kv-tokens"]),
-        _kv_told(log.found["kv-tokens"], client),
-        _errors(log.found["error"]),
-    ]
-
-
-def _samples(found: Found) -> list[Sample]:
-    return [Sample("log", actual=text) for text in found.texts[:5]]
-
-
-def _version(policy: ContractPolicy, found: Found, client: Client | None) -> Check:
+def _version(policy: ContractPolicy, lines: LogLines, client: Client | None) -> Check:
     from packaging.version import InvalidVersion, Version
 
-    if not found.values:
+    if not lines.values:
         return invalid("version", "no line of the log tells the release of vLLM", "log-foreign")
-    values, (oldest, beyond) = list(found.values), map(Version, policy.releases)
+    logged, (oldest, beyond) = list(lines.values), map(Version, policy.releases)
     try:
-        told = client.version() if client else values[0]
-        known = all(oldest <= Version(Version(one).base_version) < beyond for one in [*values, told])
+        answered = client.version() if client else logged[0]
+        known = all(oldest <= Version(Version(one).base_version) < beyond for one in [*logged, answered])
     except ServerInvalid as error:
-        return invalid("version", error.says, error.reference)
+        return invalid("version", error.message, error.reason)
     except InvalidVersion as error:
-        return invalid("version", f"no release of vLLM: {error}", "log-foreign")
-    if len(values) > 1 or told != values[0]:
-        return invalid("version", f"the log is of vLLM {', '.join(values)}, and vLLM {told} answers", "version-differs")
+        return invalid("version", f"not a release of vLLM: {error}", "log-foreign")
+    if {*logged} != {answered}:
+        return invalid("version", f"the log is of vLLM {', '.join(logged)}, and vLLM {answered} answers", "version-differs")
     if not known:
-        return invalid("version", f"vLLM {told} is outside {policy.releases[0]} to {policy.releases[1]}", "version-unknown")
-    return passed("version", f"vLLM {told} wrote the log" + (" and answers" if client else ""))
+        return invalid("version", f"vLLM {answered} is outside {policy.releases[0]} to {policy.releases[1]}", "version-unknown")
+    return passed("version", f"vLLM {answered} wrote the log" + (" and answers" if client else ""))
 
 
-def _line(name: str, wanted: str, found: Found) -> Check:
-    """Return whether every value of a line is the one that the recipe wants."""
-    if not found.values:
+def _line(name: str, wanted: str, lines: LogLines) -> Check:
+    """Return whether every value of a line is the one that the contract wants."""
+    samples = [Sample("log", actual=text) for text in lines.texts[:5]]
+    logged = ", ".join(lines.values) or "nothing"
+    if wanted == UNRESOLVED:
+        return not_run(f"line-{name}", f"the contract does not say what serves {name}; the log says {logged}", "contract-incomplete")
+    if not wanted and not lines.values:
+        return passed(f"line-{name}", f"vLLM says nothing of {name}, as expected", figures=[Figure("lines", 0)])
+    if not lines.values:
         return failed(f"line-{name}", f"the log never says {name}; the recipe wants {wanted}", "line-missing")
-    wrong = [value for value in found.values if not re.fullmatch(wanted, value)]
-    if wrong:
-        says = f"{name} is {', '.join(wrong)}; the recipe wants {wanted}"
-        return failed(f"line-{name}", says, "backend-wrong", samples=_samples(found))
-    return passed(f"line-{name}", f"{name} is {', '.join(found.values)}", samples=_samples(found)[:1])
+    if not all(re.fullmatch(wanted, value) for value in lines.values):
+        return failed(f"line-{name}", f"{name} is {logged}; the recipe wants {wanted}", "backend-wrong", samples=samples)
+    return passed(f"line-{name}", f"{name} is {logged}", samples=samples[:1])
 
 
-def _none(name: str, reference: str, says: str, found: Found, harmless: Sequence[str]) -> Check:
+def _none(name: str, reason: str, message: str, lines: LogLines, harmless: Sequence[str] = ()) -> Check:
     """Return whether no line of a kind is there, but for harmless ones."""
-    texts = [text for text in found.texts if not any(re.search(pattern, text) for pattern in harmless)]
-    # Beyond the lines that are kept, nobody knows which ones are harmless.
-    if texts or found.count > len(found.texts):
-        shown = [Sample("log", actual=text) for text in texts or found.texts]
-        return failed(name, f"{found.count} lines of the log, such as: {shown[0].actual[-200:]}", reference, samples=shown)
-    return passed(name, says)
+    texts = [text for text in lines.texts if not any(re.search(pattern, text) for pattern in harmless)]
+    # Of lines beyond those that are kept, it is not known whether they are harmless.
+    if texts or lines.count > len(lines.texts):
+        shown = [Sample("log", actual=text) for text in texts or lines.texts]
+        return failed(name, f"{lines.count} lines of the log, such as: {shown[0].actual[-200:]}", reason, samples=shown)
+    return passed(name, message)
 
 
-def _numbers(found: Found) -> list[float]:
+def _kernels(policy: ContractPolicy, contract: KernelContract, server: ObservedServer) -> list[Check]:
+    """Return the checks that the profile decides."""
+    if server.trace is None:
+        return [not_run("no-fallback-kernel", "there is no profile", "profile-missing")]
+    try:
+        trace = kernel_trace.read(server.trace)
+    except TraceInvalid as error:
+        return [invalid("no-fallback-kernel", f"the profile cannot be used: {error.message}", "profile-unreadable")]
+    table = backend_table.kernels(trace, policy, contract)
+    layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
+    return [_fallback_kernels(policy, contract, trace), *layers]
+
+
+def _fallback_kernels(policy: ContractPolicy, contract: KernelContract, trace: KernelTrace) -> Check:
+    patterns = [pattern for name, pattern in policy.fallback_kernels.items() if name not in contract.allows]
+    bad = [
+        Sample(phase, actual=f"{name[:200]} ({microseconds:.0f} µs)")
+        for phase, kernels in trace.items()
+        for name, microseconds in kernels.most_common()
+        if any(re.search(pattern, name) for pattern in (*patterns, *contract.forbidden))
+    ]
+    if bad:
+        return failed("no-fallback-kernel", f"the profile has {bad[0].actual}", "kernel-forbidden", samples=bad)
+    return passed("no-fallback-kernel", "no kernel of the profile is one that the recipe excludes")
+
+
+def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[str, str]) -> Check:
+    """Return whether a kernel of the contract serves this kind of layer in both phases."""
+    name, samples, unresolved = f"kernels-{kind}", [], []
+    for phase in PHASES:
+        pattern, kernels = getattr(layer, phase), trace[phase]
+        if pattern == UNRESOLVED:
+            unresolved.append(f"{phase} by {table.get(f'{phase} {kind}', 'an unknown kernel')}")
+        elif matching := [kernel for kernel in kernels if re.search(pattern, kernel)]:
+            samples.append(Sample(phase, pattern, matching[0][:200]))
+        else:
+            shown = [Sample(phase, pattern, f"{kernel[:200]} ({us:.0f} µs)") for kernel, us in kernels.most_common(10)]
+            message = f"none of {len(kernels)} kernels of {phase} is {pattern}"
+            return failed(name, message, "kernel-unseen", samples=shown)
+    if unresolved:
+        message = f"the contract names no kernel of {kind}; it was served in {', in '.join(unresolved)}"
+        return not_run(name, message[:600], "contract-incomplete")
+    return passed(name, f"{kind} is served by the kernels of the contract", samples=samples)
+
+
+def _flags(recipe: Recipe, version: str, server: ObservedServer) -> Check:
+    """Return whether the server has the flags and variables of the recipe, and none overridden."""
+    if server.flags is None:
+        return not_run("flags", "the server was not started here", "flags-unseen", required=False)
+    try:
+        variant = recipe.variant(version)
+    except RecipeError as error:
+        return not_run("flags", error.what, "flag-missing")
+    words = re.split(r" (?=--)", " ".join(server.flags))
+    last = {_setting(word): word.replace(" ", "=", 1) for word in words}
+    missing = [flag for flag in recipe.flags(variant) if last.get(_setting(flag)) != flag]
+    variables = server.variables or {}
+    missing += [f"{name}={value}" for name, value in variant.variables.items() if variables.get(name) != value]
+    if missing:
+        return failed("flags", f"the server was started without {', '.join(missing)}", "flag-missing")
+    return passed("flags", "it has the recipe's flags and variables")
+
+
+def _variables(server: ObservedServer) -> Check:
+    """Return whether vLLM reads every ``VLLM_`` variable that is set for the server."""
+    if server.variables is None or server.package is None:
+        return not_run("variables", "the server was not started here", "variables-unseen")
+    try:
+        unread = environment_variables.unread(server.variables, server.package)
+    except environment_variables.SourceInvalid as error:
+        return invalid("variables", f"the variables that vLLM reads are not known: {error}", "envs-unreadable")
+    if not unread:
+        return passed("variables", "vLLM reads all VLLM_ variables that are set")
+    samples = [
+        Sample(name, _advice(name, similar), f"set to {server.variables[name]!r:.60}")
+        for name, similar in unread.items()
+    ]
+    message = f"vLLM does not read {', '.join(unread)}; it changes nothing"
+    return failed("variables", message, "variable-unknown", samples=samples)
+
+
+def _advice(name: str, similar: str) -> str:
+    if replaced := vllm_flags.REPLACED.get(name):
+        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
+    return f"perhaps {similar}" if similar else ""
+
+
+def _setting(flag: str) -> str:
+    """Return the setting of *flag*, which a later flag for the same one would override."""
+    name = re.split("[ =]", flag, maxsplit=1)[0]
+    return name if "." in name else vllm_flags.split_flag(name)[0]
+
+
+def _numbers(lines: LogLines) -> list[float]:
     # A pattern gives digits, commas and dots; anything else is not its number.
-    return [float(value.replace(",", "")) for value in found.values if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)]
+    return [float(value.replace(",", "")) for value in lines.values if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)]
 
 
-def _graphs(recipe: Recipe, found: Found) -> Check:
-    values = _numbers(found)
+def _graphs(lines: LogLines) -> Check:
+    values = _numbers(lines)
+    if not values:
+        return not_run("graph-memory", "the log has no estimate of CUDA graphs", "graph-memory-unseen", required=False)
     figures = [Figure("estimated CUDA graph memory", value, "GiB", bound=0.0) for value in values]
-    if any(value < 0 for value in values):
-        says = f"the memory of CUDA graphs is estimated as {min(values):g} GiB"
-        return failed("graph-memory", says, "graph-memory-negative", figures=figures, samples=_samples(found))
-    if values:
-        return passed("graph-memory", f"the memory of CUDA graphs is estimated as {max(values):g} GiB", figures=figures)
-    if recipe.graphs:
-        return failed("graph-memory", "the log has no estimate of the memory of CUDA graphs", "graph-memory-unseen")
-    return not_run("graph-memory", "the recipe captures no CUDA graphs", "graph-memory-unseen", required=False)
+    message = f"the memory of CUDA graphs is estimated as {min(values):g} GiB"
+    if min(values) < 0:
+        return failed("graph-memory", message, "graph-memory-negative", figures=figures)
+    return passed("graph-memory", message, figures=figures)
 
 
-def _kv(recipe: Recipe, gib: Found, tokens: Found) -> Check:
-    sizes, counts = _numbers(gib), _numbers(tokens)
-    low, high = recipe.kv_gib or (0.0, float("inf"))
-    figures = [Figure("KV cache", size, "GiB", bound=low or None) for size in sizes]
-    figures += [Figure("tokens in the KV cache", count, bound=recipe.kv_tokens or None) for count in counts]
-    if not counts or (recipe.kv_gib and not sizes):
+def _kv(policy: ContractPolicy, recipe: Recipe, gib: LogLines, tokens: LogLines) -> Check:
+    """Return whether the KV cache is as large as planned and holds one longest request."""
+    plan, sizes, counts = recipe.plan, _numbers(gib), _numbers(tokens)
+    figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
+    figures += [Figure("tokens in the KV cache", count, bound=plan.max_model_len) for count in counts]
+    if not counts:
         return failed("kv-cache", "the log does not say how large the KV cache is", "line-missing", figures=figures)
-    if not all(low <= size <= high and size > 0 for size in sizes) or min(counts) < max(1, recipe.kv_tokens):
-        says = f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} tokens; planned {low:g} to {high:g} GiB"
-        return failed("kv-cache", f"{says}, {recipe.kv_tokens:,} tokens", "kv-outside-plan", figures=figures)
+    far = plan.cache and any(abs(size - plan.cache) > policy.kv_tolerance * plan.cache for size in sizes)
+    if far or min([*sizes, 1]) <= 0 or min(counts) < plan.max_model_len:
+        message = f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} tokens"
+        planned = f"planned {plan.cache or 0:g} GiB, at least {plan.max_model_len:,} tokens"
+        return failed("kv-cache", f"{message}; {planned}", "kv-outside-plan", figures=figures)
     return passed("kv-cache", f"the KV cache holds {min(counts):,.0f} tokens", figures=figures)
 
 
-def _kv_told(found: Found, client: Client | None) -> Check:
+def _kv_counters(tokens: LogLines, client: Client | None) -> Check:
     """Return whether the server's counters tell the same size of the KV cache as its log."""
     if client is None:
         return not_run("kv-counters", "no server was given, only a log", "server-unreachable", required=False)
     try:
-        names = list(client.metrics())
+        names = [name for name in client.metrics() if name.startswith("vllm:cache_config_info{")]
     except ServerInvalid as error:
-        return invalid("kv-counters", error.says, error.reference)
-    infos = [name for name in names if name.startswith("vllm:cache_config_info{")]
-    told = {size for name in infos for size in re.findall(r'kv_cache_size_tokens="(\d{1,15})"', name)}
-    if not told:
+        return invalid("kv-counters", error.message, error.reason)
+    counted = {size for name in names for size in re.findall(r'kv_cache_size_tokens="(\d{1,15})"', name)}
+    if not counted:
         return not_run("kv-counters", "this release counts no tokens of the KV cache", "kv-uncounted", required=False)
-    if {float(size) for size in told} != set(_numbers(found)):
-        says = f"the log says {', '.join(found.values) or 'nothing'} tokens of KV cache, the counters say {', '.join(told)}"
-        return failed("kv-counters", says, "kv-differs")
+    if {float(size) for size in counted} != set(_numbers(tokens)):
+        message = f"the log says {', '.join(tokens.values) or 'nothing'} tokens of KV cache, the counters say {', '.join(counted)}"
+        return failed("kv-counters", message, "kv-differs")
     return passed("kv-counters", "log and counters tell the same size of the KV cache")
 
 
-def _errors(found: Found) -> Check:
-    if not found.count:
+def _errors(lines: LogLines) -> Check:
+    if not lines.count:
         return passed("errors", "the log has no errors", required=False)
-    return failed("errors", f"the log has {found.count} lines of errors", "errors-logged", samples=_samples(found), required=False)
-
-
-def _started(recipe: Recipe, running: Running) -> list[Check]:
-    """Return the checks of how the server was started."""
-    checks = []
-    if recipe.flags:
-        if running.flags is None:
-            checks.append(not_run("flags", "the server was not started here", "flags-unseen"))
-        else:
-            line = f" {' '.join(running.flags)} ".replace("=", " ")
-            lacking = [flag for flag in recipe.flags if f" {flag} ".replace("=", " ") not in line]
-            says = f"the server was started without {', '.join(lacking)}"
-            good = passed("flags", f"it has the recipe's flags: {', '.join(recipe.flags)}")
-            checks.append(failed("flags", says, "flag-missing") if lacking else good)
-    if recipe.variables and running.variables is not None:
-        has = {name: running.variables.get(name) for name in recipe.variables}
-        says = ", ".join(f"{name} is {has[name]!r}, not {value!r}" for name, value in recipe.variables.items() if has[name] != value)
-        good = passed("variables-set", "it has the recipe's variables")
-        checks.append(failed("variables-set", says, "variable-differs") if says else good)
-    return checks
-
-
-def _kernels(recipe: Recipe, profile: Path | None) -> Check:
-    if not recipe.kernels and not recipe.forbidden:
-        return not_run("kernels", "the recipe names no kernels", "profile-missing", required=False)
-    if profile is None:
-        return not_run("kernels", "no profile was given, so only the log's words tell what ran", "profile-missing")
-    try:
-        seen = profiled.kernels(profile, frozenset({recipe.events}))
-    except profiled.ProfileInvalid as error:
-        return invalid("kernels", f"the profile cannot be used: {error.says}", "profile-unreadable")
-    unseen = [pattern for pattern in recipe.kernels if not any(re.search(pattern, name) for name in seen)]
-    banned = [name for name in seen for pattern in recipe.forbidden if re.search(pattern, name)]
-    shown = [Sample("kernel", actual=f"{name[:200]} ({count} times)") for name, count in seen.most_common(10)]
-    if unseen:
-        return failed("kernels", f"none of {len(seen)} kernels is {', '.join(unseen)}", "kernel-unseen", samples=shown)
-    if banned:
-        return failed("kernels", f"the profile has {banned[0][:200]}", "kernel-forbidden", samples=shown)
-    return passed("kernels", f"the profile has every kernel of the recipe, among {len(seen)}", samples=shown)
+    samples = [Sample("log", actual=text) for text in lines.texts[:5]]
+    return failed("errors", f"the log has {lines.count} lines of errors", "errors-logged", samples=samples, required=False)

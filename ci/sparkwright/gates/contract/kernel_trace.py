@@ -1,139 +1,167 @@
 """
-The kernels that a profiler saw, by name: what ran, where a log only says what was meant to.
+Kernels that a profiler saw in prefill and in decode steps: a trace of torch's profiler.
 
-Three forms are read: a trace of torch's profiler (JSON, packed or not; vLLM writes one when it is told to profile), the table of kernels
-that ``nsys stats`` prints as CSV, and the database that ``nsys export`` makes.
+vLLM annotates each step of its model as ``execute_context_1(512)_generation_0(0)``, with the
+requests and tokens of both phases (``annotate_profile`` of ``v1/worker/gpu_worker.py``, 0.20.1 to
+0.33.0). A kernel belongs to the step in which it was launched, by the correlation number of the
+launch; one launch of a CUDA graph has the number of all kernels in the graph. On a CPU there are no
+kernels but operators.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
+import bisect
 import gzip
-import io
 import json
-import sqlite3
+import re
+import secrets
 import zlib
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from sparkwright.bench.server.client import Client
 
-#: Bytes of a profile, unpacked; a second of serving gives some tens of megabytes.
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+#: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
 LARGEST = 256 * 1024 * 1024
-#: Different names that are kept.
-MOST = 100_000
+
+_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*\)_generation_(\d+)\(")
+#: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
+_TRAITS = re.compile(r"Mainloop[A-Za-z0-9]+?(?=I[LN]|<)|float_u?e\dm\d_t|bfloat16_t|half_t|__half")
+_TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
 
 
-class ProfileInvalid(Exception):
-    """The file is no profile of a known form; *says* tells why."""
+class TraceInvalid(Exception):
+    """A file is not a trace that can be read; *message* says why."""
 
-    def __init__(self, says: str) -> None:
-        self.says = says
-        super().__init__(says)
+    def __init__(self, message: str) -> None:
+        self.message = message
+        super().__init__(message)
+
+
+#: Name of each kernel of a phase → microseconds that it took.
+KernelTrace = dict[Phase, Counter[str]]
 
 
 def flags(folder: Path) -> tuple[str, ...]:
-    """Return the arguments with which a server of vLLM 0.20 or later can be told to write profiles to *folder*."""
-    # Without the calls of Python, of which there are a hundred for each kernel, and without the process that only takes requests.
-    wanted = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_with_stack": False, "ignore_frontend": True}
-    return ("--profiler-config", json.dumps(wanted))
+    """Return the arguments with which a server of vLLM 0.20 or later writes traces to *folder*."""
+    # Without the calls of Python, a hundred for each kernel, and without the frontend's process.
+    settings = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(folder),
+        "torch_profiler_with_stack": False,
+        "ignore_frontend": True,
+    }
+    return ("--profiler-config", json.dumps(settings))
 
 
-def take(client: Client, folder: Path) -> Path:
+def record(client: Client, folder: Path) -> Path:
     """
-    Return a profile of one short completion, written to *folder* by a server that was started with `flags`.
+    Return a trace of one request, written to *folder* by a server that was started with `flags`.
 
     Raises:
         ServerInvalid: The server does not profile, or does not answer.
-        ProfileInvalid: It wrote nothing.
+        TraceInvalid: It wrote nothing.
     """
-    there = set(folder.rglob("*.json*"))
+    before = set(folder.rglob("*.json*"))
+    # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
+    prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
     with client.profile():
-        client.complete("One, two, three,", max_tokens=4, ignore_eos=True)
-    # The processes that run the model are named by their rank; the one that takes requests has a profile of its own.
-    new = sorted(path for path in set(folder.rglob("*.json*")) - there if "async_llm" not in path.name)
-    if not new:
-        raise ProfileInvalid("the server wrote no profile")
-    return new[0]
+        client.complete(prompt, max_tokens=8, ignore_eos=True)
+    written = sorted(path for path in set(folder.rglob("*.json*")) - before if "async_llm" not in path.name)
+    if not written:
+        raise TraceInvalid("the server wrote no trace")
+    return written[0]
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    correlation: int | None = None
 
 
 class _Event(msgspec.Struct):
-    name: object = ""
-    cat: object = ""
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Arguments = _Arguments()
 
 
 class _Trace(msgspec.Struct):
-    traceEvents: list[_Event]  # noqa: N815  the trace's own name
+    events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def kernels(profile: Path, kinds: frozenset[str] = frozenset({"kernel"})) -> Counter[str]:
+def read(path: Path) -> KernelTrace:
     """
-    Return how often each kernel ran.
-
-    Args:
-        kinds: Categories of torch's events that count; on a CPU there are no kernels but operators, ``cpu_op``.
+    Return the kernels of the trace in *path*, by phase.
 
     Raises:
-        ProfileInvalid: The file cannot be read, is too large, or has none of the three forms.
+        TraceInvalid: It cannot be read, is too large, or its steps are not annotated.
     """
     try:
-        if not profile.is_file():
-            raise OSError("it is no file")
-        with profile.open("rb") as source:
-            begin = source.read(16)
-        if begin.startswith(b"SQLite format 3\0"):
-            return _database(profile)
-        data = _read(profile, packed=begin.startswith(b"\x1f\x8b"))
+        with path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            data = stream.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise TraceInvalid(f"it has more than {LARGEST} bytes")
+        events = msgspec.json.decode(data, type=_Trace).events
     except (OSError, EOFError, zlib.error) as error:
-        raise ProfileInvalid(f"it cannot be read: {error}") from None
-    return _trace(data, kinds) if data.lstrip()[:1] in (b"{", b"[") else _table(data)
-
-
-def _read(profile: Path, *, packed: bool) -> bytes:
-    with gzip.open(profile) if packed else profile.open("rb") as source:
-        data = source.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ProfileInvalid(f"it has more than {LARGEST} bytes")
-    return bytes(data)
-
-
-def _trace(data: bytes, kinds: frozenset[str]) -> Counter[str]:
-    try:
-        events = msgspec.json.decode(data, type=_Trace).traceEvents
+        raise TraceInvalid(f"it cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise ProfileInvalid(f"it is no trace of torch's profiler: {error}") from None
-    return Counter(event.name for event in events if event.cat in kinds and isinstance(event.name, str))
+        raise TraceInvalid(f"it is not a trace of torch's profiler: {error}") from None
+    return _phases(events)
 
 
-def _table(data: bytes) -> Counter[str]:
-    rows = csv.reader(io.StringIO(data.decode("utf-8", "replace")))
-    found: Counter[str] = Counter()
-    try:
-        # nsys says what it does before the table begins.
-        head = next((row for row in rows if "Name" in row and "Instances" in row), None)
-        if head is None:
-            raise ProfileInvalid("it is no trace of torch's profiler, no database of nsys, and no table with Name and Instances")
-        name, count = head.index("Name"), head.index("Instances")
-        for row in rows:
-            if len(row) == len(head) and row[count].isdecimal() and len(row[count]) < 16 and len(found) < MOST:
-                found[row[name]] += int(row[count])
-    except csv.Error as error:
-        raise ProfileInvalid(f"its table cannot be read: {error}") from None
-    return found
-
-
-def _database(profile: Path) -> Counter[str]:
-    query = (
-        "SELECT s.value, count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName GROUP BY s.value LIMIT ?"
+def _phases(events: list[_Event]) -> KernelTrace:
+    steps = sorted(
+        (event.ts, event.ts + event.dur, _phase(*match.groups()))
+        for event in events
+        if event.cat == "user_annotation" and (match := _STEP.match(event.name))
     )
-    try:
-        with contextlib.closing(sqlite3.connect(f"{profile.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            # A damaged database may send a query round in circles; 100 million steps take some seconds.
-            steps = iter(range(1000))
-            database.set_progress_handler(lambda: next(steps, None) is None, 100_000)
-            return Counter({str(name): int(count) for name, count in database.execute(query, (MOST,))})
-    except (sqlite3.Error, ValueError) as error:
-        raise ProfileInvalid(f"its database cannot be read: {error}") from None
+    launches = {
+        event.args.correlation: event.ts
+        for event in events
+        if event.cat in ("cuda_runtime", "cuda_driver")
+    }
+    kernels = [event for event in events if event.cat == "kernel"]
+    kernels = kernels or [event for event in events if event.cat == "cpu_op"]
+    if kernels and not steps:
+        raise TraceInvalid("none of its steps is annotated as prefill or decode")
+    trace: KernelTrace = {phase: Counter() for phase in PHASES}
+    for kernel in kernels:
+        launched = launches.get(kernel.args.correlation, kernel.ts)
+        place = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
+        phase = steps[place][2] if place >= 0 and launched < steps[place][1] else None
+        if phase:
+            trace[phase][kernel.name] += round(kernel.dur)
+    return trace
+
+
+def _phase(prefill_requests: str, decode_requests: str) -> Phase | None:
+    """Return the phase of a step; None for a step without requests."""
+    if int(prefill_requests):
+        return "prefill"
+    return "decode" if int(decode_requests) else None
+
+
+def family(name: str) -> str:
+    """
+    Return what is stable of a kernel's *name*: function, main loop and data types, without tiles.
+
+    A name is demangled, or mangled where it is too long for the profiler.
+    """
+    function = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0].strip()
+    if name.startswith("_Z"):
+        parts, rest = [], name.removeprefix("_Z").removeprefix("N")
+        while match := re.match(r"\d{1,3}", rest):
+            end = match.end() + int(match[0])
+            parts.append(rest[match.end() : end])
+            rest = rest[end:]
+        function = "::".join(parts)
+    traits = dict.fromkeys(_TRAITS.findall(name))
+    return _TILES.sub("", function)[:120] + (f" [{', '.join(traits)}]" if traits else "")

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
 from sparkwright.bench.errors import RecipeError
@@ -24,10 +26,11 @@ from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import result as results
 from sparkwright.gates.accuracy import runner
+from sparkwright.gates.contract import backend_table, kernel_trace
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract import kernel_trace
-from sparkwright.gates.contract.gate import Running
-from sparkwright.gates.contract.kernel_trace import ProfileInvalid
+from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.kernel_trace import TraceInvalid
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import SERVED, Gate
@@ -51,11 +54,17 @@ REASONS: Mapping[str, str] = {
     "not locked.",
 }
 
+#: The backend table of a recipe, in the folder that ``--record`` writes.
+BACKENDS = "backends.json"
+
 _SERVER = "--serve a model, or name a --server"
 #: Gate → the check that reports that an option is missing, and the option.
 _MISSING: Mapping[str, tuple[str, str]] = {
     "G0": ("audit", "name a WHEEL"),
-    "G3": ("log", "--serve a model, or name a --server and its --server-log"),
+    "G3": (
+        "log",
+        "name a --recipe, and --serve a model or name a --server and its --server-log",
+    ),
     "G4": ("streams", _SERVER),
     "G5": ("reference", "name a server, and the reference with --against"),
     "G6": ("baseline", "name a server, and the reference with --against"),
@@ -85,8 +94,7 @@ class GateBuilder:
         root = context.project.root
         self._context, self._options, self._host = context, options, dict(host)
         self._policies = policy.load(root)
-        known = options.recipe in recipes.names(root)
-        self._recipe = recipes.load(root, options.recipe) if known else None
+        self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         self._stack = contextlib.ExitStack()
         scratch = tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))
         self._scratch = Path(self._stack.enter_context(scratch))
@@ -121,7 +129,7 @@ class GateBuilder:
             "G0": lambda: lambda: wheel_audit.run(self._audit),
             "G1": lambda: self._numerics,
             "G2": lambda: self._device,
-            "G3": self._contract,
+            "G3": lambda: self._contract,
             "G4": self._generation,
             "G5": lambda: self._logprobs,
             "G6": self._accuracy,
@@ -136,7 +144,8 @@ class GateBuilder:
         return bool(
             {
                 "G0": options.wheel,
-                "G3": options.serve or (options.server and options.server_log),
+                "G3": self._recipe
+                and (options.serve or (options.server and options.server_log)),
                 "G4": options.serves,
                 "G5": options.serves and options.against,
                 "G6": options.serves and options.against,
@@ -191,47 +200,25 @@ class GateBuilder:
             python=self._options.python,
         )
 
-    def _contract(self) -> Run:
-        rules, options = self._policies.contract, self._options
-        expected = options.recipe
-        if self._recipe:
-            version = wheel_identity.version(options.python) if options.python else ""
-            own = self._recipe.variant(version).contract if version else ""
-            expected = own or self._recipe.contract
-        if expected not in rules.recipes:
-            names = ", ".join((*recipes.names(self._context.project.root), *rules.recipes))
-            what = f"contract.yaml expects nothing of {expected!r}."
-            raise UsageError("usage", what, todo=f"Choose one with --recipe: {names}.")
+    def _contract(self) -> tuple[Check, ...]:
+        options, recipe = self._options, self._recipe
+        assert recipe
+        remote = options.against.startswith(("http://", "https://"))
+        baseline = Path(options.against, BACKENDS) if options.against and not remote else None
+        rules, identity = self._policies.contract, self.server.identity
+        served = same_wheel(options.wheel, options.python, "wheel-served")
+        return (*contract.run(rules, recipe, self._observed(), identity, baseline), served)
 
-        def run() -> tuple[Check, ...]:
-            running = self._running()
-            client = None if running.ended else self.server.client()
-            served = same_wheel(options.wheel, options.python, "wheel-served")
-            return (*contract.run(rules, rules.recipes[expected], running, client), served)
-
-        return run
-
-    def _running(self) -> Running:
+    def _observed(self) -> ObservedServer:
         """Return the server as G3 judges it: its log, environment and profile."""
         options = self._options
+        if options.serve:
+            server = contract.observe(self.server.started, self._profiles)
+            return replace(server, trace=options.trace or server.trace)
+        assert options.server_log
         package = wheel_identity.site_packages(options.python) / "vllm" if options.python else None
-        if not options.serve:
-            assert options.server_log
-            return Running(options.server_log, package=package, profile=options.trace)
-        server, trace = self.server.started, options.trace
-        if server.ready and not trace:
-            # A server that does not profile is a result of the gate, not a fault of the run.
-            with contextlib.suppress(ServerInvalid, ProfileInvalid):
-                trace = kernel_trace.take(self.server.client(), self._profiles)
-        return Running(
-            server.log,
-            server.plan.flags,
-            server.plan.environment(),
-            package,
-            trace,
-            "" if server.ready else server.failure,
-            server.reason,
-        )
+        client = self.server.client()
+        return ObservedServer(options.server_log, client, options.trace, package=package)
 
     def _generation(self) -> Run:
         rules, profile = self._policies.generation, self._options.profile
@@ -357,4 +344,19 @@ class GateBuilder:
         except (ServerInvalid, ReferenceInvalid) as error:
             what = f"The reference cannot be recorded: {error.says}."
             raise GateError("measurement-invalid", what, details=[error.reference]) from None
-        return scored, answers
+        return *self._record_backends(folder / BACKENDS), scored, answers
+
+    def _record_backends(self, path: Path) -> tuple[Path, ...]:
+        """Write the backend table of the recipe's server to *path*, if the server is ours."""
+        recipe, python = self._recipe, self._options.python
+        if not recipe or not self._options.serve or not python:
+            return ()
+        try:
+            trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
+        except TraceInvalid as error:
+            what = f"The backend table cannot be recorded: {error.message}."
+            raise GateError("measurement-invalid", what) from None
+        own = contract.contract_of(recipe, wheel_identity.version(python))
+        kernels = backend_table.kernels(trace, self._policies.contract, own)
+        backend_table.save(BackendTable(self.server.identity, recipe.name, kernels), path)
+        return (path,)

@@ -17,7 +17,7 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.contract.gate import ContractPolicy
+from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, STOPPED
 from sparkwright.gates.core.verdict import Declared

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.server.launch import SupervisedProcess, is_ready
-from sparkwright.bench.server.server_log import Line, LogInvalid, scan
+from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.core import errors
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
@@ -32,7 +32,7 @@ ASK = 0.5
 #: Lines of a server that died which are shown; logs that are kept.
 SHOWN, LOGS = 15, 10
 
-_ERROR = Line("error", ("Error: ", "Exception: "), r"(?:^|\] )(?P<value>[\w.]*(?:Error|Exception): .*)")
+_ERROR = LogPattern(("Error: ", "Exception: "), r"(?:^|\] )(?P<value>[\w.]*(?:Error|Exception): .*)")
 
 _FAILURES = frozenset({"memory-low", "graph-memory-negative", "server-late"})
 
@@ -163,7 +163,7 @@ def guarded(kept: SupervisedProcess, log: Path) -> None:
 def cause(log: Path) -> list[str]:
     """Return the first error in *log*, which is what the others come of, in a sentence."""
     try:
-        found = scan(log, (_ERROR,)).found[_ERROR.name].values
+        found = scan(log, {"error": _ERROR})["error"].values
     except LogInvalid:
         return []
     return [f"first error: {next(iter(found))[:300]}"] if found else []
