@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.process import Limits
+from sparkwright.gates.numerics.converter_specs import Converter, Unit
 from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.numerics.pythonsource import Table, Template
-from sparkwright.gates.numerics.units import Converter, Unit
 
 HEADER = "csrc/converters.cuh"
 PYTHON = "kernels.py"
@@ -107,21 +106,25 @@ constexpr float VALUES[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
 """
 
 PY = '''
-VALUES = holder(tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], kind=float))
+VALUES = holder(
+    value=tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], kind=float)
+)
 
-def convert(a, b):
-    """Two values in a byte, which fills a word with zeros."""
+def convert(values):
+    """Eight values in a word."""
     return inline(
-        [a, b],
-        """{
-            .reg .b8 pair, none;
-            .reg .f32 zero;
-            mov.f32 zero, 0f00000000;
-            cvt.rn.satfinite.e2m1x2.f32 pair, $2, $1;
-            cvt.rn.satfinite.e2m1x2.f32 none, zero, zero;
-            mov.b32 $0, {pair, none, none, none};
-        }""",
-        "=r,f,f",
+        values,
+        """
+        {
+            .reg .b8 byte0, byte1, byte2, byte3;
+            cvt.rn.satfinite.e2m1x2.f32 byte0, $2, $1;
+            cvt.rn.satfinite.e2m1x2.f32 byte1, $4, $3;
+            cvt.rn.satfinite.e2m1x2.f32 byte2, $6, $5;
+            cvt.rn.satfinite.e2m1x2.f32 byte3, $8, $7;
+            mov.b32 $0, {byte0, byte1, byte2, byte3};
+        }
+        """,
+        "=r,f,f,f,f,f,f,f,f",
     )
 '''
 
@@ -141,12 +144,16 @@ UNIT = Unit(
     arch=1210,
 )
 
-POLICY = NumericsPolicy(
-    Limits(seconds=240, memory=4096, written=64),
-    (UNIT,),
-    (Table("mini-python", "mini", (PYTHON,), "VALUES"),),
-    (Template("mini-dsl", "mini", (PYTHON,), "convert", lanes=2),),
+_SIGNED = "return code & 8 ? -table[code & 7] : table[code & 7];"
+TABLE = Unit("mini", (PYTHON,), (Converter("mini-python", "decode", _SIGNED),), table="VALUES")
+TEMPLATE = Unit(
+    "mini",
+    (PYTHON,),
+    (Converter("mini-dsl", "encode", "return convert(x);", lanes=8),),
+    template="convert",
 )
+LIMITS = Limits(seconds=240, memory=4096, written=64)
+POLICY = NumericsPolicy(LIMITS, (UNIT, TABLE, TEMPLATE))
 
 
 def tree(folder: Path, changed: Mapping[str, str] | None = None) -> Path:
@@ -157,7 +164,7 @@ def tree(folder: Path, changed: Mapping[str, str] | None = None) -> Path:
     return folder
 
 
-def only(*names: str, seconds: float = 240) -> NumericsPolicy:
+def only(*names: str) -> NumericsPolicy:
     """Return the policy with the converters *names* of the header alone."""
-    unit = msgspec.structs.replace(UNIT, converters=tuple(one for one in UNIT.converters if one.name in names))
-    return NumericsPolicy(Limits(seconds=seconds, memory=4096, written=64), (unit,))
+    kept = tuple(one for one in UNIT.converters if one.name in names)
+    return NumericsPolicy(LIMITS, (msgspec.structs.replace(UNIT, converters=kept),))

@@ -48,7 +48,6 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.device import kernels
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import abba_schedule, paired_differences, summary
@@ -149,8 +148,6 @@ def _given(gate: str) -> tuple[str, ...]:
         # Without any tree the gate itself still names every check that it would make of them.
         rules = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
         return tuple(one.name for one in numerics.run({}, rules, (), Path("nowhere")))
-    if gate == "G2":
-        return (kernels.check_name(LIBRARY),)
     if gate == "G3":
         contract = recipes.load(wheels.ROOT, RECIPE).contract
         return tuple(f"kernels-{kind}" for kind in contract.layers) + tuple(f"line-{name}" for name in (*contract.layers, *contract.lines))

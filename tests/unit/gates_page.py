@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 
 import sparkwright.gates
-from sparkwright.gates.core import builder, ladder, policy, server_under_test
+from sparkwright.gates.core import ladder, policy, server_under_test
 from sparkwright.gates.core.ladder import GATES, Ladder
 from sparkwright.gates.core.verdict import State
 
@@ -56,7 +56,7 @@ def _table(rows: Mapping[str, str]) -> str:
 
 def page() -> str:
     """Return the page."""
-    common = {**server_under_test.REASONS, **builder.REASONS, **ladder.REASONS}
+    common = {**server_under_test.REASONS, **ladder.REASONS}
     parts = [HEAD, "\n## Every gate\n", _table(common)]
     for gate, title in GATES.items():
         entries = [one for one in policy.declared(gate) if one not in ladder.STOPPED]

@@ -21,7 +21,6 @@ from sparkwright.builder import toolchain
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import result as results
@@ -43,16 +42,10 @@ from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.logprobs import reference
 from sparkwright.gates.logprobs.reference import ReferenceInvalid
 from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.numerics import trees
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Result
-
-REASONS: Mapping[str, str] = {
-    "source-not-here": "The source tree cannot be built here, as its source is not reachable or "
-    "not locked.",
-}
 
 #: The backend table of a recipe, in the folder that ``--record`` writes.
 BACKENDS = "backends.json"
@@ -176,27 +169,18 @@ class GateBuilder:
         return self._audit.device_code if "_audit" in self.__dict__ else ""
 
     def _numerics(self) -> tuple[Check, ...]:
-        made: dict[str, Path] = {}
-        missing = []
-        for fork in self._policies.numerics.forks:
-            try:
-                made |= trees.made(self._context, (fork,))
-            except SourceError as error:
-                unavailable = {"source-unlocked", "source-unreachable", "source-unresolved"}
-                if error.reference not in unavailable:
-                    raise
-                missing.append(not_run(f"{fork}-tree", error.what, "source-not-here"))
-        headers = trees.includes(toolchain.obtain(self._context))
-        folder = self._folder("numerics")
-        return (*numerics.run(made, self._policies.numerics, headers, folder), *missing)
+        policy = self._policies.numerics
+        trees, missing = numerics.source_trees(self._context, policy)
+        headers = numerics.include_folders(toolchain.obtain(self._context))
+        return (*numerics.run(trees, policy, headers, self._folder("numerics")), *missing)
 
     def _device(self) -> tuple[Check, ...]:
-        gpu = self._host.get("gpu", "none") != "none"
+        wheel = self._options.wheel
         return device.run(
             self._policies.device,
             self._folder("device"),
-            cuda=toolchain.obtain(self._context).cuda if gpu else None,
-            wheel=self._options.wheel,
+            wheel=wheel,
+            target=self._audit.target if wheel else "",
             python=self._options.python,
         )
 

@@ -1,82 +1,106 @@
 """
-G2, numerics on the GPU: the instructions, the kernels and the built ops of a wheel, executed on the device at hand.
+G2, the wheel on a GPU: its device code is loaded, its operators are compared with NumPy, and the
+GPU's conversion to E2M1 with its definition.
 
-What a GPU of another generation can answer it answers, and every row that it cannot says why. Nothing here loads CUDA into this process:
-the probe, the driver and torch each run in one of their own, within a time, and may crash.
+CUDA runs in processes of its own, each within a time, which may crash; what they write is judged
+here. The architecture comes from the wheel's audit. Checks that need FP4 instructions do not run on
+other GPUs, and are required of wheels for GPUs that have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from sparkwright.core import process
+from sparkwright.audit import device_code
 from sparkwright.core.console import console
-from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
+    Sample,
     declare,
     failed,
     invalid,
     not_run,
     passed,
 )
-from sparkwright.gates.device import fuzz, kernels, ops, probe
 from sparkwright.gates.device import gpu as gpus
-from sparkwright.gates.device.fuzz import Case
-from sparkwright.gates.device.gpu import NO_LIMIT, Absent, Gpu
-from sparkwright.gates.device.ops import OpsPolicy
-from sparkwright.gates.device.probe import Probe, Toolkit
+from sparkwright.gates.device import operators
+from sparkwright.gates.device.gpu import Gpu
+from sparkwright.gates.device.operators import Bounds, Case
 
-TITLE = "numerics on the GPU"
+TITLE = "the wheel on a GPU"
 
-#: Reference → what it means, and what to do.
+SCRIPT = Path(__file__).parent / "target_env_scripts" / "operators.py"
+
+#: Bytes on either side of an output, as in the script.
+GUARD = 4096
+
+#: The first generation with FP4 instructions (CUDA C++ Programming Guide, compute capabilities).
+FP4_GENERATION = 10
+
+CHECKS = (*declare("gpu"), *declare("cubins", "fp4-conversion", *operators.CASES, measured=True))
+
+#: Reason → its meaning, and what to do.
 REASONS: Mapping[str, str] = {
-    "no-gpu": "No CUDA GPU answers here. Run it on the Spark; rows that other GPUs can answer run there, too.",
-    "no-toolkit": "There is no CUDA toolkit to compile the probe with; `sparkwright plan` installs the stack's.",
-    "probe-uncompilable": "nvcc refuses the probe for this GPU; its last words follow. The toolkit may be older than the GPU.",
-    "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: see the kernel's log for Xid.",
+    "no-gpu": "No CUDA GPU answers here. Run the gate on a GPU of the wheel's architecture.",
+    "gpu-foreign": "The GPU does not run code for the wheel's architecture. Use another GPU.",
+    "fp4-hardware-missing": "The GPU has no FP4 instructions, which SM 10.0 and later have.",
+    "wheel-unnamed": "No wheel was named.",
+    "no-environment": "No environment with torch was named.",
+    "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: see "
+    "the kernel's log for Xid.",
     "probe-slow": "A program on the GPU did not end in its time and was ended; the GPU may hang.",
-    "probe-output": "A program answered less than it was asked, or something that is not an answer.",
-    "conversion-wrong": "An instruction or converter gives another code than the format defines, for numbers. The samples say which.",
-    "nan-differs": "Only NaNs come out otherwise than PTX defines (+6, 0x7f).",
-    "instruction-absent": "The assembler does not know the instruction for this GPU. On a GB10 the wheel's FP4 code could not run then.",
-    "opcode-missing": "The assembler takes the instruction and emits something else in its place.",
-    "guard-written": "A kernel wrote outside its output. Nothing that shares the GPU's memory with it can be trusted.",
-    "output-unwritten": "A kernel left part of its output as it was: a tile or a row that its grid does not cover.",
-    "output-nan": "A kernel makes NaN out of numbers; a model then says token 0 for ever.",
-    "output-wrong": "A product differs from the reference: a scale, a nibble or an index in the wrong place.",
-    "output-varies": "Two runs of one kernel on the same input differ in their bits: a race, or an order of summing left to chance.",
+    "probe-output": "A program on the GPU wrote something else than its results.",
+    "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
+    "nan-differs": "The GPU converts NaN to another code than PTX defines (+6).",
     "kernel-unloadable": "The driver refuses machine code that fits this GPU by its name.",
-    "code-unreadable": "The library's device code, or a table of it, is damaged or of an unknown form; the audit says more.",
-    "code-foreign": "The library has no machine code for this GPU; on a Spark the audit says whether that is meant.",
-    "wheel-unnamed": "No wheel was named whose kernels could be loaded.",
-    **ops.REASONS,
+    "code-unreadable": "The device code of a library is damaged; see the audit.",
+    "code-foreign": "The wheel has no machine code for this GPU; see the audit.",
+    "op-absent": "The wheel has no such operator, or one with other arguments. A recipe that needs "
+    "it cannot be served.",
+    "op-refused": "The operator states that it was not compiled for this GPU.",
+    "op-broken": "The operator raises an error: a failed launch, an illegal address, missing PTX.",
+    "op-crashed": "The process ended in the operator, or did not end in its time.",
+    "guard-written": "The operator wrote outside its output.",
+    "output-unwritten": "The operator left part of its output as it was: a tile or a row.",
+    "output-nan": "The operator makes NaN of numbers.",
+    "output-wrong": "A result differs by more than rounding: a wrong scale, nibble or index.",
+    "output-varies": "Two runs with the same input differ: a race, or a random order of sums.",
 }
 
+#: The errors of vLLM's entry points for a GPU that they were not compiled for.
+_REFUSALS = ("o compiled", "ot implemented", "NotImplemented", "ecompile", "upported", "requires")
 
-class FuzzPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    How the matrix products are fuzzed.
+    The operators of the wheel.
 
     Attributes:
-        gemm, moe, rounded: Cases of each kind, with the seeds from 0 on (see `fuzz.case`).
-        repeats: Runs of each, which must agree in every bit.
-        tolerance: For cases whose sums round, times the largest magnitude of the result; exact cases have none.
+        libraries: Globs of the wheel's libraries with operators.
+        seconds: For all cases of one check.
+        repeats: Runs of each case, which must agree in every bit.
+        bounds: The errors that rounding explains.
+        required: The checks that decide, where the wheel's architecture has their instructions.
     """
 
-    gemm: int
-    moe: int
-    rounded: int
+    libraries: tuple[str, ...]
+    seconds: float
     repeats: int
-    tolerance: float
+    bounds: Bounds
+    required: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if min(self.gemm, self.moe, self.rounded) < 1 or self.repeats < 2 or not 0 < self.tolerance < 1:
-            raise ValueError("fuzz: at least one case of each kind and two repeats; the tolerance is between 0 and 1")
+        if unknown := sorted(set(self.required) - set(operators.CASES)):
+            raise ValueError(f"operators: there is no check {', '.join(unknown)}")
+        if self.seconds <= 0 or self.repeats < 2:
+            raise ValueError("operators: a time above zero and two repeats at least")
 
 
 class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,165 +108,188 @@ class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``ci/gates/device.yaml``.
 
     Attributes:
-        compile: Limits of one compiler.
-        seconds: Of each program on the GPU.
-        loading: Seconds for loading all kernels of one library.
-        fuzz, ops: See there.
+        seconds: For each program that calls the driver alone.
     """
 
-    compile: Limits
     seconds: float
-    loading: float
-    fuzz: FuzzPolicy
-    ops: OpsPolicy
-
-    def __post_init__(self) -> None:
-        if self.seconds <= 0 or self.loading <= 0:
-            raise ValueError("times are larger than zero")
-
-
-class Backend(msgspec.Struct, frozen=True):
-    """
-    Something that computes the products of `fuzz`.
-
-    Attributes:
-        name: As it stands in checks (``plain``, ``e4m3``).
-        about: What it is, for people.
-        command: Called with the files of cases and of outputs and the number of repeats, returns the program to run.
-    """
-
-    name: str
-    about: str
-    command: Callable[[Path, Path, int], Sequence[str]]
-
-
-#: Ways to the products on a GPU: by plain arithmetic, by the FP8 matrix instruction, by the block-scaled FP4 one.
-INSTRUCTIONS: Mapping[str, str] = {
-    "plain": "plain FP32 arithmetic",
-    "e4m3": "the FP8 matrix instruction",
-    "e2m1": "the block-scaled FP4 matrix instruction",
-}
-
-KINDS = ("gemm", "moe", "rounded")
-FUZZED = tuple(f"{kind}-{instruction}" for instruction in INSTRUCTIONS for kind in KINDS)
-#: ``kernels`` stands for those of every library of the wheel where none of them could be loaded.
-CHECKS = (
-    *declare("gpu"),
-    *declare("e2m1-opcodes", *probe.ROWS, *FUZZED, kernels.NAME.format("*"), *ops.NAMES, measured=True),
-    *declare("kernels", role="reports"),
-)
+    operators: OperatorPolicy
 
 
 def run(
-    policy: DevicePolicy, scratch: Path, *, cuda: Path | None = None, wheel: Path | None = None, python: Path | None = None
+    policy: DevicePolicy,
+    scratch: Path,
+    *,
+    wheel: Path | None = None,
+    target: str = "",
+    python: Path | None = None,
+    script: Path = SCRIPT,
 ) -> tuple[Check, ...]:
     """
-    Judge the GPU at hand, and on it *wheel*.
+    Return the checks of *wheel* on the first GPU.
 
     Args:
-        scratch: An empty folder; what is compiled and extracted lies there, and may be thrown away afterwards.
-        cuda: The toolkit's folder (`Toolchain.cuda`); without one nothing is compiled.
-        wheel: Its kernels are loaded.
-        python: The interpreter of an environment in which *wheel* and torch are installed; its ops are run there.
+        scratch: An empty folder for all files that are written.
+        target: The wheel's architecture (``sm_121f``), from its audit.
+        python: The interpreter of an environment with torch.
 
     Raises:
-        tool-missing: The toolkit is not whole.
-        wheel-invalid, archive-unsafe: *wheel* is not one that can be read.
+        wheel-invalid, archive-unsafe, disk-full: The wheel cannot be read.
     """
-    gpu = gpus.ask(scratch)
-    if isinstance(gpu, Absent):
-        unneeded = {name for name in ops.NAMES if not ops.needed(policy.ops, name)} | {"e2m1-opcodes"}
-        return tuple(not_run(name, gpu.absent, "no-gpu", required=name not in unneeded) for name in _names())
-    toolkit = Toolkit(cuda) if cuda else None
-    found = [passed("gpu", str(gpu))]
-    with console.step(f"probe of {gpu.name}"):
-        found += _probed(policy, gpu, toolkit, scratch)
-    with console.step("kernels of the wheel"):
-        found += _loaded(policy, gpu, wheel, scratch)
-    with console.step("built ops"):
-        found += ops.checks(policy.ops, python, scratch)
-    return tuple(found)
+    required = {"gpu", "cubins", "fp4-conversion", *policy.operators.required}
+    if target and int(target.removeprefix("sm_").rstrip("af")[:-1]) < FP4_GENERATION:
+        required -= {"fp4-conversion", *operators.NEEDS_FP4}
+    names = [entry.name for entry in CHECKS]
+    gpu = gpus.ask(policy.seconds, scratch)
+    unable = _unable(gpu, wheel, target)
+    if isinstance(gpu, str) or unable:
+        return tuple(not_run(name, unable[1], unable[0], required=name in required) for name in names)
+    message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
+    checks = [passed("gpu", message)]
+    assert wheel is not None
+    with console.step("device code of the wheel"):
+        code = gpus.unpack(wheel, gpu, policy.operators.libraries, scratch)
+        checks.append(gpus.load_check(code, policy.seconds, scratch))
+    for name in names[2:]:
+        with console.step(name):
+            if gpu.major < FP4_GENERATION and name in {"fp4-conversion", *operators.NEEDS_FP4}:
+                check = not_run(name, f"{message} has no FP4", "fp4-hardware-missing")
+            elif name == "fp4-conversion":
+                check = gpus.conversion_check(gpu, policy.seconds, scratch)
+            elif python is None:
+                check = not_run(name, "no environment was named", "no-environment")
+            else:
+                command = [str(python), str(script)]
+                check = operator_check(name, policy.operators, command, code.libraries, scratch)
+        checks.append(msgspec.structs.replace(check, required=name in required))
+    return tuple(checks)
 
 
-def _names() -> list[str]:
-    return ["gpu", "e2m1-opcodes", *probe.ROWS, *FUZZED, "kernels", *ops.NAMES]
-
-
-def _probed(policy: DevicePolicy, gpu: Gpu, toolkit: Toolkit | None, scratch: Path) -> list[Check]:
-    names = [name for name in _names() if name not in ("gpu", "kernels", *ops.NAMES)]
-    if toolkit is None:
-        return [not_run(name, "no CUDA toolkit was named to compile the probe with", "no-toolkit") for name in names]
-    try:
-        made = probe.compile_probe(toolkit, gpu.target, policy.compile, scratch)
-    except probe.Uncompilable as error:
-        return [invalid(name, str(error), "probe-uncompilable") for name in names]
-    found = list(probe.row_checks(made, gpu, policy.seconds, scratch))
-    for instruction in INSTRUCTIONS:
-        found += _instruction(policy, gpu, made, instruction, scratch)
-    return found
-
-
-def _instruction(policy: DevicePolicy, gpu: Gpu, made: Probe, instruction: str, scratch: Path) -> Iterator[Check]:
-    absent = made.refused.get("fp4_mma", "") if instruction == "e2m1" else ""
-    if instruction == "e4m3" and (gpu.major, gpu.minor) < (8, 9):
-        absent = f"SM {gpu.major}.{gpu.minor} has no FP8"
-    if absent:
-        for kind in KINDS:
-            yield not_run(f"{kind}-{instruction}", f"{INSTRUCTIONS[instruction]}: {absent}", "instruction-absent")
-        return
-    # On SM 9.0 the assembler makes mma.sync for FP8 of the FP16 instruction; what is judged is the same product.
-    made_of = " (made of HMMA)" if instruction == "e4m3" and not made.opcodes["QMMA"] else ""
-    backend = Backend(
-        instruction, f"{INSTRUCTIONS[instruction]}{made_of} of {gpu.name}",
-        lambda cases, out, repeats: [str(made.program), "gemm", str(cases), str(out), str(repeats), instruction],
-    )  # fmt: skip
-    yield from fuzzed(backend, policy.fuzz, policy.seconds, scratch)
-
-
-def fuzzed(backend: Backend, policy: FuzzPolicy, seconds: float, scratch: Path) -> Iterator[Check]:
-    """Run the cases of *policy* on *backend*, and yield a check for each kind of them."""
-    for kind, count in (("gemm", policy.gemm), ("moe", policy.moe), ("rounded", policy.rounded)):
-        cases = [fuzz.case(kind, seed) for seed in range(count)]
-        yield _fuzzed(f"{kind}-{backend.name}", cases, backend, policy, seconds, scratch)
-
-
-def _fuzzed(name: str, cases: Sequence[Case], backend: Backend, policy: FuzzPolicy, seconds: float, scratch: Path) -> Check:
-    source, out = scratch / f"{name}.cases", scratch / f"{name}.out"
-    source.write_bytes(b"".join(fuzz.data(one) for one in cases))
-    ended = process.run_limited(backend.command(source, out, policy.repeats), Limits(seconds, NO_LIMIT, 1000), scratch / f"{name}.log")
-    if ended.late or ended.status:
-        return probe.unanswered(name, ended)
-    try:
-        written = fuzz.outputs(cases, policy.repeats, fuzz.read(out, fuzz.output_bytes(cases, policy.repeats)))
-        return judged(name, backend.about, [(one, runs) for one, runs in written], policy)
-    except (OSError, ValueError) as error:
-        return invalid(name, f"{backend.about}: {error}", "probe-output")
-
-
-def judged(name: str, about: str, outputs: Sequence[tuple[Case, list[fuzz.Words]]], policy: FuzzPolicy) -> Check:
-    """Return the check *name* of what a backend left in its *outputs*."""
-    found = [one for case, runs in outputs for one in fuzz.judge(case, runs, policy.tolerance)]
-    exact = sum(fuzz.exact(case) for case, _ in outputs)
-    counts = {wrong: sum(one.count for one in found if one.wrong == wrong) for wrong in fuzz.WRONGS}
-    figures = [Figure("cases", len(outputs)), Figure("exact cases", exact)]
-    figures += [Figure(wrong, count, bound=0) for wrong, count in counts.items()]
-    said = f"{len(outputs)} cases ({exact} of them exact), {policy.repeats} runs each"
-    if not found:
-        return passed(name, f"{about}: {said}, none wrong", figures=figures)
-    worst = min(found, key=lambda one: fuzz.WRONGS.index(one.wrong))
-    seen = ", ".join(f"{wrong}: {count} values" for wrong, count in counts.items() if count)
-    return failed(name, f"{about}: {said}; {seen}", worst.wrong, figures=figures, samples=[one.sample for one in found])
-
-
-def _loaded(policy: DevicePolicy, gpu: Gpu, wheel: Path | None, scratch: Path) -> tuple[Check, ...]:
+def _unable(gpu: Gpu | str, wheel: Path | None, target: str) -> tuple[str, str]:
+    """Return the reason and message why nothing can be run; empty if it can."""
+    if isinstance(gpu, str):
+        return "no-gpu", gpu
     if wheel is None:
-        return (not_run("kernels", "no wheel was named", "wheel-unnamed"),)
-    return kernels.checks(wheel, gpu, policy.loading, scratch)
+        return "wheel-unnamed", "no wheel was named"
+    if not device_code.loads(target, (gpu.major, gpu.minor)):
+        return "gpu-foreign", f"the wheel is for {target}; {gpu.name} is SM {gpu.major}.{gpu.minor}"
+    return "", ""
 
 
-def table(checks: Sequence[Check], title: str = TITLE) -> None:
-    """Print *checks* as a table, a row for each."""
-    rows = [[check.name, check.state + (f" ({check.reason})" if check.reason else ""), check.message] for check in checks]
-    console.table(title, ["check", "state", "what was seen"], rows, result=True)
+def operator_check(
+    name: str,
+    policy: OperatorPolicy,
+    command: Sequence[str],
+    libraries: Sequence[Path],
+    scratch: Path,
+) -> Check:
+    """Run the cases of the check *name* with the script *command*, and return the check."""
+    folder = scratch / name
+    folder.mkdir()
+    cases = list(operators.CASES[name](np.random.default_rng(0), policy.bounds))
+    jobs = [_job(number, case, policy.repeats, folder) for number, case in enumerate(cases)]
+    document = {"libraries": [str(path) for path in libraries], "jobs": jobs}
+    (folder / "jobs.json").write_bytes(msgspec.json.encode(document))
+    arguments = [*command, str(folder / "jobs.json")]
+    ended, records = gpus.run_script(arguments, policy.seconds, folder / "log")
+    for record in records:
+        if message := record.get("absent") or record.get("unloadable"):
+            return not_run(name, message, "op-absent")
+        if message := record.get("error"):
+            if any(word in message for word in _REFUSALS):
+                return not_run(name, message, "op-refused")
+            return failed(name, message, "op-broken")
+    if len(records) < len(cases):
+        message = f"the process ended with {ended.status} in {cases[len(records)].name}"
+        return invalid(name, message, "op-crashed")
+    try:
+        return judged(name, [(case, _results(case, policy.repeats, job)) for case, job in zip(cases, jobs, strict=True)])
+    except (OSError, ValueError) as error:
+        return invalid(name, f"the results cannot be read: {error}", "probe-output")
 
 
+def _job(number: int, case: Case, repeats: int, folder: Path) -> dict[str, Any]:
+    """Return *case* as the script reads it, with its arrays in files."""
+    files = 0
+
+    def encoded(value: Any) -> Any:
+        nonlocal files
+        if isinstance(value, str) and value.startswith("@"):
+            return {"name": value[1:]}
+        if isinstance(value, list):
+            return [encoded(one) for one in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        files += 1
+        path = folder / f"{number}-{files}.bin"
+        transposed = value.ndim == 2 and not value.flags.c_contiguous
+        array = value.T if transposed else value
+        path.write_bytes(np.ascontiguousarray(array).tobytes())
+        about = {"dtype": array.dtype.name, "shape": array.shape, "transposed": transposed}
+        return {"file": str(path), **about}
+
+    steps = [
+        {**step, "arguments": {key: encoded(one) for key, one in step["arguments"].items()}}
+        for step in case.steps
+    ]
+    return {
+        "name": case.name,
+        "outputs": {key: encoded(initial) for key, initial in case.outputs.items()},
+        "steps": steps,
+        "returned": list(case.returned),
+        "repeats": repeats,
+        "results": str(folder / f"{number}.results"),
+    }
+
+
+def _results(case: Case, repeats: int, job: Mapping[str, Any]) -> list[dict[str, NDArray[Any]]]:
+    """Return the bytes of outputs (with guard zones) and returned values, for each run."""
+    sizes = {name: array.nbytes + 2 * GUARD for name, array in case.outputs.items()}
+    sizes |= {name: array.nbytes for name, array in case.returned.items()}
+    with Path(job["results"]).open("rb") as stream:
+        written = np.frombuffer(stream.read(repeats * sum(sizes.values()) + 1), np.uint8)
+    runs = written.reshape(repeats, sum(sizes.values()))
+    cuts = np.cumsum(list(sizes.values()))[:-1]
+    return [dict(zip(sizes, np.split(run, cuts), strict=True)) for run in runs]
+
+
+def judged(name: str, results: Sequence[tuple[Case, list[dict[str, NDArray[Any]]]]]) -> Check:
+    """Return the check *name* of the results of all runs of its cases."""
+    faults = [fault for case, runs in results for fault in _faults(case, runs)]
+    worst = max(float(sample.actual) for reason, sample in faults if reason == "ratio")
+    wrong = [(reason, sample) for reason, sample in faults if reason != "ratio"]
+    figures = [Figure("cases", len(results)), Figure("error, of the allowed", worst, bound=1)]
+    if not wrong:
+        message = f"{len(results)} cases; the largest error is {worst:.2g} of the allowed"
+        return passed(name, message, figures=figures)
+    reason, sample = min(wrong, key=lambda one: list(REASONS).index(one[0]))
+    message = f"{sample.case}: {sample.actual}"
+    return failed(name, message, reason, figures=figures, samples=[one for _, one in wrong])
+
+
+def _faults(case: Case, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Iterator[tuple[str, Sample]]:
+    values = dict[str, NDArray[Any]]()
+    for name, initial in {**case.outputs, **case.returned}.items():
+        raw, guard = runs[0][name], GUARD if name in case.outputs else 0
+        inner = raw[guard : len(raw) - guard].view(initial.dtype).reshape(initial.shape)
+        values[name] = inner
+        guards = [np.concatenate([run[name][:guard], run[name][len(raw) - guard :]]) for run in runs]
+        blank = initial.reshape(-1).view(np.uint8).reshape(initial.size, -1)
+        untouched = (inner.reshape(-1).view(np.uint8).reshape(blank.shape) == blank).all(axis=1)
+        empty = (blank == 0xFF).all(axis=1)
+        where = f"{case.name}, {name}"
+        if any((one != 0xFF).any() for one in guards):
+            yield "guard-written", Sample(where, "untouched guard zones", "bytes beside it written")
+        is_float = np.issubdtype(initial.dtype, np.floating) or initial.dtype.kind == "V"
+        if is_float and (count := int((untouched & empty).sum())):
+            yield "output-unwritten", Sample(where, "all written", f"{count} values not written")
+        elif is_float and np.isnan(inner.astype(np.float32)).any():
+            yield "output-nan", Sample(where, "numbers", "NaN")
+        if case.repeatable and any((run[name] != raw).any() for run in runs[1:]):
+            yield "output-varies", Sample(where, "equal runs", "other bits in another run")
+    derived = case.derived(values)
+    for name, expected in case.expected.items():
+        ratio = operators.error_ratio(expected, derived[name])
+        yield "ratio", Sample(case.name, "", f"{ratio:g}")
+        if not ratio <= 1:
+            error = f"{ratio:.3g} times the allowed error"
+            yield "output-wrong", Sample(f"{case.name}, {name}", "at most 1", error)

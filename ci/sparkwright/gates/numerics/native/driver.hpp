@@ -1,4 +1,4 @@
-// Reads inputs from one file, hands them to a converter, writes its outputs to another; the sizes of both are known to the caller.
+// Reads inputs from a file, calls a converter for each, and writes the results to another file.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,13 @@
 #include <vector>
 
 namespace sparkwright {
+
+// A quantised block: sixteen codes, and its scale.
+struct Block {
+  std::uint64_t codes = 0;
+  std::uint8_t scale = 0xFF;
+  std::uint8_t padding[7] = {};
+};
 
 template <class T>
 std::vector<T> read_all(char const* path) {

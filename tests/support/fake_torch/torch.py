@@ -1,0 +1,377 @@
+"""
+As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops.
+
+``SPARKWRIGHT_FAULT`` names one fault of `FAULTS`; without it every operator is right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+FAULT = os.environ.get("SPARKWRIGHT_FAULT", "")
+Array = NDArray[Any]
+
+__version__ = "fake"
+uint8, int8, int32, int64 = np.uint8, np.int8, np.int32, np.int64
+float16, float32 = np.float16, np.float32
+bfloat16, float8_e4m3fn = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+
+
+class Tensor(np.ndarray):
+    """An array with the methods of a tensor."""
+
+    def to(self, _: str) -> Tensor:
+        return self
+
+    def t(self) -> Array:
+        return self.T
+
+    def contiguous(self) -> Tensor:
+        return np.ascontiguousarray(self).view(Tensor)
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Tensor:
+        return self
+
+
+def frombuffer(data: bytearray, dtype: Any) -> Tensor:
+    """Return *data* as an array."""
+    return np.frombuffer(data, dtype).view(Tensor)
+
+
+cuda = SimpleNamespace(synchronize=lambda: None)
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_ORDER = np.array([i + 8 * j for i in range(8) for j in range(8)])
+
+
+def faulty(name: str) -> bool:
+    """Return whether *name* is the fault of this process."""
+    return name == FAULT
+
+
+def _wide(values: Any) -> Array:
+    return np.asarray(values).astype(np.float64)
+
+
+def _write(out: Any, values: Array) -> None:
+    """Write a product as a kernel does, in tiles of 16 × 16, with the faults of kernels."""
+    values = values.copy()
+    if faulty("NaN in an output"):
+        values[0, 0] = np.nan
+    if faulty("order of sums left to chance"):
+        values[0, 0] *= 1 + np.frombuffer(os.urandom(2), np.uint16)[0] / 2**17
+    kept = slice(None)
+    if faulty("odd M: last row skipped"):
+        kept = slice(0, len(values) // 2 * 2)
+    if faulty("output tile unwritten"):
+        out[16:, :], out[:, 16:] = values[16:], values[:, 16:]
+        return
+    out[kept] = values[kept]
+    if faulty("writes beyond its output"):
+        buffer = out
+        while isinstance(buffer.base, np.ndarray):
+            buffer = buffer.base
+        buffer[-100] = 0
+
+
+def _codes(packed: Any) -> Array:
+    low, high = np.asarray(packed) & 15, np.asarray(packed) >> 4
+    if faulty("swapped nibbles"):
+        low, high = high, low
+    return np.stack([low, high], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def _scales(swizzled: Any, rows: int, columns: int) -> Array:
+    """Return block scales from their tiles."""
+    flat = _wide(swizzled).reshape(-1)
+    row, column = np.indices((rows, columns))
+    if faulty("scale of the row above"):
+        row = row // 2 * 2
+    if faulty("scale column stale"):
+        column = np.maximum(column - 1, 0)
+    tile = row // 128 * -(-columns // 4) + column // 4
+    place = row % 32 * 16 + row // 32 % 4 * 4 + column % 4
+    if faulty("scales in plain rows"):
+        place = row % 128 * 4 + column % 4
+    return np.asarray(flat[tile * 512 + place])
+
+
+def _fp4(packed: Any, swizzled: Any) -> Array:
+    codes = _codes(packed)
+    values = _E2M1.copy()
+    if faulty("code 1 decodes as 0.25"):
+        values[[1, 9]] /= 2
+    if faulty("codes lose their sign"):
+        values = np.abs(values)
+    scales = _scales(swizzled, len(codes), codes.shape[1] // 16)
+    if faulty("last block of K dropped"):
+        scales[:, -1] = 0
+    return np.asarray(values[codes] * np.repeat(scales, 16, axis=1))
+
+
+def _scaled(values: Array, alpha: Any) -> Array:
+    return np.asarray(values / alpha if faulty("inverted global scale") else values * alpha)
+
+
+def scaled_fp4_quant(input_: Any, input_scale: Any, is_sf_swizzled_layout: bool) -> tuple[Any, Any]:
+    """Quantise as the kernel does, in float32."""
+    rows, columns = input_.shape
+    blocks, factor = np.float32(input_).reshape(rows, -1, 16), np.float32(input_scale[0])
+    amax = np.abs(blocks).max(axis=2)
+    if faulty("quantiser inverts the tensor scale"):
+        factor = 1 / factor
+    if faulty("quantiser ignores the last of a block"):
+        amax = np.abs(blocks[..., :15]).max(axis=2)
+    scales = np.minimum(factor * (amax * np.float32(1 / 6)), 448).astype(float8_e4m3fn)
+    inverse = 1 / (scales.astype(np.float32) * (1 / factor))
+    codes = (blocks * inverse[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    if faulty("quantiser rounds ties away"):
+        ties = np.abs(blocks * inverse[..., None])
+        codes = np.where(ties % 0.5 == 0.25, codes + 1, codes).astype(np.uint8)
+    codes = codes.reshape(rows, columns)
+    tiles = np.zeros((-(-rows // 128) * 128, -(-columns // 64) * 4), np.uint8)
+    row, column = np.indices(scales.shape)
+    place = row % 32 * 16 + row // 32 % 4 * 4 + column % 4
+    place += (row // 128 * -(-scales.shape[1] // 4) + column // 4) * 512
+    tiles.reshape(-1)[place] = scales.view(np.uint8)
+    return (codes[:, ::2] | codes[:, 1::2] << 4).view(Tensor), tiles.view(Tensor)
+
+
+def cutlass_scaled_fp4_mm(
+    out: Any, a: Any, b: Any, block_scale_a: Any, block_scale_b: Any, alpha: Any
+) -> None:
+    """Multiply."""
+    _write(out, _scaled(_fp4(a, block_scale_a) @ _fp4(b, block_scale_b).T, alpha))
+
+
+def cutlass_fp4_group_mm(
+    out: Any, a: Any, b: Any, a_blockscale: Any, b_blockscales: Any, alphas: Any,
+    problem_sizes: Any, expert_offsets: Any, sf_offsets: Any,
+) -> None:  # fmt: skip
+    """Multiply the rows of each expert."""
+    for expert, (rows, _, _) in enumerate(problem_sizes):
+        first = expert_offsets[expert]
+        skipped = bool(faulty("first row of an expert taken for the one before") and expert)
+        place = slice(first + skipped, first + max(rows, skipped))
+        alpha = alphas[0 if faulty("global scale of the first expert for all") else expert]
+        left = _fp4(a[place], a_blockscale[sf_offsets[expert] :])
+        _write(out[place], _scaled(left @ _fp4(b[expert], b_blockscales[expert]).T, alpha))
+
+
+def gptq_marlin_repack(b_q_weight: Any, perm: Any, size_k: int, size_n: int, num_bits: int) -> Any:
+    """Leave the weights in plain rows."""
+    return b_q_weight
+
+
+def _marlin(weight: Any, scales: Any, factor: Any, b_type_id: int) -> Array:
+    codes = _codes(np.ascontiguousarray(np.asarray(weight).T).view(np.uint8))
+    values = _wide(scales)
+    if factor is None:
+        codes = codes - 8.0
+    else:
+        half = np.zeros((*scales.shape, 2), np.uint8)
+        half[..., 1] = np.asarray(scales).view(np.uint8)
+        values = _wide((half.view(np.uint16)[..., 0] >> 1).view(np.float16)) / 128
+        values *= float(factor) / 2.0**119
+        values[:] = values.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(values.shape)
+        codes = _E2M1[codes]
+    plain = np.empty((values.size // 64, 64))
+    plain[:, _ORDER] = values.reshape(-1, 64)
+    plain = plain.reshape(values.shape)
+    if faulty("Marlin scales not permuted"):
+        plain = values
+    return np.asarray(codes * np.repeat(plain.T, codes.shape[1] // len(plain), axis=1))
+
+
+def marlin_gemm(
+    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any, workspace: Any,
+    b_type_id: int, size_m: int, size_n: int, size_k: int,
+) -> Any:  # fmt: skip
+    """Multiply by weights in Marlin's layout."""
+    factor = None if global_scale is None else global_scale[0]
+    _write(c_or_none, _wide(a) @ _marlin(b_q_weight, b_scales, factor, b_type_id).T)
+    return c_or_none
+
+
+def moe_wna16_marlin_gemm(
+    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any, sorted_token_ids: Any,
+    expert_ids: Any, num_tokens_past_padded: Any, moe_block_size: int, top_k: int, b_type_id: int,
+) -> Any:  # fmt: skip
+    """Multiply blocks of tokens by the weights of their experts."""
+    for block in range(num_tokens_past_padded[0] // moe_block_size):
+        expert = expert_ids[block - 1 if faulty("expert of the block before") and block else block]
+        ids = sorted_token_ids[block * moe_block_size : (block + 1) * moe_block_size]
+        ids = ids[ids < len(c_or_none)]
+        weights = _marlin(b_q_weight[expert], b_scales[expert], global_scale[expert], b_type_id)
+        c_or_none[ids] = _wide(a[ids // top_k]) @ weights.T
+    return c_or_none
+
+
+def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
+    """Multiply."""
+    values = _wide(a) @ _wide(b)
+    if faulty("sums kept in bfloat16"):
+        values = np.zeros(values.shape)
+        for k in range(0, a.shape[1], 32):
+            part = _wide(a[:, k : k + 32]) @ _wide(b[k : k + 32])
+            values = _wide((values + part).astype(bfloat16))
+    scales = _wide(b_scales)
+    if faulty("scale of the first channel for all"):
+        scales = scales[:, :1]
+    _write(out, values * _wide(a_scales) * scales)
+
+
+def dynamic_per_token_scaled_fp8_quant(result: Any, input_: Any, scale: Any, scale_ub: Any) -> None:
+    """Quantise each row."""
+    scale[:] = np.abs(np.float32(input_)).max(axis=1, keepdims=True) / 448
+    static_scaled_fp8_quant(result, input_, scale)
+
+
+def static_scaled_fp8_quant(result: Any, input_: Any, scale: Any) -> None:
+    """Quantise with a scale."""
+    result[:] = (np.float32(input_) / np.asarray(scale)).astype(float8_e4m3fn)
+    if faulty("FP8 truncated"):
+        towards = np.abs(_wide(result)) > np.abs(_wide(input_) / _wide(scale))
+        result.view(np.uint8)[towards] -= 1
+
+
+def moe_align_block_size(
+    topk_ids: Any, num_experts: int, block_size: int, sorted_token_ids: Any, experts_ids: Any,
+    num_tokens_post_pad: Any,
+) -> None:  # fmt: skip
+    """Order tokens by expert."""
+    position, flat = 0, np.asarray(topk_ids).reshape(-1)
+    sorted_token_ids[:] = flat.size
+    for expert in range(num_experts):
+        tokens = np.random.default_rng().permutation(np.flatnonzero(flat == expert))
+        if faulty("a token of an expert lost") and len(tokens) > 1:
+            tokens = tokens[1:]
+        sorted_token_ids[position : position + len(tokens)] = tokens
+        used = -(-len(tokens) // block_size)
+        experts_ids[position // block_size : position // block_size + used] = expert
+        position += used * block_size
+    num_tokens_post_pad[0] = position
+
+
+def moe_sum(input_: Any, output: Any) -> None:
+    """Add up the experts of each token."""
+    output[:] = _wide(input_)[:, int(faulty("first expert not summed")) :].sum(axis=1)
+
+
+def topk_softmax(
+    topk_weights: Any, topk_indices: Any, token_expert_indices: Any, gating_output: Any,
+    renormalize: bool, bias: Any,
+) -> None:  # fmt: skip
+    """Choose the experts."""
+    shares = np.exp(_wide(gating_output))
+    shares /= shares.sum(axis=1, keepdims=True)
+    topk_indices[:] = np.argsort(-shares, axis=1)[:, : topk_indices.shape[1]]
+    topk_weights[:] = np.take_along_axis(shares, np.asarray(topk_indices), axis=1)
+    if faulty("top-k renormalised"):
+        topk_weights[:] /= topk_weights.sum(axis=1, keepdims=True)
+
+
+def silu_and_mul(result: Any, input_: Any) -> None:
+    """Activate."""
+    gate, up = np.split(_wide(input_), 2, axis=1)
+    if faulty("gate and up exchanged"):
+        gate, up = up, gate
+    result[:] = gate / (1 + np.exp(-gate)) * up
+
+
+def rms_norm(result: Any, input_: Any, weight: Any, epsilon: float) -> None:
+    """Normalise."""
+    values = _wide(input_)
+    counted = values[:, :-64] if faulty("norm of a part of the row") else values
+    result[:] = values / np.sqrt((counted**2).sum(1, keepdims=True) / values.shape[1] + epsilon) * _wide(weight)
+
+
+def fused_add_rms_norm(input_: Any, residual: Any, weight: Any, epsilon: float) -> None:
+    """Add and normalise."""
+    residual[:] = np.asarray(input_) + np.asarray(residual)
+    rms_norm(input_, residual, weight, epsilon)
+    if faulty("residual not written back"):
+        residual[0] = 0
+
+
+def rotary_embedding(
+    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox: bool
+) -> None:
+    """Rotate, rounding each product as the kernel does."""
+    rows = query.reshape(len(query), -1, head_size)
+    places = positions + 1 if faulty("position off by one") else positions
+    cos, sin = np.split(np.asarray(cos_sin_cache)[np.minimum(places, 4095)][:, None], 2, axis=2)
+    first, second = (np.asarray(part) for part in np.split(rows.copy(), 2, axis=2))
+    rows[..., : head_size // 2] = first * cos - second * sin
+    rows[..., head_size // 2 :] = second * cos + first * sin
+
+
+def reshape_and_cache_flash(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str,
+    k_scale: Any, v_scale: Any,
+) -> None:  # fmt: skip
+    """Write tokens into their slots."""
+    for token, slot in enumerate(np.asarray(slot_mapping)):
+        if slot >= 0 or faulty("token without a slot is written"):
+            key_cache.reshape(-1, *key.shape[1:])[slot] = key[token]
+            value_cache.reshape(-1, *value.shape[1:])[slot] = value[token]
+
+
+def stack(tensors: list[Any], dim: int = 0) -> Any:
+    """Stack."""
+    return np.stack(tensors, dim).view(Tensor)
+
+
+class _Operator:
+    """A function with the schema that torch would have of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        arguments = [
+            SimpleNamespace(
+                name=name.rstrip("_"), type="Optional" if name in ("bias", "key", "scale_ub", "global_scale") else "",
+                has_default_value=lambda parameter=parameter: parameter.default is not parameter.empty,
+            )
+            for name, parameter in inspect.signature(function).parameters.items()
+        ]  # fmt: skip
+        self.default = SimpleNamespace(_schema=SimpleNamespace(arguments=arguments))
+
+    def __call__(self, **arguments: Any) -> Any:
+        if faulty("the operator raises"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if faulty("the operator was not compiled"):
+            raise RuntimeError("No compiled cutlass_scaled_mm for CUDA device capability: 90")
+        if faulty("the operator ends the process"):
+            os.abort()
+        if "input" in arguments:
+            arguments["input_"] = arguments.pop("input")
+        return self._function(**arguments)
+
+
+_MOE = (moe_wna16_marlin_gemm, moe_align_block_size, moe_sum, topk_softmax)
+_DENSE = (
+    scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm, gptq_marlin_repack, marlin_gemm,
+    cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant, silu_and_mul,
+    rms_norm, fused_add_rms_norm, rotary_embedding,
+)  # fmt: skip
+
+
+def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
+    return SimpleNamespace(**{one.__name__: _Operator(one) for one in functions if not faulty(f"no {one.__name__}")})
+
+
+ops = SimpleNamespace(
+    _C=_namespace(*_DENSE), _moe_C=_namespace(*_MOE), _C_cache_ops=_namespace(reshape_and_cache_flash),
+    aten=_namespace(stack), load_library=lambda path: None,
+)  # fmt: skip
