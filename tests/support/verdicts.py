@@ -72,7 +72,7 @@ HOST = {
 BEGAN = 1_795_305_600.0
 SPEED, NOISE = 0.024, 0.003
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
-RECIPE, TASK, LIBRARY = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task, "vllm/_C_stable_libtorch.abi3.so"
+RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
 MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
     "fail": failed,
     "invalid": invalid,

@@ -182,13 +182,13 @@ def _marlin(weight: Any, scales: Any, factor: Any, b_type_id: int) -> Array:
     else:
         half = np.zeros((*scales.shape, 2), np.uint8)
         half[..., 1] = np.asarray(scales).view(np.uint8)
-        values = _wide((half.view(np.uint16)[..., 0] >> 1).view(np.float16)) / 128
+        values = np.asarray(_wide((half.view(np.uint16)[..., 0] >> 1).view(np.float16)) / 128)
         values *= float(factor) / 2.0**119
         values[:] = values.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(values.shape)
         codes = _E2M1[codes]
-    plain = np.empty((values.size // 64, 64))
-    plain[:, _ORDER] = values.reshape(-1, 64)
-    plain = plain.reshape(values.shape)
+    groups = np.empty((values.size // 64, 64))
+    groups[:, _ORDER] = values.reshape(-1, 64)
+    plain: Array = groups.reshape(values.shape)
     if faulty("Marlin scales not permuted"):
         plain = values
     return np.asarray(codes * np.repeat(plain.T, codes.shape[1] // len(plain), axis=1))
