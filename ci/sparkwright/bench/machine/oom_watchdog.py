@@ -60,7 +60,9 @@ def _watch(
             message = f"{available} MB are available, {policy.floor} MB must stay"
             return kill("memory-low", message)
         if fall > policy.max_fall:
-            message = f"available memory fell by {fall} MB in a second, {policy.max_fall} MB is allowed"
+            message = (
+                f"available memory fell by {fall} MB in a second, {policy.max_fall} MB is allowed"
+            )
             return kill("memory-low", message)
         with contextlib.suppress(OSError):
             for finding in log.findings() if log else ():

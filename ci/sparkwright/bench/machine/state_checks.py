@@ -230,9 +230,7 @@ def disturbances(
     return tuple(found.values())
 
 
-def _probe_reasons(
-    snapshot: Snapshot, normal: Normal | None, band: float
-) -> Iterator[Reason]:
+def _probe_reasons(snapshot: Snapshot, normal: Normal | None, band: float) -> Iterator[Reason]:
     if normal is None:
         return
     if snapshot.gemv is None or snapshot.copy is None:
