@@ -18,7 +18,7 @@ from sparkwright.audit import wheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import pipeline
-from sparkwright.cli import options
+from sparkwright.cli import options, quick_bench
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder, report, verdict_file
@@ -72,6 +72,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="measure N pairs of the same wheel, to calibrate the gate of this machine",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="only a quick look: one launch, the first cell, two minutes; not a gate",
     )
 
 
@@ -221,6 +226,10 @@ def bench(arguments: argparse.Namespace) -> None:
             published and (calibrate or arguments.server or not arguments.recipe),
             "--published needs --recipe, and an environment to serve it.",
         ),
+        (
+            arguments.quick and (calibrate or published or arguments.launches),
+            "--quick is one launch, without --calibrate, --published and --launches.",
+        ),
     )
     context = options.checkout(arguments)
     recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
@@ -243,6 +252,9 @@ def bench(arguments: argparse.Namespace) -> None:
         arguments.fresh,
         arguments.preheat,
     )
+    if arguments.quick:
+        quick_bench.run(context, query)
+        return
     spec = published_figures.only(query, recipe) if published and recipe else query
     answer = Experiment(context, spec)
     result = answer.result()

@@ -76,8 +76,14 @@ class VllmBench(msgspec.Struct, frozen=True):
         deadline = time.monotonic() + spec.timeout_s
         adds_tokens = spec.tokenizer is not None and spec.prompt_file is None
         with tempfile.TemporaryDirectory(prefix="sparkwright-load-") as folder:
-            if warmups := max(spec.warmups, int(adds_tokens)):
-                warmup = replace(spec, requests=warmups, seed=spec.seed ^ 0x5EED, request_rate=None)
+            if spec.warmups or adds_tokens:
+                warmup = replace(
+                    spec,
+                    requests=max(1, spec.warmups),
+                    output_tokens=spec.output_tokens if spec.warmups else 1,
+                    seed=spec.seed ^ 0x5EED,
+                    request_rate=None,
+                )
                 lengths = self._run(Path(folder, "warmup"), warmup, deadline).input_lens
                 if adds_tokens:
                     missing = spec.prompt_tokens - lengths[0]

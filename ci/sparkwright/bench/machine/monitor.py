@@ -65,9 +65,13 @@ class Telemetry:
                 return getattr(pynvml, function)(self._gpu, *arguments)
         return None
 
-    def unified(self) -> bool:
-        """Return whether GPU and CPU share the memory: the GPU reports none of its own."""
-        return self._gpu is not None and self._query("nvmlDeviceGetMemoryInfo") is None
+    def adapt(self, policy: MachinePolicy) -> MachinePolicy:
+        """Return *policy* with the memory floor of this kind of machine."""
+        # A GPU without memory of its own does not report any.
+        if self._gpu is not None and self._query("nvmlDeviceGetMemoryInfo") is None:
+            return policy
+        memory = replace(policy.memory, floor=policy.memory.discrete_floor)
+        return replace(policy, memory=memory)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the names and versions that the machine's speed depends on, without serials."""
@@ -185,8 +189,7 @@ class MachineMonitor:
         except ProbeError as error:
             self._note(f"The probe fails, so a slow state would not be noticed: {error}.")
         self._telemetry = Telemetry(uuid)
-        floor = policy.memory.floor if self._telemetry.unified() else policy.memory.discrete_floor
-        self.policy = replace(policy, memory=replace(policy.memory, floor=floor))
+        self.policy = self._telemetry.adapt(policy)
 
     def __enter__(self) -> Self:
         return self
