@@ -1,0 +1,334 @@
+"""The load generator: the adapter to vllm-rs, its origin, its check on this host, and the quick look."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.refusals import refusal
+from tests.support import refserved
+from tests.support.fake_openai_server import Behaviour, Fault, started
+from tests.support.thread_load import ThreadLoad
+
+from sparkwright.bench import quick_look
+from sparkwright.bench.load import load_generator_check, vllm_bench
+from sparkwright.bench.load.load_generator_check import (
+    DelayProfile,
+    GeneratorPolicy,
+    check_generator,
+)
+from sparkwright.bench.load.load_spec import REASONS, LoadError, LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import VllmBench
+from sparkwright.bench.records import Reason
+from sparkwright.cli import main, quick_bench
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import UsageError
+from sparkwright.core.store import Store
+from sparkwright.forks import lock
+from sparkwright.forks.stack import Project
+from sparkwright.gates.core.errors import GateError
+
+ROOT = Path(__file__).parents[2]
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "load_generator.yaml", GeneratorPolicy)
+SPEC = LoadSpec("http://127.0.0.1:9", "reference", 8, 3, 2, 2, warmups=0, timeout_s=60.0)
+RESULT = {
+    "input_lens": [8, 8], "output_lens": [3, 0], "ttfts": [0.5, 0.0], "itls": [[0.1, 0.3], []], "errors": ["", "HTTP 429"],
+    "latencies": [0.9, 0.0], "start_times": [10.25, 10.0], "unknown": None,
+}  # fmt: skip
+
+
+def program(folder: Path, body: str) -> VllmBench:
+    """Return a program that is called like the real one, and runs *body* with the path of its result as ``out``."""
+    path = folder / "vllm-rs"
+    preamble = "import os, subprocess, sys, time\nout = sys.argv[sys.argv.index('--result-dir') + 1] + '/result.json'\n"
+    path.write_text(f"#!{sys.executable}\n{preamble}{body}\n")
+    path.chmod(0o755)
+    return VllmBench(path, "0.33.0", "0" * 64)
+
+
+def writes(**changes: object) -> str:
+    """Return a body that writes `RESULT` with *changes*."""
+    return f"open(out, 'w').write({msgspec.json.encode({**RESULT, **changes}).decode()!r})"
+
+
+def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path: Path) -> None:
+    result = program(tmp_path, writes()).measure(replace(SPEC, request_rate=4.0))
+    assert (result.generator, result.seconds, result.request_rate) == ("vllm-rs 0.33.0", pytest.approx(1.15), 4.0)
+    assert result.requests == (Request(0.0, 0.0, 0.0, 8, 0, 0, "HTTP 429"), Request(0.25, 0.5, 0.9, 8, 3, 3))
+    assert (result.itl_p50, result.itl_p99) == (pytest.approx(0.2), pytest.approx(0.298))
+    assert (result.tpot, result.ttft, result.ttft_p99) == (pytest.approx(0.2), 0.25, pytest.approx(0.495))
+    assert result.rate == pytest.approx(3 / 1.15)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "message"),
+    [
+        ("sys.exit('\\x1b[31mERROR\\x1b[0m process failed with error: no such host')", "generator-failed", "no such host"),
+        ("os.kill(os.getpid(), 9)", "generator-failed", "status -9"),
+        (writes(**{name: value[:1] for name, value in RESULT.items() if isinstance(value, list)}), "generator-failed", "1 of 2 requests"),
+        ("open(out, 'wb').truncate(2**29)", "generator-failed", "status"),
+        ("pass", "generator-unreadable", "cannot be read"),
+        ("open(out, 'w').write('[' * 100000)", "generator-unreadable", "cannot be read"),
+        (writes(ttfts=[1.0]), "generator-unreadable", "columns"),
+        ("sys.exit('error: ' + str(os.environ.get('OPENAI_API_KEY')))", "generator-failed", "error: None"),
+    ],
+)
+def test_program_that_gives_no_result_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str, message: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with pytest.raises(LoadError) as caught:
+        program(tmp_path, body).measure(SPEC)
+    assert caught.value.reason == reason
+    assert reason in REASONS
+    assert message in caught.value.message
+    assert caught.value.message.isprintable()
+
+
+def test_program_is_killed_with_its_children_at_the_timeout(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    hanging = program(tmp_path, f"child = subprocess.Popen(['sleep', '999'])\nopen({str(pid)!r}, 'w').write(str(child.pid))\ntime.sleep(999)")
+    with pytest.raises(LoadError, match="generator-late"):
+        hanging.measure(replace(SPEC, timeout_s=3.0))
+    until = time.monotonic() + 30
+    while pid.exists() and Path(f"/proc/{pid.read_text()}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_warmups_are_a_run_with_other_prompts_that_corrects_the_prompt_length(tmp_path: Path) -> None:
+    """The program subtracts the token that the tokenizer adds."""
+    log = tmp_path / "log"
+    body = f"open({str(log)!r}, 'a').write(' '.join(sys.argv) + '\\n')\n" + writes(input_lens=[7, 7])
+    program(tmp_path, body).measure(replace(SPEC, warmups=2, seed=7, tokenizer=tmp_path))
+    warmup, run = (line.split() for line in log.read_text().splitlines())
+    assert warmup[warmup.index("--seed") + 1] != run[run.index("--seed") + 1] == "7"
+    assert [words[words.index("--random-input-len") + 1] for words in (warmup, run)] == ["8", "9"]
+
+
+def test_arguments_say_length_rate_and_prompts(tmp_path: Path) -> None:
+    forced = vllm_bench.arguments(SPEC, tmp_path)
+    assert {"--ignore-eos", "--save-detailed", "random"} <= set(forced)
+    assert "--request-rate" not in forced
+    natural = vllm_bench.arguments(replace(SPEC, natural_length=True, request_rate=2.5, prompt_file=tmp_path / "a.jsonl"), tmp_path)
+    assert "--ignore-eos" not in natural
+    assert natural[natural.index("--request-rate") + 1] == "2.5"
+    assert natural[natural.index("--dataset-name") + 1] == "custom"
+    assert natural[natural.index("--max-model-len") + 1] == "11"
+
+
+def obtain(store: Store) -> VllmBench:
+    return vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
+
+
+def put_wheel(store: Store, members: dict[str, bytes]) -> Path:
+    """Write a wheel with *members* where the store has the official one, and return it."""
+    base = lock.read(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
+    path = store.folder("downloads", base.sha256) / base.filename
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> None:
+    data = b"#!/bin/sh\n"
+    wheel = put_wheel(Store(tmp_path), {"vllm/vllm-rs": data, "vllm/other.py": b""})
+    generator = obtain(Store(tmp_path))
+    assert (generator.version, generator.sha256) == ("0.33.0", hashlib.sha256(data).hexdigest())
+    assert generator.program.stat().st_mode & stat.S_IXUSR
+    wheel.unlink()
+    assert obtain(Store(tmp_path)) == generator
+
+
+def test_wheel_that_is_missing_or_wrong_gives_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    with refusal("offline", match="vllm-0.33.0"):
+        obtain(store)
+    put_wheel(store, {"vllm/other.py": b""})
+    with refusal("not-provided"):
+        obtain(store)
+    wheel = put_wheel(store, {"vllm/vllm-rs": bytes(5000)})
+    with monkeypatch.context() as limited:
+        limited.setattr(vllm_bench, "MAX_PROGRAM_BYTES", 4999)
+        with refusal("wheel-invalid"):
+            obtain(store)
+    data = bytearray(wheel.read_bytes())
+    data[60] ^= 0xFF
+    wheel.write_bytes(data)
+    with refusal("wheel-invalid"):
+        obtain(store)
+    assert not list(tmp_path.glob("environments/vllm-rs-*/*"))
+
+
+PROFILE = DelayProfile(0.2, 0.02, 3, 8, 13, 2, 4)
+#: When the server received each request, and sent its first and its last token.
+SENT = [(0.0, 0.2, 0.44), (0.0, 0.2, 0.44), (0.45, 0.65, 0.89), (0.45, 0.65, 0.89)]
+TRUE = Request(0.0, 0.201, 0.441, 8, 13, 5)
+
+
+def compare(*requests: Request, seconds: float = 0.89) -> str:
+    return load_generator_check.compare(LoadResult("g", "", seconds, requests), SENT, PROFILE, POLICY)
+
+
+def test_accurate_generator_is_described() -> None:
+    assert compare(*(TRUE,) * 4) == "TTFT +1.00 ms of 200 ms, TPOT +0.00 %, throughput +0.00 %"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_tokens": 5},  # counts events
+        {"chunks": 13},
+        {"prompt_tokens": 9},
+        {"error": "HTTP 500"},
+        {"ttft": 0.207, "latency": 0.447},
+        {"ttft": 0.199, "latency": 0.439},  # before it was sent
+        {"latency": 0.443},  # time per token 0.8 % too long
+        {"ttft": 0.402, "latency": 0.882},  # a factor of two
+    ],
+)
+def test_inaccurate_generator_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(LoadError, match="generator-inaccurate"):
+        compare(*(replace(TRUE, **changes),) * 4)
+
+
+def test_generator_with_missing_requests_or_wrong_duration_is_refused() -> None:
+    for requests, seconds in ((3, 0.89), (4, 0.87), (4, 0.91)):
+        with pytest.raises(LoadError, match="generator-inaccurate"):
+            compare(*(TRUE,) * requests, seconds=seconds)
+
+
+class EventCounter(ThreadLoad):
+    """A generator that takes events for tokens."""
+
+    runs = 0
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        self.runs += 1
+        result = super().measure(spec)
+        return replace(result, requests=tuple(replace(one, output_tokens=one.chunks) for one in result.requests))
+
+
+def test_check_runs_a_server_with_known_delays_and_repeats_a_failed_attempt() -> None:
+    tolerant = replace(
+        POLICY, profiles=(replace(PROFILE, ttft=0.02, tpot=0.002),), ttft_tolerance=5.0, tpot_tolerance=50.0, rate_tolerance=50.0
+    )
+    assert "is accurate" in check_generator(ThreadLoad(), tolerant)
+    mutant = EventCounter()
+    with pytest.raises(LoadError, match=r"generator-inaccurate.*\(8, 5, 5, ''\) instead of \(8, 13, 5, ''\)"):
+        check_generator(mutant, tolerant)
+    assert mutant.runs == POLICY.attempts
+
+
+class Timetable:
+    """A generator with known figures, one factor for each run after the trial."""
+
+    name = "timetable"
+
+    def __init__(self, *factors: float, error: str = "", seconds: float = 0.0) -> None:
+        self.specs: list[LoadSpec] = []
+        self._factors, self._error, self._seconds = [1.0, *factors], error, seconds
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        factor = self._factors[min(len(self.specs), len(self._factors) - 1)]
+        self.specs.append(spec)
+        time.sleep(self._seconds)
+        latency = factor * (1.0 + 0.1 * (spec.output_tokens - 1))
+        request = Request(0.0, factor, latency, spec.prompt_tokens, spec.output_tokens, 0, self._error)
+        return LoadResult(self.name, "", latency, (request,) * spec.requests, 0.1, 0.2)
+
+
+def test_quick_look_has_the_interval_over_its_runs() -> None:
+    generator = Timetable(0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
+    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2), ["machine-busy: others"])
+    tpot = look.figures[0]
+    assert (tpot.name, tpot.unit, tpot.mean) == ("time per token", "ms", pytest.approx(100))
+    # t(0.975, 7) · s / √8 with s = 10.69
+    assert (tpot.low, tpot.high) == (pytest.approx(91.06, abs=0.01), pytest.approx(108.94, abs=0.01))
+    assert (look.runs, look.output_tokens, look.requests) == (8, 64, 2)
+    assert look.warnings == ("machine-busy: others",)
+    assert "not a gate" in look.disclaimer
+    assert len({spec.seed for spec in generator.specs[1:]}) == 8
+
+
+def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
+    generator = Timetable(seconds=0.2)
+    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4096), budget_s=0.7)
+    assert look.output_tokens == 90  # (10 s - TTFT) / TPOT
+    assert look.runs == 2
+    assert generator.specs[-1].timeout_s < 1.01
+
+
+def test_quick_look_refuses_failed_requests() -> None:
+    with pytest.raises(LoadError, match="2 of 2 requests failed: HTTP 500"):
+        quick_look.quick_look(Timetable(error="HTTP 500"), SPEC)
+
+
+def test_quick_bench_warns_of_a_busy_machine_and_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "config.json").write_text("{}")
+    python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
+    words = [
+        "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+        "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload",
+    ]  # fmt: skip
+    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    monkeypatch.setattr(quick_bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
+    monkeypatch.setattr(quick_look, "RUN_S", 0.1)
+    arguments = main.parse([*words, "8/16 c1"])
+    arguments.run(arguments)
+    written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
+    assert written["quick"]["runs"] >= 2
+    assert written["candidate"]["version"] == "0.33.0"
+    assert "machine-busy" in written["quick"]["warnings"][0]
+    assert "not a gate" in capsys.readouterr().out
+    texts = main.parse([*words, "sharegpt"])
+    with pytest.raises(UsageError, match="file of prompts"):
+        texts.run(texts)
+    refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))
+    with pytest.raises(GateError, match="was not measured"):
+        arguments.run(arguments)
+
+
+@pytest.fixture(scope="module", name="real")
+def _real(user_store: Store) -> VllmBench:
+    """The real program from the real wheel (336 MB, in the user's store afterwards)."""
+    return vllm_bench.obtain(ROOT, POLICY.stack, user_store, offline=False)
+
+
+@pytest.mark.network
+def test_real_program_passes_the_check(real: VllmBench) -> None:
+    tolerant = replace(POLICY, ttft_tolerance=0.1, tpot_tolerance=0.05, rate_tolerance=0.1)
+    assert "is accurate" in check_generator(real, tolerant)
+
+
+#: Fault → tokens of the second request, and a part of its error. The program does not report an error event; only the tokens, and the
+#: server's counters, show it.
+SHOWN: dict[Fault, tuple[int, str]] = {
+    "closes": (0, "Stream error"), "refuses": (0, "429"), "dies": (0, "error"), "error-event": (5, ""), "short": (9, ""),
+    "usage-more": (11, ""),
+}  # fmt: skip
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("fault", SHOWN)
+def test_real_program_shows_each_fault_of_a_server(real: VllmBench, fault: Fault) -> None:
+    with started(Behaviour(ttft=0.0, tpot=0.001, faults={fault: 2})) as server:
+        spec = replace(SPEC, url=server.url, output_tokens=10, concurrency=1)
+        sound, faulty = real.measure(spec).requests
+    assert (sound.output_tokens, sound.error) == (10, "")
+    tokens, error = SHOWN[fault]
+    assert faulty.output_tokens == tokens
+    assert error in faulty.error
+    assert bool(error) == bool(faulty.error)
