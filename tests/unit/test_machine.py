@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.bench.machine import monitor, oom_watchdog
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.machine.monitor import MachineMonitor, Telemetry
 from sparkwright.bench.machine.oom_watchdog import watch_memory
 from sparkwright.bench.machine.probe import GemvProbe, ProbeError
@@ -34,8 +34,8 @@ from sparkwright.bench.machine.state_checks import (
 )
 from sparkwright.bench.model import roofline
 from sparkwright.bench.records import Reason
-from sparkwright.bench.server.serve import Launch, Server
-from sparkwright.core import strict_yaml
+from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
 
 POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy)
@@ -316,7 +316,7 @@ def test_watchdog_kills_once_when_memory_is_short_or_falls_fast(
 ) -> None:
     samples, killing = iter(available), Killing()
     last = available[-1]
-    monkeypatch.setattr(oom_watchdog.process, "available_megabytes", lambda: next(samples, last))
+    monkeypatch.setattr(process, "available_megabytes", lambda: next(samples, last))
     with watch_memory(replace(HARMLESS, **changes), killing, kernel_log=Path("/nonexistent")):
         assert killing.called.wait(20 if message else 0.5) == bool(message)
         time.sleep(0.1)
@@ -365,9 +365,9 @@ def test_watchdog_ends_a_server_that_ignores_signals_with_all_its_processes(tmp_
     folder = tmp_path / "modules" / "vllm" / "entrypoints" / "cli"
     folder.mkdir(parents=True)
     (folder / "main.py").write_text(SERVES)
-    launch = Launch(Path(sys.executable), tmp_path, (), {"PYTHONPATH": str(tmp_path / "modules")}, "toy", patience=100, grace=90)
+    launch = LaunchPlan(Path(sys.executable), tmp_path, (), {"PYTHONPATH": str(tmp_path / "modules")}, "toy", timeout=100, grace=90)
     with Server(launch, tmp_path / "log") as server:
-        assert server.ready, server.ended
+        assert server.ready, server.failure
         processes = server.processes()
         assert len(processes) == 2
         with watch_memory(replace(HARMLESS, floor=900_000_000), server.kill):
@@ -375,7 +375,7 @@ def test_watchdog_ends_a_server_that_ignores_signals_with_all_its_processes(tmp_
             while server.running and time.monotonic() < until:
                 server.guard()
                 time.sleep(0.02)
-        assert (server.running, server.reference) == (False, "memory-low")
+        assert (server.running, server.reason) == (False, "memory-low")
     for one in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.wait(timeout=60)

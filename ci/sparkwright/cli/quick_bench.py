@@ -18,7 +18,7 @@ from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
 from sparkwright.bench.quick_look import quick_look
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.server.serve import Server
+from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -56,8 +56,8 @@ def run(context: RunContext, query: ExperimentSpec) -> None:
             wheel_facts = msgspec.to_builtins(query.candidate.subject(context.project.stack))
             launch = query.launches({"candidate": wheel_facts["version"]})["candidate"]
             server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
-            if server.ended:
-                raise GateError("measurement-invalid", f"The server does not run: {server.ended}.")
+            if server.failure:
+                raise GateError("measurement-invalid", f"The server does not run: {server.failure}.")
             stack.enter_context(watch_memory(machine_policy.memory, server.kill))
             url = server.url
         try:

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -131,13 +132,15 @@ class GemvProbe:
         return self._response(self._child, kind, timeout)
 
     def _response(self, child: subprocess.Popen[bytes], kind: type[T], timeout: float) -> T:
-        """Return the next line of *child*, which writes each at once."""
+        """Return the next line of *child*."""
         assert child.stdout
-        ready = select.select([child.stdout], [], [], timeout)[0]
-        if not ready:
-            raise self._failure(f"it did not answer within {timeout:.0f} s")
-        if not (line := os.read(child.stdout.fileno(), 65536)):
-            raise self._failure("it has ended")
+        line, end = b"", time.monotonic() + timeout
+        while not line.endswith(b"\n"):
+            if not select.select([child.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise self._failure(f"it did not answer within {timeout:.0f} s")
+            if not (data := os.read(child.stdout.fileno(), 65536)):
+                raise self._failure("it has ended")
+            line += data
         try:
             return msgspec.json.decode(line, type=kind)
         except msgspec.MsgspecError as error:

@@ -45,7 +45,7 @@ class Qualified(msgspec.Struct, frozen=True, tag="qualified"):
     Attributes:
         boot: Of the machine. *at*: seconds since 1970.
         says: How it was found, as sentences.
-        normal: What the sentinel read then; None where it was silent.
+        normal: What the probe read then; None without a GPU.
     """
 
     boot: str

@@ -170,7 +170,7 @@ class Result(msgspec.Struct, frozen=True):
         recipe: Its name, or empty. *model*: its name. *quantization*: as the recipe says (``NVFP4``, ``AWQ``), or empty.
         host: Facts of the machine (`sparkwright.gates.core.ladder.machine_facts`).
         margin: The ratio that still passes (0.02 is 2 %). *alpha*: the error rate. *blocks*: the most that are measured. *quads*: in each.
-        generator: Name and version. *qualified*: what its metrology found, as sentences.
+        generator: Name and version. *qualified*: its accuracy on this host, as sentences.
         bandwidth: Of the memory, measured in the same session; None where it was not.
         began, seconds: When, and how long.
         resumed: How often it was continued after an interruption.
