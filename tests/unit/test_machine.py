@@ -32,7 +32,7 @@ from sparkwright.bench.machine.state_checks import (
     normal_reasons,
     start_reasons,
 )
-from sparkwright.bench.model import roofline
+from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import process, strict_yaml
@@ -185,7 +185,7 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
         machine.preheat(0.01)
         assert machine.settle() == ()
         assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002, "fake")
-        assert machine.bandwidth == roofline.stored(store) == roofline.Bandwidth(2000.0, "measured", "fake")
+        assert machine.bandwidth == decode_bytes.stored_bandwidth(store) == decode_bytes.Bandwidth(2000.0, "measured", "fake")
         before = machine.snapshot()
         milliseconds.write_text("1.5")
         assert references(machine.disturbances(before, machine.snapshot())) == ["slow-state"]

@@ -57,7 +57,8 @@ def run(context: RunContext, query: ExperimentSpec) -> None:
             launch = query.launches({"candidate": wheel_facts["version"]})["candidate"]
             server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if server.failure:
-                raise GateError("measurement-invalid", f"The server does not run: {server.failure}.")
+                what = f"The server does not run: {server.failure}."
+                raise GateError("measurement-invalid", what)
             stack.enter_context(watch_memory(machine_policy.memory, server.kill))
             url = server.url
         try:
