@@ -76,7 +76,7 @@ class Client:
 
     def models(self) -> tuple[Model, ...]:
         """Return the models that the server lists."""
-        return self._get("/v1/models", schema.ModelList).data
+        return _present(self._ask("/v1/models").data)
 
     def model(self) -> str:
         """Return the name of the model, which the server lists."""
@@ -90,7 +90,7 @@ class Client:
 
     def version(self) -> str:
         """Return the server's version of vLLM."""
-        return self._get("/version", schema.ServerVersion).version
+        return _present(self._ask("/version").version)
 
     def health(self) -> None:
         """Raise `ServerInvalid` unless ``/health`` says 200."""
@@ -132,12 +132,12 @@ class Client:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the tokens of *text*, with those that the tokenizer adds to a prompt."""
         request = {"model": self.model(), "prompt": text}
-        return self._post("/tokenize", request, schema.Tokenized).tokens
+        return _present(self._ask("/tokenize", request).tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*."""
         request = {"model": self.model(), "tokens": _token_ids(tokens)}
-        return self._post("/detokenize", request, schema.Detokenized).prompt
+        return _present(self._ask("/detokenize", request).prompt)
 
     def complete(
         self,
@@ -286,13 +286,9 @@ class Client:
         with self._exchange(method, path) as reply:
             _refuse_error(reply)
 
-    def _get(self, path: str, record: type[T]) -> T:
-        with self._exchange("GET", path) as reply:
-            return schema.decode(_body(reply, "application/json"), record)
-
-    def _post(self, path: str, request: Mapping[str, object], record: type[T]) -> T:
-        with self._exchange("POST", path, request) as reply:
-            return schema.decode(_body(reply, "application/json"), record)
+    def _ask(self, path: str, request: Mapping[str, object] | None = None) -> schema.Event:
+        with self._exchange("POST" if request else "GET", path, request) as reply:
+            return schema.decode(_body(reply, "application/json"), schema.Event)
 
     @contextlib.contextmanager
     def _exchange(
@@ -314,6 +310,12 @@ class Client:
                 yield reply
         except HttpFailure as failure:
             raise ServerInvalid(_reason(failure, began=began), str(failure)) from None
+
+
+def _present(value: T | None) -> T:
+    if value is None:
+        raise ServerInvalid("answer-unreadable", "the reply lacks the field that was asked for")
+    return value
 
 
 def image_part(data: bytes, media_type: str = "image/png") -> dict[str, object]:
@@ -362,9 +364,10 @@ def _refuse_error(reply: Reply) -> None:
     if reply.status != 200:
         reply.read()
         try:
-            words = schema.decode(reply.body, schema.ErrorBody).error.message
+            error = schema.decode(reply.body, schema.Event).error
         except ServerInvalid:
-            words = reply.body[:200].decode("utf-8", "replace")
+            error = None
+        words = error.message if error else reply.body[:200].decode("utf-8", "replace")
         raise ServerInvalid("server-refused", f"status {reply.status}: {words}", reply.status)
 
 

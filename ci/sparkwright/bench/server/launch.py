@@ -229,7 +229,7 @@ class Server(SupervisedProcess):
                     seconds = time.monotonic() - begin
                     if seconds > self.plan.timeout:
                         self.end("server-late", f"it does not answer after {seconds:.0f} s")
-                    progress.update(round(seconds), f"s  {last_line(self.log)}")
+                    progress.update(round(seconds), "s")
                     time.sleep(0.5)
         except BaseException:
             self.stop()
@@ -261,14 +261,3 @@ def is_ready(url: str, name: str, key: str = "") -> bool:
     except ServerInvalid:
         return False
 
-
-def last_line(log: Path) -> str:
-    """Return the printable end of the last line of *log*; empty if there is none."""
-    try:
-        with log.open("rb") as source:
-            source.seek(max(0, log.stat().st_size - 2000))
-            lines = source.read().decode("utf-8", "replace").replace("\r", "\n").split("\n")
-    except OSError:
-        return ""
-    text = next((line for line in reversed(lines) if line.strip()), "")
-    return "".join(letter for letter in text if letter.isprintable())[-100:]

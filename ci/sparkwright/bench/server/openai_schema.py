@@ -9,7 +9,9 @@ them. Unknown fields are ignored, so later releases may add to them.
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
@@ -68,24 +70,10 @@ class ServerInvalid(Exception):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """
-    The tokens that the server counted.
-
-    Attributes:
-        cached_tokens: Tokens of the prompt that came from the prefix cache; None unless the server
-            runs with ``--enable-prompt-tokens-details``.
-    """
-
-    class _Details(msgspec.Struct, frozen=True):
-        cached_tokens: int | None = None
+    """The tokens that the server counted."""
 
     prompt_tokens: int
     completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -112,7 +100,6 @@ class Completion(msgspec.Struct, frozen=True):
         text: The same, as the server decoded it.
         finish_reason: ``length`` or ``stop``.
         usage: The server's counts, which are those of *tokens* and of the prompt.
-        stop_reason: The stop text or stop token that ended it; None for the end-of-text token.
         logprobs: For each token of the completion: token → natural logarithm of its probability, of
             the chosen token and the most probable ones; NaN if the server says null. Empty unless
             asked for.
@@ -125,7 +112,6 @@ class Completion(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str
     usage: Usage
-    stop_reason: int | str | None = None
     logprobs: tuple[dict[int, float], ...] = ()
     prompt_logprobs: tuple[Position, ...] = ()
     chunk_seconds: tuple[float, ...] = ()
@@ -137,7 +123,6 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str
-    id: str = ""
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
@@ -178,7 +163,6 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct):
     function: _Function
     index: int | None = None
-    id: str | None = None
 
 
 class _Message(msgspec.Struct):
@@ -196,7 +180,6 @@ class _Choice(msgspec.Struct):
     delta: _Message | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
     prompt_logprobs: list[dict[TokenId, _Score] | None] | None = None
@@ -207,15 +190,6 @@ class _Error(msgspec.Struct):
     code: int | str | None = None
 
 
-class Event(msgspec.Struct):
-    """One event of a stream, or a complete reply."""
-
-    model: str = ""
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    error: _Error | None = None
-
-
 class Model(msgspec.Struct, frozen=True):
     """An entry of ``/v1/models``; *max_model_len* counts the tokens of prompt and completion."""
 
@@ -223,24 +197,17 @@ class Model(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
 
 
-class ModelList(msgspec.Struct):
-    data: tuple[Model, ...]
+class Event(msgspec.Struct):
+    """An event of a stream, or a complete reply of any endpoint."""
 
-
-class Tokenized(msgspec.Struct):
-    tokens: tuple[TokenId, ...]
-
-
-class Detokenized(msgspec.Struct):
-    prompt: str
-
-
-class ServerVersion(msgspec.Struct):
-    version: str
-
-
-class ErrorBody(msgspec.Struct):
-    error: _Error
+    model: str = ""
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: _Error | None = None
+    data: tuple[Model, ...] | None = None
+    version: str | None = None
+    tokens: tuple[TokenId, ...] | None = None
+    prompt: str | None = None
 
 
 def decode(body: bytes, record: type[T]) -> T:
@@ -321,7 +288,6 @@ class Assembler:
         self._chunks: list[float] = []
         self._usage: Usage | None = None
         self._finish = ""
-        self._stop_reason: int | str | None = None
         self._prompt_read: list[int] | None = None
         self._prompt_scores: list[dict[int, _Score] | None] | None = None
         self._tokens: list[int] = []
@@ -354,7 +320,6 @@ class Assembler:
             text = "the server sends text without token_ids; it is no vLLM from 0.10.2 on"
             raise ServerInvalid("answer-unreadable", text)
         self._finish = choice.finish_reason or self._finish
-        self._stop_reason = choice.stop_reason or self._stop_reason
         self._prompt_read = choice.prompt_token_ids or self._prompt_read
         self._prompt_scores = choice.prompt_logprobs or self._prompt_scores
         self._tokens += choice.token_ids or ()
@@ -376,7 +341,7 @@ class Assembler:
             raise ServerInvalid("answer-unreadable", f"tool call {index} has no predecessor")
         old, new = self._calls[index], call.function
         name, arguments = old.name + (new.name or ""), old.arguments + (new.arguments or "")
-        self._calls[index] = ToolCall(name, arguments, old.id or call.id or "")
+        self._calls[index] = ToolCall(name, arguments)
 
     def completion(self) -> Completion:
         """Return the completion; raise `ServerInvalid` if it is incomplete or miscounted."""
@@ -394,7 +359,6 @@ class Assembler:
             text=self._text,
             finish_reason=self._finish,
             usage=usage,
-            stop_reason=self._stop_reason,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=_positions(self._prompt_scores, prompt or []),
             chunk_seconds=tuple(self._chunks),
@@ -479,20 +443,18 @@ def metrics(text: str) -> dict[str, float]:
     Raises:
         ServerInvalid: A line is not in that format.
     """
-    values: dict[str, float] = {}
+    values: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        # Labels may hold blanks and braces in quotes, but a value never holds a brace.
-        name, brace, rest = line.rpartition("}")
-        name, rest = (name + brace, rest) if brace else [*line.split(" ", 1), ""][:2]
+        match = re.fullmatch(r"([^\s{]+)(\{.*\})?\s+([^\s}]+)(?:\s+\d+)?\s*", line)
         try:
-            value = float(rest.split()[0])
-        except (ValueError, IndexError):
+            name, labels, value = match.groups("") if match else ("", "", "")
+            number = float(value)
+        except ValueError:
             message = f"a line is no metric: {line[:80]!r}"
             raise ServerInvalid("answer-unreadable", message) from None
-        bare = name.partition("{")[0]
-        values[name] = value
-        if bare != name:
-            values[bare] = values.get(bare, 0.0) + value
-    return values
+        values[name] += number
+        if labels:
+            values[name + labels] = number
+    return dict(values)
