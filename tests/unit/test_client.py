@@ -196,7 +196,7 @@ def test_prompt_without_room_or_text_is_not_sent(prompt: Any, reason: str, liste
     server = listen(completing(stream(*SOUND)))
     with invalid(reason):
         Client(server.url).complete(prompt, max_tokens=5)
-    assert set(server.asked) == {"/v1/models"}
+    assert set(server.asked) <= {"/v1/models"}
 
 
 def test_completion_that_vllm_cut_for_room_is_refused(listen: Listen) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -167,7 +168,7 @@ class Client:
             ServerInvalid: Among others ``prompt-too-long`` if *prompt* leaves no room for
                 *max_tokens*, which vLLM would cut silently.
         """
-        model, codes = self.model(), None if isinstance(prompt, str) else _token_ids(prompt)
+        codes = None if isinstance(prompt, str) else _token_ids(prompt)
         if codes is not None:
             self._require_room(len(codes), max_tokens)
         request = {
@@ -189,15 +190,14 @@ class Client:
             + max_tokens * (PER_TOKEN + PER_LOGPROB * ((logprobs or 0) + 1))
             + scored * PER_LOGPROB
         )
-        assembler = schema.Assembler(model, max_tokens, codes, with_logprobs=logprobs is not None)
         stream = stream and prompt_logprobs is None
         try:
-            self._generate("/v1/completions", request, assembler, limit, stream=stream)
+            reply = self._generate("/v1/completions", request, limit, stream=stream)
         except ServerInvalid as error:
             if error.status == 400 and isinstance(prompt, str):
                 self._require_room(len(self.tokenize(prompt)), max_tokens)
             raise
-        completion = assembler.completion()
+        completion = reply.completion(codes, with_logprobs=logprobs is not None)
         if prompt_logprobs is not None and codes and len(completion.prompt_logprobs) < len(codes) - 1:
             raise ServerInvalid("answer-unreadable", "the reply has no prompt_logprobs")
         if completion.finish_reason == "length" and len(completion.tokens) < max_tokens:
@@ -231,7 +231,7 @@ class Client:
         """
         request = {
             "messages": list(messages),
-            "max_completion_tokens": max_tokens,
+            "max_tokens": max_tokens,
             "tools": list(tools) or None,
             "tool_choice": tool_choice,
             "response_format": response_format,
@@ -239,32 +239,27 @@ class Client:
             "seed": seed,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        assembler = schema.Assembler(self.model(), max_tokens)
         limit = LARGEST + max_tokens * PER_TOKEN
-        self._generate("/v1/chat/completions", request, assembler, limit, stream=stream)
-        return assembler.chat_answer()
+        path = "/v1/chat/completions"
+        return self._generate(path, request, limit, stream=stream).chat_answer()
 
     def _generate(
-        self,
-        path: str,
-        request: Mapping[str, object],
-        assembler: schema.Assembler,
-        limit: int,
-        *,
-        stream: bool,
-    ) -> None:
-        """Send a *request*, whose None fields the server decides, and assemble its reply."""
+        self, path: str, request: Mapping[str, Any], limit: int, *, stream: bool
+    ) -> schema.GeneratedReply:
+        """Send a *request*, whose None fields the server decides, and return its reply."""
         body = {key: value for key, value in request.items() if value is not None}
         body |= {"model": self.model()}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
+        begin = time.monotonic()
         with self._exchange("POST", path, body) as reply:
-            if not stream:
-                assembler.add(schema.decode(_body(reply, "application/json", limit), schema.Event))
-                return
-            _require(reply, "text/event-stream")
-            for event in schema.events(reply.pieces(limit)):
-                assembler.add(event)
+            if stream:
+                _require(reply, "text/event-stream")
+                events = schema.events(reply.pieces(limit))
+            else:
+                body_bytes = _body(reply, "application/json", limit)
+                events = iter([schema.decode(body_bytes, schema.Event)])
+            return schema.GeneratedReply(events, self.model(), request["max_tokens"], begin=begin)
 
     def _require_room(self, prompt_tokens: int, max_tokens: int) -> None:
         if prompt_tokens + max_tokens > (limit := self.max_model_len()):

@@ -262,135 +262,114 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(rest)
 
 
-class Assembler:
+class GeneratedReply:
     """
-    A reply whose events are still arriving.
+    A complete reply of a generating endpoint, of the right model and length.
 
     Args:
-        model: The name that must answer.
-        max_tokens: The most tokens that may come.
-        prompt: The token ids of the prompt; None if it was sent as text.
-        with_logprobs: Each token must have its logprobs.
+        begin: When the request was sent, by `time.monotonic`.
+
+    Raises:
+        ServerInvalid: It is incomplete, of another model, or longer than *max_tokens*.
     """
 
     def __init__(
-        self,
-        model: str,
-        max_tokens: int,
-        prompt: Sequence[int] | None = None,
-        *,
-        with_logprobs: bool = False,
+        self, events: Iterable[Event], model: str, max_tokens: int, *, begin: float
     ) -> None:
-        self._model, self._max_tokens = model, max_tokens
-        self._prompt = None if prompt is None else list(prompt)
-        self._with_logprobs = with_logprobs
-        self._begin = time.monotonic()
-        self._chunks: list[float] = []
-        self._usage: Usage | None = None
-        self._finish = ""
-        self._prompt_read: list[int] | None = None
-        self._prompt_scores: list[dict[int, _Score] | None] | None = None
-        self._tokens: list[int] = []
-        self._text, self._reasoning = "", ""
-        self._logprobs: list[dict[int, float]] = []
-        self._calls: list[ToolCall] = []
+        self.finish, self.usage = "", Usage(-1, -1)
+        self._choices: list[_Choice] = []
+        self.chunk_seconds: list[float] = []
+        for event in events:
+            if event.error:
+                # vLLM sends some refusals as the first event of a stream with status 200.
+                code = event.error.code
+                refused = not self._choices and isinstance(code, int) and 400 <= code < 500
+                reason = "server-refused" if refused else "stream-error"
+                raise ServerInvalid(reason, f"the server says: {event.error.message}")
+            if event.model != model:
+                text = f"{event.model!r} answers, {model!r} was asked for"
+                raise ServerInvalid("model-mismatch", text)
+            self.usage = event.usage or self.usage
+            for choice in event.choices:
+                if choice.token_ids or _part(choice) not in (_Message(), _Message("")):
+                    if self.finish:
+                        raise ServerInvalid("answer-unreadable", "tokens came after the end")
+                    self.chunk_seconds.append(time.monotonic() - begin)
+                self.finish = choice.finish_reason or self.finish
+                self._choices.append(choice)
+        self.seconds = time.monotonic() - begin
+        count = f"after {len(self.chunk_seconds)} chunks"
+        if not self.finish:
+            raise ServerInvalid("stream-truncated", f"the reply ended {count} without a reason")
+        if self.finish not in ("length", "stop", "tool_calls"):
+            raise ServerInvalid("stream-error", f"the server ended {count}: {self.finish}")
+        if self.usage.prompt_tokens < 0:
+            raise ServerInvalid("usage-mismatch", "the server does not state its token counts")
+        sent = sum(len(choice.token_ids or ()) for choice in self._choices)
+        if (sent or self.usage.completion_tokens) > max_tokens:
+            raise ServerInvalid("answer-too-large", f"more than {max_tokens} tokens came")
 
-    def add(self, event: Event) -> None:
-        """Add *event*; raise `ServerInvalid` if it does not belong to the request."""
-        if event.error:
-            # vLLM sends some refusals as the first event of a stream with status 200.
-            code = event.error.code
-            refused = not self._chunks and isinstance(code, int) and 400 <= code < 500
-            reason = "server-refused" if refused else "stream-error"
-            raise ServerInvalid(reason, f"the server says: {event.error.message}")
-        if event.model != self._model:
-            text = f"{event.model!r} answers, {self._model!r} was asked for"
-            raise ServerInvalid("model-mismatch", text)
-        self._usage = event.usage or self._usage
-        for choice in event.choices:
-            self._add_choice(choice)
+    def completion(self, prompt: Sequence[int] | None, *, with_logprobs: bool) -> Completion:
+        """
+        Return the completion of *prompt*, which is None if it was sent as text.
 
-    def _add_choice(self, choice: _Choice) -> None:
-        part = choice.message or choice.delta or _Message(choice.text)
-        if choice.token_ids or part not in (_Message(), _Message("")):
-            if self._finish:
-                raise ServerInvalid("answer-unreadable", "tokens came after the end of the answer")
-            self._chunks.append(time.monotonic() - self._begin)
-        if choice.text and not choice.token_ids:
-            text = "the server sends text without token_ids; it is no vLLM from 0.10.2 on"
-            raise ServerInvalid("answer-unreadable", text)
-        self._finish = choice.finish_reason or self._finish
-        self._prompt_read = choice.prompt_token_ids or self._prompt_read
-        self._prompt_scores = choice.prompt_logprobs or self._prompt_scores
-        self._tokens += choice.token_ids or ()
-        self._text += part.content or ""
-        self._reasoning += part.reasoning or part.reasoning_content or ""
-        if len(self._tokens) > self._max_tokens:
-            text = f"more than the {self._max_tokens} tokens that were asked for came"
-            raise ServerInvalid("answer-too-large", text)
-        if self._with_logprobs and choice.token_ids:
-            self._logprobs += _distributions(choice.logprobs, len(choice.token_ids))
-        for call in part.tool_calls or ():
-            self._add_call(call)
-
-    def _add_call(self, call: _Call) -> None:
-        index = len(self._calls) if call.index is None else call.index
-        if index == len(self._calls):
-            self._calls.append(ToolCall("", ""))
-        if not 0 <= index < len(self._calls):
-            raise ServerInvalid("answer-unreadable", f"tool call {index} has no predecessor")
-        old, new = self._calls[index], call.function
-        name, arguments = old.name + (new.name or ""), old.arguments + (new.arguments or "")
-        self._calls[index] = ToolCall(name, arguments)
-
-    def completion(self) -> Completion:
-        """Return the completion; raise `ServerInvalid` if it is incomplete or miscounted."""
-        usage = self._complete(("length", "stop"))
-        if usage.completion_tokens != len(self._tokens):
-            message = f"the server counts {usage.completion_tokens} tokens, {len(self._tokens)} came"
-            raise ServerInvalid("usage-mismatch", message)
-        prompt = self._prompt_read if self._prompt is None else self._prompt
-        read = self._prompt_read or prompt
-        if prompt is not None and (usage.prompt_tokens != len(prompt) or read != prompt):
-            message = f"of a prompt of {len(prompt)} tokens, {usage.prompt_tokens} or others were read"
-            raise ServerInvalid("usage-mismatch", message)
+        Raises:
+            ServerInvalid: The server's counts are wrong, or logprobs are missing.
+        """
+        tokens: list[int] = []
+        logprobs: list[dict[int, float]] = []
+        read = list(prompt) if prompt is not None else None
+        scores: list[dict[int, _Score] | None] = []
+        for choice in self._choices:
+            if choice.text and not choice.token_ids:
+                text = "the server sends text without token_ids; it is no vLLM from 0.10.2 on"
+                raise ServerInvalid("answer-unreadable", text)
+            tokens += choice.token_ids or ()
+            read = choice.prompt_token_ids or read
+            if with_logprobs and choice.token_ids:
+                logprobs += _distributions(choice.logprobs, len(choice.token_ids))
+            scores = choice.prompt_logprobs or scores
+        if self.usage.completion_tokens != len(tokens):
+            text = f"the server counts {self.usage.completion_tokens} tokens, {len(tokens)} came"
+            raise ServerInvalid("usage-mismatch", text)
+        if read and (self.usage.prompt_tokens != len(read) or read != list(prompt or read)):
+            text = f"{self.usage.prompt_tokens} tokens of the prompt were read, or others"
+            raise ServerInvalid("usage-mismatch", text)
         return Completion(
-            tokens=tuple(self._tokens),
-            text=self._text,
-            finish_reason=self._finish,
-            usage=usage,
-            logprobs=tuple(self._logprobs),
-            prompt_logprobs=_positions(self._prompt_scores, prompt or []),
-            chunk_seconds=tuple(self._chunks),
-            seconds=time.monotonic() - self._begin,
+            tokens=tuple(tokens),
+            text="".join(choice.text for choice in self._choices),
+            finish_reason=self.finish,
+            usage=self.usage,
+            logprobs=tuple(logprobs),
+            prompt_logprobs=_positions(scores, read or ()) if scores else (),
+            chunk_seconds=tuple(self.chunk_seconds),
+            seconds=self.seconds,
         )
 
     def chat_answer(self) -> ChatAnswer:
-        """Return the answer of a chat; raise `ServerInvalid` if it is incomplete."""
-        usage = self._complete(("length", "stop", "tool_calls"))
-        if usage.completion_tokens > self._max_tokens:
-            message = f"{usage.completion_tokens} tokens for the {self._max_tokens} asked for"
-            raise ServerInvalid("answer-too-large", message)
+        """Return the answer of a chat; raise `ServerInvalid` if its tool calls have gaps."""
+        parts = [_part(choice) for choice in self._choices]
+        calls: list[ToolCall] = []
+        for call in (call for part in parts for call in part.tool_calls or ()):
+            index = len(calls) if call.index is None else call.index
+            if not 0 <= index <= len(calls):
+                raise ServerInvalid("answer-unreadable", f"tool call {index} has no predecessor")
+            old = calls.pop(index) if index < len(calls) else ToolCall("", "")
+            name, arguments = call.function.name or "", call.function.arguments or ""
+            calls.insert(index, ToolCall(old.name + name, old.arguments + arguments))
         return ChatAnswer(
-            content=self._text,
-            reasoning=self._reasoning,
-            tool_calls=tuple(self._calls),
-            finish_reason=self._finish,
-            usage=usage,
-            chunk_seconds=tuple(self._chunks),
-            seconds=time.monotonic() - self._begin,
+            content="".join(part.content or "" for part in parts),
+            reasoning="".join(part.reasoning or part.reasoning_content or "" for part in parts),
+            tool_calls=tuple(calls),
+            finish_reason=self.finish,
+            usage=self.usage,
+            chunk_seconds=tuple(self.chunk_seconds),
+            seconds=self.seconds,
         )
 
-    def _complete(self, finish_reasons: Sequence[str]) -> Usage:
-        if not self._finish:
-            message = f"the reply ended after {len(self._chunks)} chunks without a finish_reason"
-            raise ServerInvalid("stream-truncated", message)
-        if self._finish not in finish_reasons:
-            message = f"the server ended after {len(self._chunks)} chunks: {self._finish}"
-            raise ServerInvalid("stream-error", message)
-        if self._usage is None:
-            raise ServerInvalid("usage-mismatch", "the server does not state its token counts")
-        return self._usage
+
+def _part(choice: _Choice) -> _Message:
+    return choice.message or choice.delta or _Message(choice.text)
 
 
 def _distributions(logprobs: _Logprobs | None, count: int) -> Iterator[dict[int, float]]:
@@ -417,10 +396,8 @@ def _number(value: float | None) -> float:
 
 
 def _positions(
-    scores: Sequence[Mapping[int, _Score] | None] | None, prompt: Sequence[int]
+    scores: Sequence[Mapping[int, _Score] | None], prompt: Sequence[int]
 ) -> tuple[Position, ...]:
-    if scores is None:
-        return ()
     if len(scores) != len(prompt):
         message = f"{len(scores)} tokens of a prompt of {len(prompt)} are scored"
         raise ServerInvalid("usage-mismatch", message)
