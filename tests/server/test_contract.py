@@ -46,7 +46,7 @@ def test_real_server_fulfils_its_contract(server: Server, tmp_path: Path) -> Non
     checks = gate.run(POLICY, CPU, own, baseline=tmp_path / "backends.json")
     assert {check.state for check in checks if check.required} == {"pass"}, shown(checks)
     passed = {check.name for check in checks if check.state == "pass"}
-    assert {"stream", "kernels-attention", "kernels-linear", "backends", "variables", "version", "kv-cache", "kv-counters"} <= passed
+    assert {"stream", "kernels-attention", "kernels-linear", "backends", "variables", "version", "kv-cache"} <= passed
     assert table == {
         f"{phase} {kind}": kernel
         for phase in kernel_trace.PHASES

@@ -217,7 +217,7 @@ def test_baseline_that_flatters_is_refused(tmp_path: Path) -> None:
         assert judged(tmp_path, baseline=recorded(tmp_path, **changes))["backends"].reason == reason
     (tmp_path / "backends.json").write_text("{}")
     assert judged(tmp_path, baseline=tmp_path / "backends.json")["backends"].reason == "baseline-damaged"
-    assert judged(tmp_path, baseline=tmp_path / "none.json")["backends"].reason == "baseline-without-backends"
+    assert judged(tmp_path, baseline=tmp_path / "none.json")["backends"].reason == "baseline-damaged"
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 1000, b"x" * 100_000])
@@ -238,7 +238,7 @@ def test_listed_fallback_is_harmless_and_hides_no_other(tmp_path: Path) -> None:
 def test_server_without_the_recipe_s_flags_fails(tmp_path: Path) -> None:
     flags = RECIPE.flags(RECIPE.variant("0.33.0"))
     assert judged(tmp_path, flags=flags)["flags"].state == "pass"
-    assert judged(tmp_path, flags=(*flags, "--moe-backend", "marlin"))["flags"].reason == "flag-missing"
+    assert judged(tmp_path, flags=(*flags, "--moe-backend=marlin"))["flags"].reason == "flag-missing"
     assert judged(tmp_path)["flags"].reason == "flags-unseen"
 
 
@@ -255,7 +255,7 @@ def test_server_that_answers_badly_is_invalid(answer: bytes, reason: str, tmp_pa
     checks = judged(tmp_path, client=Client(server.url, deadline=60))
     server.close()
     assert (checks["stream"].state, checks["stream"].reason) == ("invalid", reason)
-    assert (checks["version"].state, checks["kv-counters"].state) == ("invalid", "invalid")
+    assert checks["version"].state == "invalid"
 
 
 def package(folder: Path, table: str | bytes) -> Path:

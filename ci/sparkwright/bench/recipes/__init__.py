@@ -1,1 +1,1 @@
-"""Recipes: how a model is served on a Spark, what was published of its speed, and the workloads that say whether that holds here."""
+"""Recipes: how a model is served, the workloads that it is measured with, and published results."""

@@ -36,33 +36,48 @@ TOLERANCE = 0.05
 #: Flags that follow from other fields of the recipe.
 PLANNED = frozenset(
     {
-        "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--num-gpu-blocks-override",
-        "--tensor-parallel-size", "--distributed-executor-backend", "--speculative-config", "--spec-method", "--spec-tokens",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--gpu-memory-utilization",
+        "--kv-cache-memory-bytes",
+        "--num-gpu-blocks-override",
+        "--tensor-parallel-size",
+        "--distributed-executor-backend",
+        "--speculative-config",
+        "--spec-method",
+        "--spec-tokens",
         "--spec-model",
     }
-)  # fmt: skip
+)
 
 REASONS: Mapping[str, str] = {
-    "memory-short": "The plan needs more than the machine has, and a Spark without memory stops answering. Plan less cache.",
-    "memory-utilization": "By --gpu-memory-utilization vLLM takes what must stay free, or wants more at its start than is free. Lower it.",
-    "memory-unpinned": "vLLM sizes the cache by an estimate that was seen below zero on a Spark (vllm #44740). Plan the cache and pin it.",
-    "cache-short": "The cache does not hold one request of the longest length, so the server does not start. Plan more cache, or shorter.",
-    "cache-crowded": "The cache does not hold all requests of a cell at once; some wait or are computed twice, which measures that.",
-    "token-differs": "A token takes more or less of the cache than the plan says, so the cache holds more or fewer. Correct `token`.",
-    "weights-differ": "The checkpoint on disk is not as large as the plan says: another quantization or revision, or an old estimate.",
+    "memory-short": "The plan needs more than the machine has, and a Spark without memory stops "
+    "answering. Plan less cache.",
+    "memory-utilization": "By --gpu-memory-utilization vLLM takes what must stay free, or wants "
+    "more at its start than is free. Lower it.",
+    "cache-short": "The cache does not hold one request of the longest length, so the server does "
+    "not start. Plan more cache, or shorter.",
+    "token-differs": "A token takes more or less of the cache than the plan says, so the cache "
+    "holds more or fewer. Correct `token`.",
+    "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
+    "quantization or revision, or an old estimate.",
     "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
-    "flag-planned": "The flag says what the plan, the nodes or the speculation say, and one of them would not be true. Remove the flag.",
+    "flag-planned": "The flag says what the plan, the nodes or the speculation say, and one of "
+    "them would not be true. Remove the flag.",
     "flag-measuring": "A measurement sets this, on both sides alike. Remove it from the recipe.",
-    "flag-unknown": "A release of the range ends over this flag at its start, or nobody has looked. Divide the range, or look and add it.",
-    "variable-ignored": "A release of the range does not read the variable and says so only in a warning. Divide the range.",
-    "ranges-overlap": "Two entries of `versions` are for the same release, and only the first would ever be taken.",
-    "range-unread": "None of the releases whose sources were read is in the range.",
-    "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop them; vLLM refuses it (seed report 003).",
-    "speculation-unknown": "Nobody has looked whether the checkpoint holds the layers that draft. Look, and write `drafts`.",
-    "revision-unresolved": "The checkpoint is not pinned, so that it may be another one tomorrow. Write the commit of its repository.",
+    "flag-unknown": "A release of the range ends over this flag at its start, or nobody has "
+    "looked. Divide the range, or look and add it.",
+    "variable-ignored": "A release of the range does not read the variable and says so only in a "
+    "warning. Divide the range.",
+    "ranges-overlap": "Two entries of `versions` are for the same release, and only the first "
+    "would ever be taken.",
+    "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
+    "them; vLLM refuses it (seed report 003).",
     "workload-unknown": "ci/gates/workloads.yaml has no such set of cells.",
-    "cell-too-long": "The cell's prompt and answer are longer than the server takes. Raise max_model_len, or measure with something else.",
-    "cell-too-wide": "The cell asks for more requests at a time than the server takes. Raise max_num_seqs, or measure with something else.",
+    "cell-too-long": "The cell's prompt and answer are longer than the server takes. Raise "
+    "max_model_len, or measure with something else.",
+    "cell-too-wide": "The cell asks for more requests at a time than the server takes. Raise "
+    "max_num_seqs, or measure with something else.",
 }
 
 
@@ -120,7 +135,9 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
     if shape.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
     token = sum(modules.context_bytes(listed, shape, 2).layers.values())
-    return CheckpointSize(sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts)
+    return CheckpointSize(
+        sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts
+    )
 
 
 def check(
@@ -157,7 +174,9 @@ def check(
         if finding.weight == "error"
     ]
     if errors:
-        raise RecipeError("recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors)
+        raise RecipeError(
+            "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
+        )
     return found
 
 
@@ -181,7 +200,10 @@ def findings(
     found = [*_model(recipe, checkpoint), *_overlaps(recipe)]
     for variant in recipe.versions:
         found += [*_flags(variant), *_variables(variant)]
-    found += [*_memory(recipe, total * 1e6 / 2**30, checkpoint, servers), *_cells(recipe, workloads)]
+    found += [
+        *_memory(recipe, total * 1e6 / 2**30, checkpoint, servers),
+        *_cells(recipe, workloads),
+    ]
     return tuple(sorted(dict.fromkeys(found), key=lambda finding: finding.weight != "error"))
 
 
@@ -190,11 +212,10 @@ def _model(recipe: Recipe, checkpoint: CheckpointSize | None) -> Iterator[Prefli
     if recipe.speculation and "mtp" in recipe.speculation.method:
         drafts = checkpoint.drafts if checkpoint else model.drafts
         if drafts is False:
-            yield PreflightFinding("speculation-headless", f"{model.repository} has no layers that draft, or its config does not name them")
-        elif drafts == "unknown":
-            yield PreflightFinding("speculation-unknown", f"whether {model.repository} has layers that draft is not known", "advice")
-    if model.revision == "unresolved" and model.repository != "any":
-        yield PreflightFinding("revision-unresolved", f"{model.repository} is named without its commit", "advice")
+            yield PreflightFinding(
+                "speculation-headless",
+                f"{model.repository} has no layers that draft, or its config does not name them",
+            )
 
 
 def _overlaps(recipe: Recipe) -> Iterator[PreflightFinding]:
@@ -210,30 +231,38 @@ def _flags(variant: VersionVariant) -> Iterator[PreflightFinding]:
     settings = [name if "." in name else vllm_flags.split_flag(name)[0] for name in dotted]
     for setting, count in Counter(settings).items():
         if count > 1:
-            yield PreflightFinding("flag-twice", f"{setting} is there {count} times for vLLM {variant.vllm}")
+            yield PreflightFinding(
+                "flag-twice", f"{setting} is there {count} times for vLLM {variant.vllm}"
+            )
     own = []
     for flag in variant.flags:
         name = vllm_flags.split_flag(flag)[0]
         if name in PLANNED:
-            yield PreflightFinding("flag-planned", f"{name} is also said by the recipe's own fields")
+            yield PreflightFinding(
+                "flag-planned", f"{name} is also said by the recipe's own fields"
+            )
         elif name in vllm_flags.MEASUREMENT:
             yield PreflightFinding("flag-measuring", f"{name} belongs to the measurement")
         else:
             own.append(flag)
     for sentence in vllm_flags.unknown_flags(replace(variant, flags=tuple(own))):
         yield PreflightFinding("flag-unknown", sentence)
-    if not vllm_flags.releases(variant):
-        yield PreflightFinding("range-unread", f"no release of {variant.vllm} was read", "advice")
 
 
 def _variables(variant: VersionVariant) -> Iterator[PreflightFinding]:
     for name in variant.variables:
         replaced = vllm_flags.REPLACED.get(name)
         releases = vllm_flags.releases(variant) if replaced else []
-        late = [release for release in releases if replaced and Version(release) >= Version(replaced.since)]
+        late = [
+            release
+            for release in releases
+            if replaced and Version(release) >= Version(replaced.since)
+        ]
         if replaced and late:
             use = f"; now {replaced.use}" if replaced.use else ""
-            yield PreflightFinding("variable-ignored", f"vLLM {', '.join(late)} does not read {name}{use}")
+            yield PreflightFinding(
+                "variable-ignored", f"vLLM {', '.join(late)} does not read {name}{use}"
+            )
 
 
 def _memory(
@@ -243,35 +272,52 @@ def _memory(
     weights = checkpoint.weights / 2**30 / recipe.nodes if checkpoint else plan.weights
     needed = servers * (weights + (plan.cache or 0) + plan.reserve) + plan.floor
     if needed > machine:
-        parts = f"{weights:.1f} of weights, {plan.cache or 0:g} of cache and {plan.reserve:g} in reserve"
+        parts = (
+            f"{weights:.1f} of weights, {plan.cache or 0:g} of cache, {plan.reserve:g} in reserve"
+        )
         times = f", {servers} times," if servers > 1 else ""
         yield PreflightFinding(
             "memory-short",
-            f"{parts}{times} and {plan.floor:g} that stay free are {needed:.1f} GiB; the machine has {machine:.1f}",
+            f"{parts}{times} and {plan.floor:g} that stay free are {needed:.1f} GiB; "
+            f"the machine has {machine:.1f}",
         )
     if share is not None and share * machine + plan.floor > machine:
         left = (1 - share) * machine
         yield PreflightFinding(
-            "memory-utilization", f"{share:g} of {machine:.1f} GiB leaves {left:.1f} GiB, and {plan.floor:g} must stay free"
+            "memory-utilization",
+            f"{share:g} of {machine:.1f} GiB leaves {left:.1f} GiB; {plan.floor:g} must stay free",
         )
-    if plan.cache is None:
-        yield PreflightFinding("memory-unpinned", "the plan does not say how large the cache is", "advice")
-    elif plan.token and (tokens := int(plan.cache * 2**30 / plan.token)) < plan.max_model_len:
-        yield PreflightFinding("cache-short", f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}")
+    if (
+        plan.cache
+        and plan.token
+        and (tokens := int(plan.cache * 2**30 / plan.token)) < plan.max_model_len
+    ):
+        yield PreflightFinding(
+            "cache-short",
+            f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}",
+        )
     if plan.weights and abs(weights - plan.weights) > TOLERANCE * plan.weights:
         yield PreflightFinding(
-            "weights-differ", f"the checkpoint has {weights:.1f} GiB for each node, the plan says {plan.weights:g}", "advice"
+            "weights-differ",
+            f"the checkpoint has {weights:.1f} GiB for each node, the plan says {plan.weights:g}",
+            "advice",
         )
     token = checkpoint.token / recipe.nodes if checkpoint else 0
-    if plan.token and token and all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2)):
+    if (
+        plan.token
+        and token
+        and all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2))
+    ):
         yield PreflightFinding(
-            "token-differs", f"a token takes {token:,.0f} bytes of the cache, or half of them in fp8; the plan says {plan.token:,}", "advice"
+            "token-differs",
+            f"a token takes {token:,.0f} bytes of the cache, or half of them in fp8; "
+            f"the plan says {plan.token:,}",
+            "advice",
         )
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:
     plan = recipe.plan
-    tokens = int(plan.cache * 2**30 / plan.token) if plan.cache and plan.token else None
     try:
         cells = workloads.cells(*recipe.workloads) if workloads else ()
     except UsageError as error:
@@ -279,10 +325,12 @@ def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFin
         return
     for cell in cells:
         if cell.length > plan.max_model_len:
-            yield PreflightFinding("cell-too-long", f"{cell.name} has {cell.length:,} tokens, max_model_len is {plan.max_model_len:,}")
-        if cell.concurrency > plan.max_num_seqs:
-            yield PreflightFinding("cell-too-wide", f"{cell.name} is of {cell.concurrency} at a time, max_num_seqs is {plan.max_num_seqs}")
-        if tokens is not None and cell.length * cell.concurrency > tokens:
             yield PreflightFinding(
-                "cache-crowded", f"{cell.name} holds {cell.length * cell.concurrency:,} tokens at once, the cache {tokens:,}", "advice"
+                "cell-too-long",
+                f"{cell.name} has {cell.length:,} tokens, max_model_len is {plan.max_model_len:,}",
+            )
+        if cell.concurrency > plan.max_num_seqs:
+            yield PreflightFinding(
+                "cell-too-wide",
+                f"{cell.name} has {cell.concurrency} at a time, max_num_seqs is {plan.max_num_seqs}",
             )

@@ -149,7 +149,9 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allows: tuple[str, ...] = ()
     forbidden: tuple[Pattern, ...] = ()
     harmless: tuple[Pattern, ...] = ()
-    changes: dict[Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe)$")], str] = {}
+    changes: dict[
+        Annotated[str, Meta(pattern="^(prefill|decode) (attention|linear|moe)$")], str
+    ] = {}
 
     def __post_init__(self) -> None:
         compile_patterns(*self.lines.values(), *self.forbidden, *self.harmless)
@@ -264,8 +266,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.versions or not self.workloads:
             raise ValueError("a recipe serves at least one release, and has at least one workload")
-        if not all(report.wheel for report in self.ours) or any(one.wheel for one in self.published):
-            raise ValueError("a result of ours names the wheel's sha256, and one of others has none")
+        if not all(report.wheel for report in self.ours) or any(
+            one.wheel for one in self.published
+        ):
+            raise ValueError(
+                "a result of ours names the wheel's sha256, and one of others has none"
+            )
 
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
@@ -280,20 +286,32 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             release = Version(version)
         except InvalidVersion:
-            raise RecipeError("recipe-unfit", f"{version!r:.80} is not a version of vLLM.") from None
+            raise RecipeError(
+                "recipe-unfit", f"{version!r:.80} is not a version of vLLM."
+            ) from None
         variant = next((one for one in self.versions if one.holds(release)), None)
         if variant is None:
             known = "; ".join(one.vllm for one in self.versions)
-            raise RecipeError("recipe-unfit", f"{self.name} does not know vLLM {release.base_version}.", details=[f"known: {known}"])
+            raise RecipeError(
+                "recipe-unfit",
+                f"{self.name} does not know vLLM {release.base_version}.",
+                details=[f"known: {known}"],
+            )
         if variant.lacks and not (release.local or "").startswith("spark."):
             raise RecipeError(
-                "recipe-unfit", f"The official vLLM {release.base_version} does not serve {self.name}.", details=[variant.lacks]
+                "recipe-unfit",
+                f"The official vLLM {release.base_version} does not serve {self.name}.",
+                details=[variant.lacks],
             )
         return variant
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""
-        nodes = (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray") if self.nodes > 1 else ()
+        nodes = (
+            (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray")
+            if self.nodes > 1
+            else ()
+        )
         drafts = (self.speculation.flag(variant),) if self.speculation else ()
         tools = ("--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}")
         parsers = tools if self.tool_parser else ()
@@ -316,7 +334,11 @@ def load(root: Path, name: str) -> Recipe:
         file-invalid: Its file does not follow `Recipe`.
     """
     if name not in names(root):
-        raise UsageError("usage", f"There is no recipe {name!r:.80}.", todo=f"Choose from: {', '.join(names(root))}.")
+        raise UsageError(
+            "usage",
+            f"There is no recipe {name!r:.80}.",
+            todo=f"Choose from: {', '.join(names(root))}.",
+        )
     return read(root / "ci" / "recipes" / f"{name}.yaml")
 
 
@@ -332,7 +354,8 @@ def served_name(recipe: Recipe | None, model: Path) -> str:
     """
     Return the model's own name: the repository of *recipe*, or else the name of the folder *model*.
 
-    A folder of the hub's cache (``models--OWNER--NAME/snapshots/COMMIT``) has the repository's name.
+    A folder of the hub's cache (``models--OWNER--NAME/snapshots/COMMIT``) has the name of its
+    repository.
     """
     if recipe and recipe.model.repository != "any":
         return recipe.model.repository
@@ -353,4 +376,11 @@ def launch(recipe: Recipe, version: str, python: Path, model: Path) -> LaunchPla
     """
     variant = recipe.variant(version)
     floor = round(recipe.plan.floor * 2**30 / 1e6)
-    return LaunchPlan(python, model, recipe.flags(variant), dict(variant.variables), timeout=recipe.patience, reserve=floor)
+    return LaunchPlan(
+        python,
+        model,
+        recipe.flags(variant),
+        dict(variant.variables),
+        timeout=recipe.patience,
+        reserve=floor,
+    )

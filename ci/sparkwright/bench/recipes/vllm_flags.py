@@ -21,11 +21,26 @@ RELEASES = ("0.16.0", "0.20.1", "0.23.0", "0.24.0", "0.25.1", "0.30.0", "0.32.0"
 #: Flags that recipes may use and that all of `RELEASES` know.
 ALWAYS = frozenset(
     {
-        "--attention-backend", "--kv-cache-dtype", "--load-format", "--quantization", "--dtype", "--enforce-eager",
-        "--max-num-batched-tokens", "--enable-chunked-prefill", "--async-scheduling", "--block-size", "--mamba-cache-dtype", "--seed",
-        "--trust-remote-code", "--compilation-config", "--kernel-config", "--generation-config", "--limit-mm-per-prompt", "--hf-overrides",
+        "--attention-backend",
+        "--kv-cache-dtype",
+        "--load-format",
+        "--quantization",
+        "--dtype",
+        "--enforce-eager",
+        "--max-num-batched-tokens",
+        "--enable-chunked-prefill",
+        "--async-scheduling",
+        "--block-size",
+        "--mamba-cache-dtype",
+        "--seed",
+        "--trust-remote-code",
+        "--compilation-config",
+        "--kernel-config",
+        "--generation-config",
+        "--limit-mm-per-prompt",
+        "--hf-overrides",
     }
-)  # fmt: skip
+)
 
 #: Flag, or flag and value → the first release that knows it, and the first that no longer does.
 SOMETIMES: Mapping[str, tuple[str, str]] = {
@@ -73,27 +88,32 @@ REPLACED: Mapping[str, ReplacedVariable] = {
         "VLLM_USE_NVFP4_CT_EMULATIONS": ("0.24.0", "--linear-backend emulation"),
         "VLLM_USE_FBGEMM": ("0.24.0", "--linear-backend fbgemm"),
         "VLLM_MXFP4_USE_MARLIN": ("0.24.0", "--moe-backend marlin or --linear-backend marlin"),
-        "VLLM_FLASHINFER_MOE_BACKEND": ("0.24.0", "--moe-backend flashinfer_trtllm, flashinfer_cutlass or flashinfer_cutedsl"),
+        "VLLM_FLASHINFER_MOE_BACKEND": (
+            "0.24.0",
+            "--moe-backend flashinfer_trtllm, flashinfer_cutlass or flashinfer_cutedsl",
+        ),
         "VLLM_USE_FLASHINFER_MOE_FP16": ("0.24.0", "--moe-backend"),
         "VLLM_USE_FLASHINFER_MOE_FP8": ("0.24.0", "--moe-backend"),
         "VLLM_USE_FLASHINFER_MOE_FP4": ("0.24.0", "--moe-backend"),
         "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": ("0.24.0", "--moe-backend"),
         "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": (
-            "0.24.0", "--moe-backend flashinfer_trtllm with --quantization_config.moe.activation mxfp8",
+            "0.24.0",
+            "--moe-backend flashinfer_trtllm with --quantization_config.moe.activation mxfp8",
         ),
         "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS": (
-            "0.24.0", "--moe-backend flashinfer_cutlass with --quantization_config.moe.activation mxfp8",
+            "0.24.0",
+            "--moe-backend flashinfer_cutlass with --quantization_config.moe.activation mxfp8",
         ),
         "VLLM_RPC_TIMEOUT": ("0.23.0",),
         "VLLM_TEST_FORCE_FP8_MARLIN": ("0.33.0",),
         "VLLM_ENGINE_ITERATION_TIMEOUT_S": ("0.33.0",),
         "VLLM_CPU_SGL_KERNEL": ("0.33.0",),
     }.items()
-}  # fmt: skip
+}
 
 
 def split_flag(flag: str) -> tuple[str, str]:
-    """Return name and value; ``--no-x`` and ``--device-memory-utilization`` count as what they set."""
+    """Return name and value; ``--no-x`` and ``--device-memory-utilization`` as what they set."""
     name, _, value = flag.partition("=")
     name = name.partition(".")[0]
     name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
@@ -106,7 +126,7 @@ def releases(variant: VersionVariant) -> list[str]:
 
 
 def unknown_flags(variant: VersionVariant) -> Iterator[str]:
-    """Yield a sentence for each flag, or value of one, that a release of *variant* does not know."""
+    """Yield a sentence for each flag, or its value, that a release of *variant* does not know."""
     for flag in variant.flags:
         name, value = split_flag(flag)
         setting = f"{name}={value.replace('-', '_')}"

@@ -54,7 +54,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Return the cell called *name*, without primary metrics; raise ValueError if it is none."""
+        """Return the cell called *name*, without primary metrics; raise ValueError if none is."""
         match = _CELL.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r:.80} is not a cell; write it as 1024/1024 c8")
@@ -104,7 +104,9 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if cell.requests:
             return cell.requests
         fewest = max(self.least, self.rounds * cell.concurrency)
-        wanted = math.ceil(self.seconds * cell.concurrency / request_seconds) if request_seconds else 0
+        wanted = (
+            math.ceil(self.seconds * cell.concurrency / request_seconds) if request_seconds else 0
+        )
         return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
 
 
@@ -165,15 +167,21 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cells: dict[str, WorkloadCell] = {}
         for name in names:
             try:
-                of_name = self.workloads[name].cells if name in self.workloads else (WorkloadCell.parse(name),)
+                of_name = (
+                    self.workloads[name].cells
+                    if name in self.workloads
+                    else (WorkloadCell.parse(name),)
+                )
             except ValueError:
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                raise UsageError("usage", f"There is no workload {name!r:.80}.", todo=todo) from None
+                raise UsageError(
+                    "usage", f"There is no workload {name!r:.80}.", todo=todo
+                ) from None
             for cell in of_name:
                 cells.setdefault(cell.name, cell)
         return tuple(cells.values())
 
 
 def load(root: Path) -> Workloads:
-    """Return the workloads of the repository at *root*; raise file-invalid as `strict_yaml.load`."""
+    """Return the workloads of the repository at *root*; raise as `strict_yaml.load`."""
     return strict_yaml.load(root / "ci" / "gates" / "workloads.yaml", Workloads)

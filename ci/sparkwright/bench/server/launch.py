@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.server_log import LogPattern, LogScanner, read_from
+from sparkwright.bench.server.server_log import LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
@@ -87,7 +87,7 @@ class SupervisedProcess:
     ) -> None:
         self.log, self.failure, self.reason = log, "", ""
         self._grace, self._reserve = grace, reserve
-        self._scanner, self._scanned = LogScanner(FATAL), 0
+        self._scanner = LogScanner(FATAL)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Neither variables of the command nor its folder change what the supervisor imports.
         script = [sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py"))]
@@ -123,8 +123,8 @@ class SupervisedProcess:
         """
         if not self.failure:
             with contextlib.suppress(FileNotFoundError):
-                self._scanned = read_from(self.log, self._scanned, self._scanner)
-            if self._scanner.binary or self._scanned > LARGEST_LOG:
+                self._scanner.read(self.log)
+            if self._scanner.binary or self._scanner.position > LARGEST_LOG:
                 self.end("log-unreadable", "its log is no text, or larger than 1 GiB")
             for name, lines in self._scanner.lines.items():
                 if lines.count:

@@ -1,13 +1,11 @@
 """
-The log of a server, read as a stream: any size, lines of any length, in memory that does not grow.
+The log of a server, read line by line: any size, in memory that does not grow.
 
-Most of a log is of no interest, so each block is searched for the fixed part of every pattern, and
-is split into lines only if it holds one.
+A line that is longer than `LONGEST` is taken for several.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Mapping
@@ -17,8 +15,6 @@ import msgspec
 
 #: Bytes of a line that are looked at; vLLM's configuration, the longest of use, has about 5,000.
 LONGEST = 16 * 1024
-#: Bytes read at once.
-BLOCK = 1024 * 1024
 #: The largest log that is read, in bytes.
 LARGEST = 16 * 1024**3
 #: Lines, and different values, that are kept of each kind.
@@ -73,62 +69,42 @@ class LogInvalid(Exception):
 
 class LogScanner:
     """
-    Search a log that arrives in pieces.
+    Search a log that may still grow.
 
     Attributes:
         lines: What was found, by the name of its pattern.
         binary: Whether there was a byte 0, which text never holds.
+        position: Bytes that were searched.
     """
 
     def __init__(self, patterns: Mapping[str, LogPattern]) -> None:
         self.lines = {name: LogLines() for name in patterns}
-        self.binary = False
+        self.binary, self.position = False, 0
         self._patterns = [
             (part.encode(), name, re.compile(kind.pattern))
             for name, kind in patterns.items()
             for part in ((kind.holds,) if isinstance(kind.holds, str) else kind.holds)
         ]
-        self._rest = b""
-        self._skipping = False
 
-    def feed(self, data: bytes) -> None:
-        """Search the next piece."""
-        self.binary = self.binary or b"\0" in data
-        # A progress bar overwrites itself; what it leaves is not part of the next line.
-        data = self._rest + data.replace(b"\r", b"\n")
-        if self._skipping:
-            _, end, data = data.partition(b"\n")
-            self._skipping = not end
-        body, _, self._rest = data.rpartition(b"\n")
-        self._search(body)
-        if len(self._rest) > LONGEST:
-            self._search(self._rest[:LONGEST])
-            self._rest, self._skipping = b"", True
+    def read(self, log: Path, *, final: bool = False) -> None:
+        """Search the lines of *log* that are new and whole; with *final*, one without end, too."""
+        with log.open("rb") as stream:
+            stream.seek(self.position)
+            while line := stream.readline(LONGEST):
+                if not final and len(line) < LONGEST and not line.endswith(b"\n"):
+                    return
+                self.position += len(line)
+                self.binary = self.binary or b"\0" in line
+                # A progress bar overwrites itself; what it leaves is not part of the next line.
+                for text in line.split(b"\r"):
+                    self._search(text)
 
-    def close(self) -> None:
-        """Search the last line, which may have no end."""
-        self._search(self._rest)
-        self._rest = b""
-
-    def _search(self, body: bytes) -> None:
-        present = [entry for entry in self._patterns if entry[0] in body]
-        for line in body.split(b"\n") if present else ():
-            kinds = {name: pattern for part, name, pattern in present if part in line}
-            text = _COLOUR.sub("", line[:LONGEST].decode("utf-8", "replace")) if kinds else ""
-            for name, pattern in kinds.items():
-                if match := pattern.search(text):
-                    self.lines[name].add(text[:400], match.groupdict().get("value"))
-
-
-def read_from(log: Path, position: int, scanner: LogScanner) -> int:
-    """Feed *scanner* with *log* from byte *position* on, and return where it ends now."""
-    with log.open("rb") as stream:
-        stream.seek(position)
-        end = os.fstat(stream.fileno()).st_size
-        while position < end and (data := stream.read(min(BLOCK, end - position))):
-            position += len(data)
-            scanner.feed(data)
-    return position
+    def _search(self, line: bytes) -> None:
+        kinds = {name: pattern for part, name, pattern in self._patterns if part in line}
+        text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip() if kinds else ""
+        for name, pattern in kinds.items():
+            if match := pattern.search(text):
+                self.lines[name].add(text[:400], match.groupdict().get("value"))
 
 
 def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
@@ -145,10 +121,9 @@ def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
             raise LogInvalid("it is not a regular file")
         if status.st_size > LARGEST:
             raise LogInvalid(f"it has {status.st_size} bytes, more than {LARGEST}")
-        read_from(log, 0, scanner)
+        scanner.read(log, final=True)
     except OSError as error:
         raise LogInvalid(f"it cannot be read: {error.strerror}") from None
-    scanner.close()
     if scanner.binary:
         raise LogInvalid("it holds bytes that are not text")
     return scanner.lines

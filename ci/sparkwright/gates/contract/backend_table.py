@@ -16,7 +16,7 @@ from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.kernel_trace import KernelTrace
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, passed
 
 
 class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,16 +43,22 @@ def save(table: BackendTable, path: Path) -> None:
     temporary.replace(path)
 
 
-def shares(trace: KernelTrace, policy: ContractPolicy, contract: KernelContract) -> dict[str, Counter[str]]:
+def shares(
+    trace: KernelTrace, policy: ContractPolicy, contract: KernelContract
+) -> dict[str, Counter[str]]:
     """Return ``decode moe`` and the like → the kernels of that kind with their microseconds."""
     found: dict[str, Counter[str]] = {}
     for phase, kernels in trace.items():
         patterns = [(kind, getattr(layer, phase)) for kind, layer in contract.layers.items()]
-        patterns = [entry for entry in patterns if entry[1] != UNRESOLVED] + list(policy.layer_kinds.items())
+        patterns = [entry for entry in patterns if entry[1] != UNRESOLVED] + list(
+            policy.layer_kinds.items()
+        )
         for name, microseconds in kernels.items():
             kind = next((kind for kind, pattern in patterns if re.search(pattern, name)), None)
             if kind in contract.layers:
-                found.setdefault(f"{phase} {kind}", Counter())[kernel_trace.family(name)] += microseconds
+                found.setdefault(f"{phase} {kind}", Counter())[kernel_trace.family(name)] += (
+                    microseconds
+                )
     return found
 
 
@@ -78,14 +84,20 @@ def check(
     counted = shares(trace, policy, contract)
     table = kernels(trace, policy, contract)
     figures = [
-        Figure(f"{layer}: {kernel}"[:200], 100 * counted[layer][kernel] / max(counted[layer].total(), 1e-9), "%")
+        Figure(
+            f"{layer}: {kernel}"[:200],
+            100 * counted[layer][kernel] / max(counted[layer].total(), 1e-9),
+            "%",
+        )
         for layer, kernel in table.items()
     ]
     if baseline is None:
-        message = "name --against a folder that --record wrote, to compare the kernels of its server"
-        return Check("backends", "not-run", message, "not-asked", required=False, figures=tuple(figures))
-    if not baseline.is_file():
-        return not_run("backends", f"the baseline has no {baseline.name}", "baseline-without-backends")
+        message = (
+            "name --against a folder that --record wrote, to compare the kernels of its server"
+        )
+        return Check(
+            "backends", "not-run", message, "not-asked", required=False, figures=tuple(figures)
+        )
     try:
         recorded = read_json(baseline, BackendTable)
     except FileError as error:
@@ -93,11 +105,27 @@ def check(
     if identity.wheel and identity.wheel == recorded.identity.wheel:
         return invalid("backends", "the baseline is the candidate itself", "baseline-is-candidate")
     if recorded.recipe != recipe or (identity.model and identity.model != recorded.identity.model):
-        return invalid("backends", f"the baseline is of {recorded.recipe}, or of other weights", "baseline-other-model")
-    changed = [layer for layer in sorted({*table, *recorded.kernels}) if table.get(layer) != recorded.kernels.get(layer)]
-    samples = [Sample(layer, recorded.kernels.get(layer, "none"), table.get(layer, "none")) for layer in changed]
+        return invalid(
+            "backends",
+            f"the baseline is of {recorded.recipe}, or of other weights",
+            "baseline-other-model",
+        )
+    changed = [
+        layer
+        for layer in sorted({*table, *recorded.kernels})
+        if table.get(layer) != recorded.kernels.get(layer)
+    ]
+    samples = [
+        Sample(layer, recorded.kernels.get(layer, "none"), table.get(layer, "none"))
+        for layer in changed
+    ]
     if unexplained := [layer for layer in changed if layer not in contract.changes]:
         message = f"another kernel than in the baseline: {', '.join(unexplained)}"
         return failed("backends", message, "backend-changed", figures=figures, samples=samples)
     explained = f"; {', '.join(changed)} changed as the recipe explains" if changed else ""
-    return passed("backends", f"the kernels of {len(table)} layers and phases are the baseline's{explained}", figures=figures, samples=samples)
+    return passed(
+        "backends",
+        f"the kernels of {len(table)} layers and phases are the baseline's{explained}",
+        figures=figures,
+        samples=samples,
+    )

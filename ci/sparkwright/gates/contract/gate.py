@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +45,10 @@ TITLE = "what the server says it runs"
 
 CHECKS = (
     *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal"),
-    *declare("no-fallback", "kv-counters", "no-fallback-kernel", "variables", "flags", "wheel-served"),
-    *declare("line-*", "kernels-*", "kv-cache", "graph-memory", "backends", measured=True),
+    *declare(
+        "no-fallback", "no-fallback-kernel", "graph-memory", "variables", "flags", "wheel-served"
+    ),
+    *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("errors", role="informs"),
     *declare("log", role="reports"),
 )
@@ -53,40 +56,62 @@ CHECKS = (
 REASONS: Mapping[str, str] = {
     **openai_schema.REASONS,
     "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
-    "server-late": "The server did not answer in time. Read its log, and give it more time where it only loads.",
-    "memory-low": "The machine's free memory fell below the reserve, and the server was ended. Lower --gpu-memory-utilization.",
-    "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV cache than there is memory; the server "
-    "gets no traffic. Pin --kv-cache-memory-bytes and watch MemAvailable (vllm #44740).",
-    "graph-memory-unseen": "The log does not say what CUDA graphs take: they are off, the cache is pinned, or vLLM's second model runner serves.",
-    "log-unreadable": "The log is missing, is no text, or is too large. Save what the server prints, from its first line.",
-    "log-foreign": "No line of the log tells the release of vLLM. It is another program's, or its beginning is lost.",
-    "version-unknown": "Nobody has read what this release of vLLM prints. Read its sources, then add it to ci/gates/contract.yaml.",
-    "version-differs": "The log is of another release than the one that answers. It is another server's.",
-    "backend-wrong": "The server chose something else than the recipe says. What it measures is not what the recipe promises.",
-    "backend-refused": "The server refused the backend that it was told to use, and took another without more words.",
-    "backend-changed": "A layer is served by another kernel than in the baseline, and the recipe does not explain it. Find out why, or "
-    "explain it under `changes` of the recipe's contract.",
-    "baseline-damaged": "The recorded backend table cannot be read. Record the baseline again.",
-    "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel. Record it with the stock wheel or the last release.",
-    "baseline-other-model": "The baseline was recorded with another recipe or other weights. Record it with these.",
-    "baseline-without-backends": "The baseline has no backend table: it was recorded without a recipe, or by an older release. Record it again.",
-    "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody has measured it. Read the kernels that the "
-    "check shows, and write their pattern into the recipe.",
-    "line-missing": "The log never says what the recipe expects it to. The part was not used, or the release words it otherwise.",
-    "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the kernels of the wheel.",
-    "fallback-unlisted": "The server fell back to something, and the recipe does not list that as harmless. Look what it means.",
-    "kv-outside-plan": "The KV cache has not the size that the recipe plans. Other programs hold memory, or the flags differ.",
-    "kv-uncounted": "The counters of this release do not tell the size of the KV cache; the log alone does.",
-    "kv-differs": "Log and counters disagree about the size of the KV cache: the log is another server's, or of an earlier start.",
-    "flag-missing": "The server was started without a flag or variable of the recipe, or with another value.",
-    "flags-unseen": "The command line of a server that was not started here cannot be seen. Start it with sparkwright.",
-    "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or use what replaced it.",
-    "variables-unseen": "The environment of a server that was not started here cannot be seen. Start it with sparkwright.",
-    "envs-unreadable": "vllm/envs.py is missing or is not what vLLM has there. The environment is damaged; install the wheel again.",
-    "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log says, it did not run.",
-    "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in place of FP4 kernels.",
-    "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start the server with sparkwright.",
-    "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates its steps.",
+    "server-late": "The server did not answer in time. Read its log, and give it more time where "
+    "it only loads.",
+    "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
+    "Lower --gpu-memory-utilization.",
+    "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
+    "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
+    "watch MemAvailable (vllm #44740).",
+    "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
+    "prints, from its first line.",
+    "log-foreign": "No line of the log tells the release of vLLM. It is another program's, or its "
+    "beginning is lost.",
+    "version-unknown": "Nobody has read what this release of vLLM prints. Read its sources, then "
+    "add it to ci/gates/contract.yaml.",
+    "version-differs": "The log is of another release than the one that answers. It is another "
+    "server's.",
+    "backend-wrong": "The server chose something else than the recipe says. What it measures is "
+    "not what the recipe promises.",
+    "backend-refused": "The server refused the backend that it was told to use, and took another "
+    "without more words.",
+    "backend-changed": "A layer is served by another kernel than in the baseline, and the recipe "
+    "does not explain it. Find out why, or explain it under `changes` of the recipe's contract.",
+    "baseline-damaged": "The baseline has no backend table that can be read. Record it again, "
+    "with its recipe.",
+    "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel. Record it "
+    "with the stock wheel or the last release.",
+    "baseline-other-model": "The baseline was recorded with another recipe or other weights. "
+    "Record it with these.",
+    "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody "
+    "has measured it. Read the kernels that the check shows, and write their pattern into the "
+    "recipe.",
+    "line-missing": "The log never says what the recipe expects it to. The part was not used, or "
+    "the release words it otherwise.",
+    "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the "
+    "kernels of the wheel.",
+    "fallback-unlisted": "The server fell back to something, and the recipe does not list that as "
+    "harmless. Look what it means.",
+    "kv-outside-plan": "The KV cache has not the size that the recipe plans. Other programs hold "
+    "memory, or the flags differ.",
+    "flag-missing": "The server was started without a flag or variable of the recipe, or with "
+    "another value.",
+    "flags-unseen": "The command line of a server that was not started here cannot be seen. Start "
+    "it with sparkwright.",
+    "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or "
+    "use what replaced it.",
+    "variables-unseen": "The environment of a server that was not started here cannot be seen. "
+    "Start it with sparkwright.",
+    "envs-unreadable": "vllm/envs.py is missing or is not what vLLM has there. The environment is "
+    "damaged; install the wheel again.",
+    "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log "
+    "says, it did not run.",
+    "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
+    "place of FP4 kernels.",
+    "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start "
+    "the server with sparkwright.",
+    "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates "
+    "its steps.",
     "errors-logged": "The server logged errors. They may be answers to bad questions; read them.",
 }
 
@@ -125,10 +150,14 @@ def observe(server: Server, profiles: Path) -> ObservedServer:
     plan = server.plan
     package = wheel_identity.site_packages(plan.python) / "vllm"
     failure = "" if server.ready else server.failure
-    return ObservedServer(server.log, client, trace, plan.flags, plan.environment(), package, failure, server.reason)
+    return ObservedServer(
+        server.log, client, trace, plan.flags, plan.environment(), package, failure, server.reason
+    )
 
 
-def check_contract(policy: ContractPolicy, contract: KernelContract, server: ObservedServer) -> tuple[Check, ...]:
+def check_contract(
+    policy: ContractPolicy, contract: KernelContract, server: ObservedServer
+) -> tuple[Check, ...]:
     """
     Return the checks of a launch against the *contract* of its recipe.
 
@@ -137,13 +166,27 @@ def check_contract(policy: ContractPolicy, contract: KernelContract, server: Obs
     try:
         lines = scan(server.log, policy.patterns())
     except LogInvalid as error:
-        return (invalid("log", f"the log cannot be used: {error.message}", "log-unreadable"), *_kernels(policy, contract, server))
+        return (
+            invalid("log", f"the log cannot be used: {error.message}", "log-unreadable"),
+            *_kernels(policy, contract, server),
+        )
     backends = {kind: layer.backend for kind, layer in contract.layers.items()}
     return (
         *(_line(name, wanted, lines[name]) for name, wanted in (backends | contract.lines).items()),
         _none("no-emulation", "emulation", "it computes nothing by emulation", lines["emulation"]),
-        _none("no-refusal", "backend-refused", "it refused no backend that it was told to use", lines["refused"]),
-        _none("no-fallback", "fallback-unlisted", "it fell back to nothing unlisted", lines["fallback"], contract.harmless),
+        _none(
+            "no-refusal",
+            "backend-refused",
+            "it refused no backend that it was told to use",
+            lines["refused"],
+        ),
+        _none(
+            "no-fallback",
+            "fallback-unlisted",
+            "it fell back to nothing unlisted",
+            lines["fallback"],
+            contract.harmless,
+        ),
         *_kernels(policy, contract, server),
     )
 
@@ -173,19 +216,30 @@ def run(
         _answers(server.client),
         _version(policy, lines["version"], server.client),
         *check_contract(policy, contract, server),
-        _none("no-unknown-variable", "variable-unknown", "it complains of no unknown variable", lines["unknown"]),
+        _none(
+            "no-unknown-variable",
+            "variable-unknown",
+            "it complains of no unknown variable",
+            lines["unknown"],
+        ),
         _variables(server),
         _flags(recipe, version, server),
-        _graphs(lines["graph-gib"]),
+        _none(
+            "graph-memory",
+            "graph-memory-negative",
+            "no estimate of CUDA graphs is negative",
+            lines["graph-memory"],
+        ),
         _kv(policy, recipe, lines["kv-gib"], lines["kv-tokens"]),
-        _kv_counters(lines["kv-tokens"], server.client),
         _errors(lines["error"]),
     ]
     with contextlib.suppress(OSError, TraceInvalid):  # `check_contract` reports it
         trace = kernel_trace.read(server.trace) if server.trace else None
         if trace:
             identity = identity or ServerIdentity()
-            checks.append(backend_table.check(trace, policy, contract, identity, recipe.name, baseline))
+            checks.append(
+                backend_table.check(trace, policy, contract, identity, recipe.name, baseline)
+            )
     return tuple(checks)
 
 
@@ -198,11 +252,20 @@ def contract_of(recipe: Recipe, version: str) -> KernelContract:
 
 def _serves(server: ObservedServer) -> Check:
     if server.failure:
-        return failed("server", f"the server was ended before traffic: {server.failure}", server.reason or "server-died")
+        return failed(
+            "server",
+            f"the server was ended before traffic: {server.failure}",
+            server.reason or "server-died",
+        )
     if server.client is None:
-        return not_run("server", "no server was given, only a log", "server-unreachable", required=False)
+        return not_run(
+            "server", "no server was given, only a log", "server-unreachable", required=False
+        )
     try:
-        return passed("server", f"it serves {server.client.model()} with room for {server.client.max_model_len()} tokens")
+        return passed(
+            "server",
+            f"it serves {server.client.model()}, {server.client.max_model_len()} tokens at most",
+        )
     except ServerInvalid as error:
         return invalid("server", error.message, error.reason)
 
@@ -210,7 +273,9 @@ def _serves(server: ObservedServer) -> Check:
 def _answers(client: Client | None) -> Check:
     """Return whether a short completion comes whole and counted right."""
     if client is None:
-        return not_run("stream", "no server was given, only a log", "server-unreachable", required=False)
+        return not_run(
+            "stream", "no server was given, only a log", "server-unreachable", required=False
+        )
     try:
         answer = client.complete("One, two, three,", max_tokens=16, ignore_eos=True)
     except ServerInvalid as error:
@@ -226,15 +291,25 @@ def _version(policy: ContractPolicy, lines: LogLines, client: Client | None) -> 
     logged, (oldest, beyond) = list(lines.values), map(Version, policy.releases)
     try:
         answered = client.version() if client else logged[0]
-        known = all(oldest <= Version(Version(one).base_version) < beyond for one in [*logged, answered])
+        known = all(
+            oldest <= Version(Version(one).base_version) < beyond for one in [*logged, answered]
+        )
     except ServerInvalid as error:
         return invalid("version", error.message, error.reason)
     except InvalidVersion as error:
         return invalid("version", f"not a release of vLLM: {error}", "log-foreign")
     if {*logged} != {answered}:
-        return invalid("version", f"the log is of vLLM {', '.join(logged)}, and vLLM {answered} answers", "version-differs")
+        return invalid(
+            "version",
+            f"the log is of vLLM {', '.join(logged)}, and vLLM {answered} answers",
+            "version-differs",
+        )
     if not known:
-        return invalid("version", f"vLLM {answered} is outside {policy.releases[0]} to {policy.releases[1]}", "version-unknown")
+        return invalid(
+            "version",
+            f"vLLM {answered} is outside {policy.releases[0]} to {policy.releases[1]}",
+            "version-unknown",
+        )
     return passed("version", f"vLLM {answered} wrote the log" + (" and answers" if client else ""))
 
 
@@ -243,41 +318,77 @@ def _line(name: str, wanted: str, lines: LogLines) -> Check:
     samples = [Sample("log", actual=text) for text in lines.texts[:5]]
     logged = ", ".join(lines.values) or "nothing"
     if wanted == UNRESOLVED:
-        return not_run(f"line-{name}", f"the contract does not say what serves {name}; the log says {logged}", "contract-incomplete")
+        return not_run(
+            f"line-{name}",
+            f"the contract does not say what serves {name}; the log says {logged}",
+            "contract-incomplete",
+        )
     if not wanted and not lines.values:
-        return passed(f"line-{name}", f"vLLM says nothing of {name}, as expected", figures=[Figure("lines", 0)])
+        return passed(
+            f"line-{name}",
+            f"vLLM says nothing of {name}, as expected",
+            figures=[Figure("lines", 0)],
+        )
     if not lines.values:
-        return failed(f"line-{name}", f"the log never says {name}; the recipe wants {wanted}", "line-missing")
+        return failed(
+            f"line-{name}", f"the log never says {name}; the recipe wants {wanted}", "line-missing"
+        )
     if not all(re.fullmatch(wanted, value) for value in lines.values):
-        return failed(f"line-{name}", f"{name} is {logged}; the recipe wants {wanted}", "backend-wrong", samples=samples)
+        return failed(
+            f"line-{name}",
+            f"{name} is {logged}; the recipe wants {wanted}",
+            "backend-wrong",
+            samples=samples,
+        )
     return passed(f"line-{name}", f"{name} is {logged}", samples=samples[:1])
 
 
-def _none(name: str, reason: str, message: str, lines: LogLines, harmless: Sequence[str] = ()) -> Check:
+def _none(
+    name: str, reason: str, message: str, lines: LogLines, harmless: Sequence[str] = ()
+) -> Check:
     """Return whether no line of a kind is there, but for harmless ones."""
-    texts = [text for text in lines.texts if not any(re.search(pattern, text) for pattern in harmless)]
+    texts = [
+        text for text in lines.texts if not any(re.search(pattern, text) for pattern in harmless)
+    ]
     # Of lines beyond those that are kept, it is not known whether they are harmless.
     if texts or lines.count > len(lines.texts):
         shown = [Sample("log", actual=text) for text in texts or lines.texts]
-        return failed(name, f"{lines.count} lines of the log, such as: {shown[0].actual[-200:]}", reason, samples=shown)
+        return failed(
+            name,
+            f"{lines.count} lines of the log, such as: {shown[0].actual[-200:]}",
+            reason,
+            samples=shown,
+        )
     return passed(name, message)
 
 
-def _kernels(policy: ContractPolicy, contract: KernelContract, server: ObservedServer) -> list[Check]:
+def _kernels(
+    policy: ContractPolicy, contract: KernelContract, server: ObservedServer
+) -> list[Check]:
     """Return the checks that the profile decides."""
     if server.trace is None:
         return [not_run("no-fallback-kernel", "there is no profile", "profile-missing")]
     try:
         trace = kernel_trace.read(server.trace)
     except TraceInvalid as error:
-        return [invalid("no-fallback-kernel", f"the profile cannot be used: {error.message}", "profile-unreadable")]
+        return [
+            invalid(
+                "no-fallback-kernel",
+                f"the profile cannot be used: {error.message}",
+                "profile-unreadable",
+            )
+        ]
     table = backend_table.kernels(trace, policy, contract)
     layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
     return [_fallback_kernels(policy, contract, trace), *layers]
 
 
-def _fallback_kernels(policy: ContractPolicy, contract: KernelContract, trace: KernelTrace) -> Check:
-    patterns = [pattern for name, pattern in policy.fallback_kernels.items() if name not in contract.allows]
+def _fallback_kernels(
+    policy: ContractPolicy, contract: KernelContract, trace: KernelTrace
+) -> Check:
+    patterns = [
+        pattern for name, pattern in policy.fallback_kernels.items() if name not in contract.allows
+    ]
     bad = [
         Sample(phase, actual=f"{name[:200]} ({microseconds:.0f} µs)")
         for phase, kernels in trace.items()
@@ -285,7 +396,12 @@ def _fallback_kernels(policy: ContractPolicy, contract: KernelContract, trace: K
         if any(re.search(pattern, name) for pattern in (*patterns, *contract.forbidden))
     ]
     if bad:
-        return failed("no-fallback-kernel", f"the profile has {bad[0].actual}", "kernel-forbidden", samples=bad)
+        return failed(
+            "no-fallback-kernel",
+            f"the profile has {bad[0].actual}",
+            "kernel-forbidden",
+            samples=bad,
+        )
     return passed("no-fallback-kernel", "no kernel of the profile is one that the recipe excludes")
 
 
@@ -299,11 +415,16 @@ def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[s
         elif matching := [kernel for kernel in kernels if re.search(pattern, kernel)]:
             samples.append(Sample(phase, pattern, matching[0][:200]))
         else:
-            shown = [Sample(phase, pattern, f"{kernel[:200]} ({us:.0f} µs)") for kernel, us in kernels.most_common(10)]
+            shown = [
+                Sample(phase, pattern, f"{kernel[:200]} ({us:.0f} µs)")
+                for kernel, us in kernels.most_common(10)
+            ]
             message = f"none of {len(kernels)} kernels of {phase} is {pattern}"
             return failed(name, message, "kernel-unseen", samples=shown)
     if unresolved:
-        message = f"the contract names no kernel of {kind}; it was served in {', in '.join(unresolved)}"
+        message = (
+            f"the contract names no kernel of {kind}; it was served in {', in '.join(unresolved)}"
+        )
         return not_run(name, message[:600], "contract-incomplete")
     return passed(name, f"{kind} is served by the kernels of the contract", samples=samples)
 
@@ -316,13 +437,23 @@ def _flags(recipe: Recipe, version: str, server: ObservedServer) -> Check:
         variant = recipe.variant(version)
     except RecipeError as error:
         return not_run("flags", error.what, "flag-missing")
-    words = re.split(r" (?=--)", " ".join(server.flags))
-    last = {_setting(word): word.replace(" ", "=", 1) for word in words}
-    missing = [flag for flag in recipe.flags(variant) if last.get(_setting(flag)) != flag]
+    names = Counter(vllm_flags.split_flag(flag)[0] for flag in server.flags)
+    twice = {
+        flag
+        for flag in server.flags
+        if "." not in flag and names[vllm_flags.split_flag(flag)[0]] > 1
+    }
+    missing = [flag for flag in recipe.flags(variant) if flag not in server.flags or flag in twice]
     variables = server.variables or {}
-    missing += [f"{name}={value}" for name, value in variant.variables.items() if variables.get(name) != value]
+    missing += [
+        f"{name}={value}"
+        for name, value in variant.variables.items()
+        if variables.get(name) != value
+    ]
     if missing:
-        return failed("flags", f"the server was started without {', '.join(missing)}", "flag-missing")
+        return failed(
+            "flags", f"the server was started without {', '.join(missing)}", "flag-missing"
+        )
     return passed("flags", "it has the recipe's flags and variables")
 
 
@@ -333,7 +464,9 @@ def _variables(server: ObservedServer) -> Check:
     try:
         unread = environment_variables.unread(server.variables, server.package)
     except environment_variables.SourceInvalid as error:
-        return invalid("variables", f"the variables that vLLM reads are not known: {error}", "envs-unreadable")
+        return invalid(
+            "variables", f"the variables that vLLM reads are not known: {error}", "envs-unreadable"
+        )
     if not unread:
         return passed("variables", "vLLM reads all VLLM_ variables that are set")
     samples = [
@@ -350,62 +483,49 @@ def _advice(name: str, similar: str) -> str:
     return f"perhaps {similar}" if similar else ""
 
 
-def _setting(flag: str) -> str:
-    """Return the setting of *flag*, which a later flag for the same one would override."""
-    name = re.split("[ =]", flag, maxsplit=1)[0]
-    return name if "." in name else vllm_flags.split_flag(name)[0]
-
-
 def _numbers(lines: LogLines) -> list[float]:
     # A pattern gives digits, commas and dots; anything else is not its number.
-    return [float(value.replace(",", "")) for value in lines.values if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)]
-
-
-def _graphs(lines: LogLines) -> Check:
-    values = _numbers(lines)
-    if not values:
-        return not_run("graph-memory", "the log has no estimate of CUDA graphs", "graph-memory-unseen", required=False)
-    figures = [Figure("estimated CUDA graph memory", value, "GiB", bound=0.0) for value in values]
-    message = f"the memory of CUDA graphs is estimated as {min(values):g} GiB"
-    if min(values) < 0:
-        return failed("graph-memory", message, "graph-memory-negative", figures=figures)
-    return passed("graph-memory", message, figures=figures)
+    return [
+        float(value.replace(",", ""))
+        for value in lines.values
+        if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)
+    ]
 
 
 def _kv(policy: ContractPolicy, recipe: Recipe, gib: LogLines, tokens: LogLines) -> Check:
     """Return whether the KV cache is as large as planned and holds one longest request."""
     plan, sizes, counts = recipe.plan, _numbers(gib), _numbers(tokens)
     figures = [Figure("KV cache", size, "GiB", bound=plan.cache) for size in sizes]
-    figures += [Figure("tokens in the KV cache", count, bound=plan.max_model_len) for count in counts]
+    figures += [
+        Figure("tokens in the KV cache", count, bound=plan.max_model_len) for count in counts
+    ]
     if not counts:
-        return failed("kv-cache", "the log does not say how large the KV cache is", "line-missing", figures=figures)
-    far = plan.cache and any(abs(size - plan.cache) > policy.kv_tolerance * plan.cache for size in sizes)
+        return failed(
+            "kv-cache",
+            "the log does not say how large the KV cache is",
+            "line-missing",
+            figures=figures,
+        )
+    far = plan.cache and any(
+        abs(size - plan.cache) > policy.kv_tolerance * plan.cache for size in sizes
+    )
     if far or min([*sizes, 1]) <= 0 or min(counts) < plan.max_model_len:
-        message = f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} tokens"
+        message = (
+            f"KV cache of {', '.join(f'{size:g} GiB' for size in sizes)}, {min(counts):,.0f} tokens"
+        )
         planned = f"planned {plan.cache or 0:g} GiB, at least {plan.max_model_len:,} tokens"
         return failed("kv-cache", f"{message}; {planned}", "kv-outside-plan", figures=figures)
     return passed("kv-cache", f"the KV cache holds {min(counts):,.0f} tokens", figures=figures)
-
-
-def _kv_counters(tokens: LogLines, client: Client | None) -> Check:
-    """Return whether the server's counters tell the same size of the KV cache as its log."""
-    if client is None:
-        return not_run("kv-counters", "no server was given, only a log", "server-unreachable", required=False)
-    try:
-        names = [name for name in client.metrics() if name.startswith("vllm:cache_config_info{")]
-    except ServerInvalid as error:
-        return invalid("kv-counters", error.message, error.reason)
-    counted = {size for name in names for size in re.findall(r'kv_cache_size_tokens="(\d{1,15})"', name)}
-    if not counted:
-        return not_run("kv-counters", "this release counts no tokens of the KV cache", "kv-uncounted", required=False)
-    if {float(size) for size in counted} != set(_numbers(tokens)):
-        message = f"the log says {', '.join(tokens.values) or 'nothing'} tokens of KV cache, the counters say {', '.join(counted)}"
-        return failed("kv-counters", message, "kv-differs")
-    return passed("kv-counters", "log and counters tell the same size of the KV cache")
 
 
 def _errors(lines: LogLines) -> Check:
     if not lines.count:
         return passed("errors", "the log has no errors", required=False)
     samples = [Sample("log", actual=text) for text in lines.texts[:5]]
-    return failed("errors", f"the log has {lines.count} lines of errors", "errors-logged", samples=samples, required=False)
+    return failed(
+        "errors",
+        f"the log has {lines.count} lines of errors",
+        "errors-logged",
+        samples=samples,
+        required=False,
+    )

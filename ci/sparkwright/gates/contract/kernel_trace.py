@@ -73,7 +73,9 @@ def record(client: Client, folder: Path) -> Path:
     prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
     with client.profile():
         client.complete(prompt, max_tokens=8, ignore_eos=True)
-    written = sorted(path for path in set(folder.rglob("*.json*")) - before if "async_llm" not in path.name)
+    written = sorted(
+        path for path in set(folder.rglob("*.json*")) - before if "async_llm" not in path.name
+    )
     if not written:
         raise TraceInvalid("the server wrote no trace")
     return written[0]

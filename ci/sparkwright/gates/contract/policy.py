@@ -11,7 +11,7 @@ from sparkwright.bench.recipes.recipe import compile_patterns
 from sparkwright.bench.server.server_log import LogPattern
 
 #: Lines by which the gate reads more than a recipe's contract.
-REQUIRED_LINES = frozenset({"version", "attention", "linear", "moe", "kv-gib", "kv-tokens", "graph-gib"})
+REQUIRED_LINES = frozenset({"version", "attention", "linear", "moe", "kv-gib", "kv-tokens"})
 
 
 class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             not.
         kv_tolerance: Share by which the KV cache may differ from the recipe's plan.
         lines: Lines that state a choice; each pattern has a group *value*.
-        emulation, unknown, refused, fallback, error: Lines that should not be there.
+        emulation, unknown, refused, fallback, graph_memory, error: Lines that should not be there.
         layer_kinds: Regular expressions by which a kernel belongs to a kind of layer, where the
             recipe's contract names none; the first that matches counts.
         fallback_kernels: Regular expressions of kernels that may only serve a recipe that allows
@@ -37,6 +37,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown: LogPattern
     refused: LogPattern
     fallback: LogPattern
+    graph_memory: LogPattern
     error: LogPattern
     layer_kinds: dict[str, str]
     fallback_kernels: dict[str, str]
@@ -55,5 +56,12 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def patterns(self) -> dict[str, LogPattern]:
         """Return every kind of line to look for, by name."""
-        unwanted = ("emulation", "unknown", "refused", "fallback", "error")
-        return self.lines | {name: getattr(self, name) for name in unwanted}
+        unwanted = {
+            "emulation": self.emulation,
+            "unknown": self.unknown,
+            "refused": self.refused,
+            "fallback": self.fallback,
+            "graph-memory": self.graph_memory,
+            "error": self.error,
+        }
+        return self.lines | unwanted
