@@ -332,5 +332,5 @@ def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFin
         if cell.concurrency > plan.max_num_seqs:
             yield PreflightFinding(
                 "cell-too-wide",
-                f"{cell.name} has {cell.concurrency} at a time, max_num_seqs is {plan.max_num_seqs}",
+                f"{cell.name} runs {cell.concurrency} at once; max_num_seqs is {plan.max_num_seqs}",
             )
