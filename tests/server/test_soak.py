@@ -28,7 +28,7 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 WORDS_POLICY = replace(strict_yaml.load(WORDS, GenerationPolicy), batch=0)
 #: Half a minute instead of two hours. The shape of the load is the same; the bound of the growth is what so short a time can tell.
 SHORT = replace(
-    POLICY, seconds=30, interval=1.5, sample=0.25, growth=20_000, least=3, drain=60,
+    POLICY, seconds=40, interval=1, sample=0.25, growth=20_000, least=3, drain=60,
     load=replace(
         POLICY.load, concurrencies=(1, 4, 8), prompts=(16, 100, 400), answers=(8, 32, 96), prefix=64, patience=1, aborted=0.3, bad=0.1
     ),

@@ -169,7 +169,9 @@ def test_two_soaks_send_the_same_requests(load: Load) -> None:
         (False, 1.0, ServerInvalid("server-slow", "late"), "aborted"),
         (False, 1.0, ServerInvalid("stream-truncated", "half"), "failed"),
         (True, None, ServerInvalid("server-refused", "bad token", 400), "refused"),
+        (True, None, ServerInvalid("server-refused", "bad token, in a stream"), "refused"),
         (True, None, ServerInvalid("server-refused", "crashed", 500), "failed"),
+        (True, None, ServerInvalid("stream-error", "crashed"), "failed"),
         (True, None, [1, 2, 3], "failed"),
     ],
 )

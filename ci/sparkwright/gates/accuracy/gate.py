@@ -151,15 +151,15 @@ def _baseline(
         return None, invalid(check, error.what, "baseline-damaged")
     except ServerInvalid as error:
         return None, _unanswered(check, error)
-    reason = ""
-    if isinstance(baseline, Path) and not result.identity.wheel:
-        reason = "baseline-unnamed"
-    elif baseline == url or (identity.wheel and result.identity.wheel == identity.wheel):
-        reason = "baseline-is-candidate"
-    elif (result.task, result.settings) != (name, runner.settings_digest(context, task)):
-        reason = "baseline-other"
-    elif result.share < policy.informative:
-        reason = "task-uninformative"
+    own_wheel = bool(identity.wheel) and result.identity.wheel == identity.wheel
+    settings = (name, runner.settings_digest(context, task))
+    reasons = {
+        "baseline-unnamed": isinstance(baseline, Path) and not result.identity.wheel,
+        "baseline-is-candidate": baseline == url or own_wheel,
+        "baseline-other": (result.task, result.settings) != settings,
+        "task-uninformative": result.share < policy.informative,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), "")
     bound, count = 100 * policy.informative, len(result.correct)
     figures = [Figure("right answers of the baseline", 100 * result.share, "%", count, bound=bound)]
     message = f"The baseline answers {result.share:.1%} of {count} questions correctly."

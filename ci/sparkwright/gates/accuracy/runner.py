@@ -29,9 +29,6 @@ from sparkwright.gates.core.server_under_test import ServerIdentity
 #: Megabytes of memory that lm-eval may map, and of one of its files.
 MEMORY, WRITTEN = 4096, 256
 
-#: Bytes of one line of its answers: a question, its prompt and the server's answer.
-LONGEST_LINE = 4 << 20
-
 #: The text that lm-eval writes for an answer without text; by default it writes an empty one.
 NO_ANSWER = "<sparkwright: no answer>"
 
@@ -109,7 +106,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(
-    context: RunContext, name: str, task: TaskPolicy, url: str, identity: ServerIdentity, model: str = ""
+    context: RunContext,
+    name: str,
+    task: TaskPolicy,
+    url: str,
+    identity: ServerIdentity,
+    model: str = "",
 ) -> TaskResult:
     """
     Return the answers of the server at *url* to the questions of *task*.
@@ -183,25 +185,19 @@ def read_answers(task: TaskPolicy, path: Path) -> list[Answer]:
         HarnessFailed: A line cannot be read (``answers-unreadable``), or a question has no answer,
             two or one without text (``answers-missing``).
     """
-    answers: dict[int, Answer] = {}
-    with path.open("rb") as stream:
-        while line := stream.readline(LONGEST_LINE):
-            try:
-                answer = msgspec.json.decode(line, type=Answer)
-            except (ValueError, RecursionError) as error:
-                message = f"a line of its answers cannot be read: {error!s:.200}"
-                raise HarnessFailed("answers-unreadable", message) from error
-            if answer.filter != task.filter:
-                continue
-            empty = any(NO_ANSWER in text for texts in answer.resps for text in texts)
-            if answer.doc_id in answers or empty:
-                message = f"question {answer.doc_id} is answered twice, or without a text"
-                raise HarnessFailed("answers-missing", message)
-            answers[answer.doc_id] = answer
-    if sorted(answers) != list(range(task.questions)):
-        message = f"{len(answers)} of {task.questions} questions are answered"
+    try:
+        logged = msgspec.json.Decoder(Answer).decode_lines(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        message = f"its answers cannot be read: {error!s:.200}"
+        raise HarnessFailed("answers-unreadable", message) from error
+    answers = [answer for answer in logged if answer.filter == task.filter]
+    texts = [text for answer in answers for texts in answer.resps for text in texts]
+    empty = sum(NO_ANSWER in text for text in texts)
+    answers.sort(key=lambda answer: answer.doc_id)
+    if empty or [answer.doc_id for answer in answers] != list(range(task.questions)):
+        message = f"{len(answers)} answers to {task.questions} questions, {empty} without a text"
         raise HarnessFailed("answers-missing", message)
-    return [answers[number] for number in sorted(answers)]
+    return answers
 
 
 def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work: Path) -> Path:
@@ -226,7 +222,8 @@ def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work
         *(["--num_fewshot", str(task.fewshot)] if task.dataset else []),
         cache=None if task.dataset else work / "cache",
     )  # fmt: skip
-    ended = process.run_limited(command, Limits(task.seconds, MEMORY, WRITTEN), work / "harness.log")
+    limits = Limits(task.seconds, MEMORY, WRITTEN)
+    ended = process.run_limited(command, limits, work / "harness.log")
     files = sorted((work / "answers").rglob("samples_*.jsonl"))
     if ended.late or ended.status or len(files) != 1:
         reason = "harness-slow" if ended.late else "harness-failed"

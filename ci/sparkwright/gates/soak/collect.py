@@ -106,7 +106,8 @@ class Load:
         except ServerInvalid as error:
             if patience is not None and error.reason in LATE:
                 return SoakRequest(key, "aborted")
-            if bad and error.status == 400:
+            # vLLM refuses some requests in the first event of a stream, whose status is 200.
+            if bad and error.reason == "server-refused" and error.status < 500:
                 return SoakRequest(key, "refused")
             return SoakRequest(key, "failed", 0, str(error))
         if bad:
@@ -162,8 +163,8 @@ class Monitor:
         self, at: float, concurrency: int, requests: tuple[SoakRequest, ...]
     ) -> SoakInterval:
         """Return everything since the last call."""
+        available = min(self._samples.pop("available", []), default=None)
         memory = {kind: statistics.median(values) for kind, values in self._samples.items()}
-        available = min(self._samples["available"], default=None)
         self._samples.clear()
         alive = self._tree()
         ended = [process for process in self._processes if process not in alive]
