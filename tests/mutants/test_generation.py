@@ -43,7 +43,7 @@ NANS: Mapping[str, tuple[str, dict[str, object], str]] = {
     "NaN logits": ("nan-logits", {}, "nan-tokens"),
 }
 SHORT = replace(
-    SOAK, seconds=40, interval=1, sample=0.25, growth=20_000, least=3, drain=60, gone=2,
+    SOAK, seconds=24, interval=3, sample=0.25, growth=20_000, least=3, drain=60, gone=2,
     load=replace(SOAK.load, concurrencies=(1, 4, 8), prompts=(16, 100, 400), answers=(8, 32, 96), prefix=64, patience=1),
 )  # fmt: skip
 

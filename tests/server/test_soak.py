@@ -28,7 +28,7 @@ POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 WORDS_POLICY = replace(strict_yaml.load(WORDS, GenerationPolicy), batch=0)
 #: Half a minute instead of two hours. The shape of the load is the same; the bound of the growth is what so short a time can tell.
 SHORT = replace(
-    POLICY, seconds=40, interval=1, sample=0.25, growth=20_000, least=3, drain=60,
+    POLICY, seconds=30, interval=3, sample=0.25, growth=20_000, least=3, drain=60,
     load=replace(
         POLICY.load, concurrencies=(1, 4, 8), prompts=(16, 100, 400), answers=(8, 32, 96), prefix=64, patience=1, aborted=0.3, bad=0.1
     ),
@@ -83,7 +83,7 @@ def test_a_soak_that_is_ended_leaves_its_journal(broken: Broken, tmp_path: Path,
 
 def test_a_process_that_is_not_known_is_not_watched(broken: Broken, tmp_path: Path) -> None:
     """A server on another machine can be soaked; what cannot be seen from here is not run."""
-    checks = named(soak.run(replace(SHORT, seconds=9, least=1), broken.url, tmp_path / "j", kernel=tmp_path / "none"))
+    checks = named(soak.run(replace(SHORT, seconds=20, least=1, load=replace(SHORT.load, concurrencies=(1, 2))), broken.url, tmp_path / "j", kernel=tmp_path / "none"))
 
     assert {name: checks[name].reason for name in ("memory-growth", "restarts", "kernel-log", "again")} == {
         "memory-growth": "processes-unknown", "restarts": "processes-unknown", "kernel-log": "kernel-log-hidden", "again": "not-asked"

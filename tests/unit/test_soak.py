@@ -37,7 +37,8 @@ def sound(growth: float = 0.0, noise: float = 5.0, kind: str = "memory") -> Soak
     answers = tuple(SoakRequest(str(number), "answered", 100) for number in range(POLICY.least))
     requests = (*answers, SoakRequest("a", "aborted"), SoakRequest("b", "refused"))
     for minute in range(120):
-        memory = {each: 3e9 + 1e6 * draw.gauss(growth * minute / 60 if each == kind else 0, noise if each == kind else 0) for each in KINDS}
+        times = [60.0 * minute + second for second in range(0, 60, 5)]
+        memory = {each: tuple((at, 3e9 + (1e6 * draw.gauss(growth * at / 3600, noise) if each == kind else 0)) for at in times) for each in KINDS}
         concurrency = POLICY.load.concurrencies[minute % len(POLICY.load.concurrencies)]
         intervals.append(SoakInterval(60.0 * (minute + 1), concurrency, requests, memory, 50e9))
     return intervals
@@ -130,10 +131,12 @@ def test_a_leak_of_twice_the_bound_fails(kind: str, growth: float, noise: float,
 def test_memory_of_the_warm_up_does_not_count() -> None:
     """Caches that fill in the beginning are no leak; the slope of some points is a guess."""
     warm = POLICY.warm * POLICY.seconds
-    filling = [replace(each, memory={kind: 3e9 - max(0.0, warm - each.at) * 1e6 for kind in KINDS}) for each in sound()]
+    filling = [
+        replace(each, memory={kind: ((each.at, 3e9 - max(0.0, warm - each.at) * 1e6),) for kind in KINDS}) for each in sound()
+    ]
 
     assert states(filling)["memory-growth"][0] == "pass"
-    assert states(sound()[-checks.FEWEST_POINTS + 1 :])["memory-growth"] == ("inconclusive", "too-few-samples")
+    assert states(filling[-checks.FEWEST_POINTS + 1 :])["memory-growth"] == ("inconclusive", "too-few-samples")
 
 
 @pytest.fixture
@@ -199,13 +202,13 @@ def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
         assert parent.stdout
         parent.stdout.readline()
         monitor = Monitor(parent.pid, tmp_path / "kmsg")
-        monitor.sample()
+        monitor.sample(1)
         interval = monitor.interval(1, 1, ())
-        assert (interval.memory["memory"] > 1e6, interval.ended) == (True, ())
+        assert (interval.memory["memory"][0][1] > 1e6, interval.ended) == (True, ())
         parent.stdin.close()
         parent.wait()
         assert [text for text in monitor.interval(2, 1, ()).ended if "sleep" in text]
-        monitor.sample()
+        monitor.sample(3)
         assert monitor.interval(3, 1, ()).ended == ()
     assert monitor.unwatched["kernel-log"][0] == "kernel-log-hidden"
     assert Monitor(None, tmp_path / "kmsg").unwatched["memory-growth"][0] == "processes-unknown"

@@ -22,8 +22,8 @@ from sparkwright.gates.core.verdict import (
     worst,
 )
 
-#: A slope of fewer points is a guess.
-FEWEST_POINTS = 12
+#: A slope of fewer points is a guess; of more, a part is taken.
+FEWEST_POINTS, MOST_POINTS = 12, 200
 #: Repeating requests that are sent again after the load.
 MOST_REPEATED = 5
 #: Outcomes of requests that the server answered.
@@ -99,7 +99,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         seconds: Duration of the load.
-        interval: Seconds of one concurrency, of a line of the journal and of a point of the growth.
+        interval: Seconds of one concurrency, and of a line of the journal.
         sample: Seconds between two readings of the memory.
         load: The mix of requests.
         warm: The first share of the time, whose memory does not count, as caches fill.
@@ -150,8 +150,8 @@ class SoakInterval(msgspec.Struct, frozen=True, tag="interval"):
         at: Its end in seconds since the beginning.
         concurrency: Requests at once.
         requests: Those that ended in it.
-        memory: Bytes by kind (``memory``, ``gpu-memory``): the median of the readings.
-        available: Bytes that the machine had left, at least; None without a reading.
+        memory: Kind (``memory``, ``gpu-memory``) → readings: seconds since the beginning, bytes.
+        available: Bytes that the machine had left, at least.
         ended: Processes of the server that ended.
         kernel: Faults in the kernel's log.
     """
@@ -159,8 +159,8 @@ class SoakInterval(msgspec.Struct, frozen=True, tag="interval"):
     at: float
     concurrency: int
     requests: tuple[SoakRequest, ...] = ()
-    memory: dict[str, float] = {}
-    available: float | None = None
+    memory: dict[str, tuple[tuple[float, float], ...]] = {}
+    available: float = 0.0
     ended: tuple[str, ...] = ()
     kernel: tuple[Finding, ...] = ()
 
@@ -263,18 +263,21 @@ def _growth(policy: SoakPolicy, kind: str, intervals: Sequence[SoakInterval]) ->
     from scipy.stats import theilslopes
 
     name, warm = f"{kind}-growth", policy.warm * policy.seconds
-    late = [one for one in intervals if one.at >= warm and kind in one.memory]
+    readings = [point for each in intervals for point in each.memory.get(kind, ())]
+    late = [(size / 1e6, at / 3600) for at, size in readings if at >= warm]
     if len(late) < FEWEST_POINTS:
         message = f"{len(late)} readings after the warm-up are too few"
         return inconclusive(name, message, "too-few-samples")
-    sizes, hours = [one.memory[kind] / 1e6 for one in late], [one.at / 3600 for one in late]
+    least = min(each.available for each in intervals)
+    # Of too many points the pairs take gigabytes, and neighbours depend on each other.
+    sizes, hours = zip(*late[:: len(late) // MOST_POINTS + 1], strict=True)
     middle, _, low, high = map(float, theilslopes(sizes, hours, policy.confidence))
     figures = [
-        Figure("growth", middle, "MB/h", len(late), bound=policy.growth),
+        Figure("growth", middle, "MB/h", len(sizes), bound=policy.growth),
         Figure("growth at least", low, "MB/h"),
         Figure("growth at most", high, "MB/h"),
         Figure("memory at the end", sizes[-1], "MB"),
-        Figure("least memory left", min(one.available or 0.0 for one in late) / 1e6, "MB"),
+        Figure("least memory left", least / 1e6, "MB"),
     ]
     message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
     if low > policy.growth:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import math
 import queue
 import random
-import statistics
 import threading
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -132,7 +132,8 @@ class Monitor:
     """
 
     def __init__(self, pid: int | None, kernel: Path) -> None:
-        self._samples = collections.defaultdict[str, list[float]](list)
+        self._memory = collections.defaultdict[str, list[tuple[float, float]]](list)
+        self._available = math.inf
         self._root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
         self._processes = {process: process.name() for process in self._tree()}
         self.unwatched: dict[str, tuple[str, str]] = {}
@@ -148,29 +149,28 @@ class Monitor:
         except OSError as error:
             self.unwatched["kernel-log"] = ("kernel-log-hidden", f"{kernel}: {error.strerror}")
 
-    def sample(self) -> None:
-        """Read the memory."""
+    def sample(self, at: float) -> None:
+        """Read the memory, *at* seconds since the beginning."""
         processes = self._tree()
-        self._samples["available"].append(float(psutil.virtual_memory().available))
+        self._available = min(self._available, float(psutil.virtual_memory().available))
         # A process may end meanwhile.
         with contextlib.suppress(psutil.Error):
             resident = sum(process.memory_info().rss for process in processes)
-            self._samples["memory"].append(float(resident))
+            self._memory["memory"].append((at, float(resident)))
         if gpu := gpu_memory({process.pid for process in processes}):
-            self._samples["gpu-memory"].append(gpu)
+            self._memory["gpu-memory"].append((at, gpu))
 
     def interval(
         self, at: float, concurrency: int, requests: tuple[SoakRequest, ...]
     ) -> SoakInterval:
         """Return everything since the last call."""
-        available = min(self._samples.pop("available", []), default=None)
-        memory = {kind: statistics.median(values) for kind, values in self._samples.items()}
-        self._samples.clear()
+        memory = {kind: tuple(readings) for kind, readings in self._memory.items()}
+        self._memory.clear()
         alive = self._tree()
         ended = [process for process in self._processes if process not in alive]
         texts = tuple(f"process {one.pid} ended: {self._processes.pop(one)}" for one in ended)
         faults = self._findings()
-        return SoakInterval(at, concurrency, requests, memory, available, texts, faults)
+        return SoakInterval(at, concurrency, requests, memory, self._available, texts, faults)
 
     def close(self) -> None:
         if self._log:

@@ -90,16 +90,16 @@ def _intervals(
 ) -> list[SoakInterval]:
     """Keep the load up until the time is over or the server is gone, and return the intervals."""
     intervals: list[SoakInterval] = []
-    began, at = time.monotonic(), 0.0
+    began = time.monotonic()
     # In a short soak each concurrency has its turn, too.
     longest = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
     turns = itertools.cycle(policy.load.concurrencies)
     with console.progress("soak", policy.seconds) as progress:
-        while at < policy.seconds and not _gone(policy, intervals):
-            concurrency, left = next(turns), policy.seconds - at
-            for _ in load.run(str(len(intervals)), concurrency, min(longest, left)):
-                monitor.sample()
+        while (at := time.monotonic() - began) < policy.seconds and not _gone(policy, intervals):
+            concurrency, seconds = next(turns), min(longest, policy.seconds - at)
+            for _ in load.run(str(len(intervals)), concurrency, seconds):
                 at = time.monotonic() - began
+                monitor.sample(at)
                 progress.update(at, f"{concurrency} at once")
             intervals.append(monitor.interval(at, concurrency, load.take()))
             writer.add(intervals[-1])
