@@ -1,0 +1,85 @@
+"""
+G2 on a GPU, for a wheel that is named by variables of the environment.
+
+    SPARKWRIGHT_GPU_WHEEL=…/vllm-….whl SPARKWRIGHT_GPU_TARGET=sm_90a \\
+    SPARKWRIGHT_GPU_PYTHON=$(which python3) python -m pytest tests/device -m gpu -n0 -q -s
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.fake_gpu import POLICY
+
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.device import gate as device
+from sparkwright.gates.device import gpu as gpus
+from sparkwright.gates.device.gpu import Gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
+
+#: The thresholds of E2M1 as bits of FP32, in the order of the codes, for a converter by integers.
+_THRESHOLDS = (
+    ("gt", 0x3E800000), ("ge", 0x3F400000), ("gt", 0x3FA00000), ("ge", 0x3FE00000),
+    ("gt", 0x40200000), ("ge", 0x40600000), ("gt", 0x40A00000),
+)  # fmt: skip
+_NATIVE = (
+    "  cvt.rn.satfinite.e2m1x2.f32 byte, zero, x;\n  mov.b32 code, {byte, none, none, none};\n"
+)
+
+
+@pytest.fixture(name="gpu", scope="module")
+def _gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    """Return the first GPU; without one the tests are skipped."""
+    found = gpus.ask(60, tmp_path_factory.mktemp("gpu"))
+    if isinstance(found, str):
+        pytest.skip(f"needs a CUDA GPU: {found}")
+    return found
+
+
+def named(variable: str) -> str:
+    """Return the variable of the environment; without it the test is skipped."""
+    if not (value := os.environ.get(f"SPARKWRIGHT_GPU_{variable}", "")):
+        pytest.skip(f"needs SPARKWRIGHT_GPU_{variable}")
+    return value
+
+
+def test_the_wheel_passes_g2(gpu: Gpu, tmp_path: Path) -> None:
+    """Every required check of the real gate passes, and what this GPU lacks is not required."""
+    wheel, python = Path(named("WHEEL")), Path(named("PYTHON"))
+    checks = device.run(POLICY, tmp_path, wheel=wheel, target=named("TARGET"), python=python)
+    for check in checks:
+        required = "required" if check.required else "informs"
+        line = f"{check.name:16} {check.state:8} {required:8} {check.reason} {check.message}\n"
+        sys.stdout.write(line)
+        for sample in check.samples[:4]:
+            sys.stdout.write(f"    {sample.case}: {sample.actual}\n")
+    assert {check.name: check.state for check in checks if check.required and check.state != "pass"} == {}
+
+
+def swept(gpu: Gpu, folder: Path, first: str = "gt", nan: int = 7) -> Check:
+    """Return the probe's check of a converter by integers, with another threshold or NaN."""
+    lines = ["and.b32 sign, input, 0x7FFFFFFF;", "mov.u32 code, 0;"]
+    for comparison, bits in ((first, _THRESHOLDS[0][1]), *_THRESHOLDS[1:]):
+        lines.append(f"setp.{comparison}.u32 above, sign, {bits:#x};")
+        lines += ["selp.u32 one, 1, 0, above;", "add.u32 code, code, one;"]
+    lines += ["shr.u32 one, input, 31;", "shl.b32 one, one, 3;", "or.b32 code, code, one;"]
+    lines += ["setp.gt.u32 above, sign, 0x7F800000;", f"selp.u32 code, {nan}, code, above;"]
+    text = gpus.PTX.read_text("utf-8")
+    assert _NATIVE in text
+    text = text.replace(_NATIVE, "\n".join(lines) + "\n")
+    text = text.replace("  cvt.rn.satfinite.e2m1x2.f32 none, zero, zero;\n", "")
+    (folder / "software.ptx").write_text(text, "utf-8")
+    return gpus.conversion_check(gpu, 120, folder, folder / "software.ptx")
+
+
+def test_the_probe_counts_every_mismatch(gpu: Gpu, tmp_path: Path) -> None:
+    """A converter by integers is right for all inputs; one wrong tie is two inputs of 2^32."""
+    assert swept(gpu, tmp_path).state == "pass"
+    check = swept(gpu, tmp_path, first="ge")
+    assert (check.reason, check.figures[0].value, check.figures[1].value) == ("conversion-wrong", 2, 0)
+    check = swept(gpu, tmp_path, nan=6)
+    assert (check.reason, check.figures[1].value) == ("nan-differs", 2 * (2**23 - 1))
