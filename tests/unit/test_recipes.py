@@ -15,10 +15,13 @@ from tests.refusals import refusal
 
 from sparkwright.bench.recipes import preflight, recipe, vllm_flags, workloads
 from sparkwright.bench.recipes.published_results import PublishedFigure
+from sparkwright.core import strict_yaml
+from sparkwright.gates.contract.policy import ContractPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
 NAMES = recipe.names(ROOT)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 #: The releases of the stacks, stock and ours.
 STACKS = ("0.33.0", "0.33.0+spark.2026.11.pf71f110a.cu130", "0.23.0+spark.2026.06.p0", "0.20.1", "0.20.1+spark.2026.05.p0.cu130")
 
@@ -41,6 +44,9 @@ def test_reviewed_recipe_has_only_advice(name: str) -> None:
     assert [finding for finding in found if finding.weight == "error"] == []
     assert bool(reviewed.published) == (name != "toy-cpu")
     reviewed.variant("0.33.0")
+    for contract in (reviewed.contract, *(variant.contract for variant in reviewed.versions if variant.contract)):
+        assert set(contract.lines) <= set(POLICY.lines)
+        assert set(contract.allows) <= set(POLICY.fallback_kernels)
 
 
 @pytest.mark.parametrize("version", STACKS)

@@ -276,6 +276,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
 
+    def find_variant(self, version: str) -> VersionVariant | None:
+        """Return how the release *version* serves it; None if the recipe does not know that."""
+        try:
+            release = Version(version)
+        except InvalidVersion:
+            return None
+        return next((variant for variant in self.versions if variant.holds(release)), None)
+
     def variant(self, version: str) -> VersionVariant:
         """
         Return how the release *version* serves it.
@@ -283,26 +291,14 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             recipe-unfit: The recipe does not know that release, or only our wheels of it.
         """
-        try:
-            release = Version(version)
-        except InvalidVersion:
-            raise RecipeError(
-                "recipe-unfit", f"{version!r:.80} is not a version of vLLM."
-            ) from None
-        variant = next((one for one in self.versions if one.holds(release)), None)
+        variant = self.find_variant(version)
         if variant is None:
             known = "; ".join(one.vllm for one in self.versions)
-            raise RecipeError(
-                "recipe-unfit",
-                f"{self.name} does not know vLLM {release.base_version}.",
-                details=[f"known: {known}"],
-            )
-        if variant.lacks and not (release.local or "").startswith("spark."):
-            raise RecipeError(
-                "recipe-unfit",
-                f"The official vLLM {release.base_version} does not serve {self.name}.",
-                details=[variant.lacks],
-            )
+            message = f"{self.name} does not know vLLM {version!r:.80}."
+            raise RecipeError("recipe-unfit", message, details=[f"known: {known}"])
+        if variant.lacks and "+spark." not in version:
+            message = f"The official vLLM {version} does not serve {self.name}."
+            raise RecipeError("recipe-unfit", message, details=[variant.lacks])
         return variant
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import vllm_flags
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
 from sparkwright.bench.server import environment_variables, openai_schema, wheel_identity
@@ -172,7 +171,7 @@ def check_contract(
         )
     backends = {kind: layer.backend for kind, layer in contract.layers.items()}
     return (
-        *(_line(name, wanted, lines[name]) for name, wanted in (backends | contract.lines).items()),
+        *(_line(name, wanted, lines) for name, wanted in (backends | contract.lines).items()),
         _none("no-emulation", "emulation", "it computes nothing by emulation", lines["emulation"]),
         _none(
             "no-refusal",
@@ -245,9 +244,8 @@ def run(
 
 def contract_of(recipe: Recipe, version: str) -> KernelContract:
     """Return the contract of *recipe* for the release *version*."""
-    with contextlib.suppress(ValueError, RecipeError):
-        return recipe.variant(version).contract or recipe.contract
-    return recipe.contract
+    variant = recipe.find_variant(version)
+    return (variant.contract if variant else None) or recipe.contract
 
 
 def _serves(server: ObservedServer) -> Check:
@@ -313,8 +311,9 @@ def _version(policy: ContractPolicy, lines: LogLines, client: Client | None) -> 
     return passed("version", f"vLLM {answered} wrote the log" + (" and answers" if client else ""))
 
 
-def _line(name: str, wanted: str, lines: LogLines) -> Check:
+def _line(name: str, wanted: str, log: Mapping[str, LogLines]) -> Check:
     """Return whether every value of a line is the one that the contract wants."""
+    lines = log.get(name, LogLines())
     samples = [Sample("log", actual=text) for text in lines.texts[:5]]
     logged = ", ".join(lines.values) or "nothing"
     if wanted == UNRESOLVED:
@@ -433,10 +432,9 @@ def _flags(recipe: Recipe, version: str, server: ObservedServer) -> Check:
     """Return whether the server has the flags and variables of the recipe, and none overridden."""
     if server.flags is None:
         return not_run("flags", "the server was not started here", "flags-unseen", required=False)
-    try:
-        variant = recipe.variant(version)
-    except RecipeError as error:
-        return not_run("flags", error.what, "flag-missing")
+    variant = recipe.find_variant(version)
+    if variant is None:
+        return not_run("flags", f"{recipe.name} does not know vLLM {version}", "version-unknown")
     names = Counter(vllm_flags.split_flag(flag)[0] for flag in server.flags)
     twice = {
         flag

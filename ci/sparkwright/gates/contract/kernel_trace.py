@@ -29,6 +29,8 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 #: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
 LARGEST = 256 * 1024 * 1024
+#: Letters of a kernel's name that are looked at; those of CUTLASS have some thousands.
+LONGEST_NAME = 8192
 
 _STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*\)_generation_(\d+)\(")
 #: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
@@ -125,10 +127,10 @@ def _phases(events: list[_Event]) -> KernelTrace:
         for event in events
         if event.cat == "user_annotation" and (match := _STEP.match(event.name))
     )
-    launches = {
+    launches: dict[int | None, float] = {
         event.args.correlation: event.ts
         for event in events
-        if event.cat in ("cuda_runtime", "cuda_driver")
+        if event.cat in ("cuda_runtime", "cuda_driver") and event.args.correlation is not None
     }
     kernels = [event for event in events if event.cat == "kernel"]
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
@@ -140,7 +142,7 @@ def _phases(events: list[_Event]) -> KernelTrace:
         place = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         phase = steps[place][2] if place >= 0 and launched < steps[place][1] else None
         if phase:
-            trace[phase][kernel.name] += round(kernel.dur)
+            trace[phase][kernel.name[:LONGEST_NAME]] += round(kernel.dur)
     return trace
 
 
