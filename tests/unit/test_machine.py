@@ -144,7 +144,6 @@ def test_probe_measures_this_processor(tmp_path: Path) -> None:
     assert "NumPy" in device.name
     assert 0 < reading.gemv < 10
     assert 1e7 < probe.bandwidth() < 1e13
-    probe.heat(0.02)
     probe.stop()
     probe.stop()
 
@@ -193,9 +192,8 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
         assert references(machine.disturbances(before, machine.snapshot())) == ["probe-silent"]
         milliseconds.write_text("1.04")
         assert references(machine.settle()) == ["slow-state"]
-        assert references(machine.settle(Normal(0.001, 0.001, 0.001, 0.002, "fake"))) == ["slow-state"]
         milliseconds.write_text("1.02")
-        assert machine.settle() == machine.settle(machine.normal) == ()
+        assert machine.settle() == ()
         milliseconds.write_text("0")
         assert references(machine.settle()) == ["probe-silent"]
 

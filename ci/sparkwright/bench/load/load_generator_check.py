@@ -27,6 +27,8 @@ from sparkwright.core.console import console
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 
+PROMPT_TOKENS = 128
+
 #: Seconds by which a first token may seem to arrive before it was sent: two clocks are read.
 CLOCK_SLACK = 0.0005
 
@@ -38,16 +40,18 @@ class DelayProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         ttft: Seconds to the first token. *tpot*: seconds per token after it.
         event_tokens: Tokens of an event after the first.
-        prompt_tokens, output_tokens, concurrency, requests: See `LoadSpec`.
+        output_tokens, concurrency: See `LoadSpec`; two rounds are made.
     """
 
     ttft: Positive
     tpot: Positive
     event_tokens: Count
-    prompt_tokens: Count
     output_tokens: Annotated[int, Meta(ge=2)]
     concurrency: Count
-    requests: Count
+
+    @property
+    def requests(self) -> int:
+        return 2 * self.concurrency
 
 
 class GeneratorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,9 +115,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._event(
             choices=[],
             usage={
-                "prompt_tokens": profile.prompt_tokens,
+                "prompt_tokens": PROMPT_TOKENS,
                 "completion_tokens": tokens,
-                "total_tokens": profile.prompt_tokens + tokens,
+                "total_tokens": PROMPT_TOKENS + tokens,
             },
         )
         self.wfile.write(b"data: [DONE]\n\n")
@@ -162,7 +166,7 @@ def _check_profile(
             LoadSpec(
                 f"http://127.0.0.1:{server.server_port}",
                 "delays",
-                profile.prompt_tokens,
+                PROMPT_TOKENS,
                 profile.output_tokens,
                 profile.concurrency,
                 profile.requests,
@@ -190,7 +194,7 @@ def compare(
         LoadError: A count is wrong, or an error is larger than *policy* allows.
     """
     events = 1 + math.ceil((profile.output_tokens - 1) / profile.event_tokens)
-    expected = (profile.prompt_tokens, profile.output_tokens, events, "")
+    expected = (PROMPT_TOKENS, profile.output_tokens, events, "")
     for one in result.requests:
         counted = (one.prompt_tokens, one.output_tokens, one.chunks, one.error)
         if counted != expected:

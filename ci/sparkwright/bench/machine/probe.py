@@ -13,15 +13,19 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
-from sparkwright.bench.machine.state_checks import ProbePolicy, Reading
+from sparkwright.bench.machine.state_checks import Normal, Positive, ProbePolicy, Reading
+from sparkwright.bench.records import Reason
 from sparkwright.core import process
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
+from sparkwright.core.files import content_key
+from sparkwright.core.store import Store
 
 SCRIPT = Path(__file__).parent / "gemv_probe.py"
 
@@ -47,12 +51,6 @@ class Device(msgspec.Struct, frozen=True):
     kind: Literal["cuda", "cpu"]
     name: str
     uuid: str
-
-
-class _Stream(msgspec.Struct):
-    gemv: float
-    reduce: float
-    bytes: int
 
 
 class GemvProbe:
@@ -99,9 +97,27 @@ class GemvProbe:
             self._device = self._response(self._child, Device, self._policy.start_timeout)
         return self._device
 
-    def reading(self) -> Reading:
-        """Return a reading; raise `ProbeError` if the probe fails or hangs."""
-        return self._measure(Reading, self._policy.matrix, self._policy.seconds, "gemv", "copy")
+    def reading(self, megabytes: int = 0) -> Reading:
+        """
+        Return a reading, of a matrix of so many *megabytes* instead of the policy's.
+
+        Raises:
+            ProbeError: The program does not start, fails or hangs.
+        """
+        self.device()
+        assert self._child
+        assert self._child.stdin
+        policy = self._policy
+        request = {
+            "megabytes": megabytes or policy.matrix,
+            "warmup": policy.warmup,
+            "seconds": policy.seconds,
+        }
+        try:
+            self._child.stdin.write(msgspec.json.encode(request) + b"\n")
+        except OSError as error:
+            raise self._failure(f"it has ended ({error.strerror})") from None
+        return self._response(self._child, Reading, policy.timeout)
 
     def bandwidth(self) -> float:
         """
@@ -110,26 +126,8 @@ class GemvProbe:
         It is the faster of two ways to read an array once: too low a ceiling would make sound
         measurements look impossible.
         """
-        policy = self._policy
-        stream = self._measure(_Stream, policy.stream, policy.seconds, "gemv", "reduce")
-        return stream.bytes / min(stream.gemv, stream.reduce)
-
-    def heat(self, seconds: float) -> None:
-        """Work for some *seconds*; raise `ProbeError` as `reading` does."""
-        self._measure(Reading, self._policy.matrix, seconds / 2, "gemv", "copy")
-
-    def _measure(self, kind: type[T], megabytes: int, seconds: float, *works: str) -> T:
-        self.device()
-        assert self._child
-        assert self._child.stdin
-        warmup = self._policy.warmup
-        request = {"works": works, "megabytes": megabytes, "warmup": warmup, "seconds": seconds}
-        try:
-            self._child.stdin.write(msgspec.json.encode(request) + b"\n")
-        except OSError as error:
-            raise self._failure(f"it has ended ({error.strerror})") from None
-        timeout = self._policy.timeout + len(works) * (warmup + seconds)
-        return self._response(self._child, kind, timeout)
+        reading = self.reading(self._policy.stream)
+        return reading.bytes / min(reading.gemv, reading.reduce)
 
     def _response(self, child: subprocess.Popen[bytes], kind: type[T], timeout: float) -> T:
         """Return the next line of *child*."""
@@ -158,3 +156,35 @@ class GemvProbe:
             self._child.kill()
             self._child.communicate()
         self._child = None
+
+
+class FastestSession(msgspec.Struct, frozen=True):
+    """Median seconds of a session's first matrix-vector products, and its day."""
+
+    gemv: Positive
+    day: str
+
+
+def history_key(fingerprint: Mapping[str, str], policy: ProbePolicy, device: str) -> str:
+    """Return the key of a machine: another driver, device, library or matrix is another one."""
+    return content_key("probe", [dict(fingerprint), policy.matrix, device])
+
+
+def history_reasons(
+    store: Store, key: str, normal: Normal, policy: ProbePolicy
+) -> tuple[Reason, ...]:
+    """Return a reason if a session that starts with *normal* is slower than the fastest one."""
+    best = store.get("probe", key, FastestSession)
+    if best is None or normal.median <= best.gemv * (1 + policy.band):
+        return ()
+    times = normal.median / best.gemv
+    message = f"the GEMV takes {times:.2f} × as long as on {best.day}, with the same versions"
+    return (Reason("slow-state", message),)
+
+
+def store_session(store: Store, key: str, normal: Normal) -> None:
+    """Store a session if it is the fastest on its machine."""
+    best = store.get("probe", key, FastestSession)
+    if best is None or normal.median < best.gemv:
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        store.put("probe", key, FastestSession(normal.median, today))

@@ -162,10 +162,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Median seconds of the probe's matrix-vector product and of its copy."""
+    """Median seconds of the probe's product, copy and reduction of a matrix of so many *bytes*."""
 
     gemv: Positive
     copy: Positive
+    reduce: Positive
+    bytes: int
 
 
 class Normal(msgspec.Struct, frozen=True):

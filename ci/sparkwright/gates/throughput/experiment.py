@@ -264,7 +264,7 @@ class Experiment:
         fresh = proof is not None and proof.boot == _boot() and 0 <= time.time() - max(proof.at, *(leg.began for leg in past.legs)) < STALE
         if not fresh:
             machine.preheat(self._machine_policy.preheat if question.preheat is None else question.preheat)
-        if reasons := machine.settle(proof.normal if proof and fresh else None):
+        if reasons := machine.settle():
             return RunOutcome(past.legs, past.closed, None, reasons[0])
         if fresh and proof:
             self._proof = proof.says
