@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -229,6 +230,19 @@ def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.Monkey
     entries.clear()
     monkeypatch.setattr(nvml, "nvmlInit", lambda: (_ for _ in ()).throw(RuntimeError))
     assert collect.gpu_memory({7}) is None
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "gone"),
+    [(["failed", "aborted"], True), (["failed", "answered"], False), (["aborted"], False), ([], False)],
+)
+def test_a_server_without_answers_is_gone(outcomes: list[Literal["failed", "aborted", "answered"]], gone: bool) -> None:
+    """Also one that hangs, of which clients go away; after as many intervals as the policy says, and no fewer."""
+    requests = tuple(SoakRequest(outcome, outcome) for outcome in outcomes)
+    intervals = [*sound(), *(SoakInterval(9000, 1, requests) for _ in range(POLICY.gone))]
+
+    assert gate._gone(POLICY, intervals) == gone
+    assert not gate._gone(POLICY, intervals[:-1])
 
 
 def test_a_soak_without_a_server_is_invalid(tmp_path: Path) -> None:

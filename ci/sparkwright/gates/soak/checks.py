@@ -78,7 +78,6 @@ class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         aborted: Share of requests whose client closes the connection within *patience* seconds.
         bad: Share of requests that the server has to refuse.
         line: The text that prompts are cut from, once for each ``{number}``.
-        seed: Of the draw.
     """
 
     concurrencies: Lengths
@@ -90,7 +89,6 @@ class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Seconds
     bad: Share
     line: Annotated[str, Meta(pattern=r"\{number\}")]
-    seed: int = 1
 
 
 class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """
 The load of a soak, and everything that is watched meanwhile.
 
-Requests follow from the policy's seed, so two soaks send the same ones. An aborted request closes
+Requests follow from their names, so two soaks send the same ones. An aborted request closes
 its connection within an answer, as users do, and the server has to free its blocks.
 """
 
@@ -135,7 +135,7 @@ class Monitor:
         self._memory = collections.defaultdict[str, list[tuple[float, float]]](list)
         self._available = math.inf
         self._root = psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
-        self._processes = {process: process.name() for process in self._tree()}
+        self._processes = {process: str(process) for process in self._tree()}
         self.unwatched: dict[str, tuple[str, str]] = {}
         if not self._processes:
             unknown = ("processes-unknown", MEANINGS["processes-unknown"])
@@ -168,7 +168,7 @@ class Monitor:
         self._memory.clear()
         alive = self._tree()
         ended = [process for process in self._processes if process not in alive]
-        texts = tuple(f"process {one.pid} ended: {self._processes.pop(one)}" for one in ended)
+        texts = tuple(f"{self._processes.pop(process)} ended" for process in ended)
         faults = self._findings()
         return SoakInterval(at, concurrency, requests, memory, self._available, texts, faults)
 

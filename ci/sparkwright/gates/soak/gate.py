@@ -107,7 +107,8 @@ def _intervals(
 
 
 def _gone(policy: SoakPolicy, intervals: list[SoakInterval]) -> bool:
-    """Return whether all requests of the last intervals failed."""
+    """Return whether requests failed and none was answered in each of the last intervals."""
     last = intervals[-policy.gone :]
     outcomes = [{request.outcome for request in interval.requests} for interval in last]
-    return len(last) == policy.gone and all(each == {"failed"} for each in outcomes)
+    silent = [{"failed"} <= each and each.isdisjoint(checks.ANSWERS) for each in outcomes]
+    return len(silent) == policy.gone and all(silent)
