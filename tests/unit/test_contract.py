@@ -293,7 +293,7 @@ def test_table_that_is_none_is_invalid(table: str | bytes, tmp_path: Path) -> No
         ("(?P<value>\\w+) for (?:", "(?P<value>\\w+ for (?:"),
         ("' dtype=(?P<value>[\\w.]+)'", "' dtype='"),
         ("  kv-gib:", "  kv-gob:"),
-        ('releases: ["0.20.1", "0.34"]', 'releases: ["0.20.1", "next"]'),
+        ('releases: ">=0.20.1,<0.34"', 'releases: "next"'),
         ("marlin: '(?i)marlin'", "marlin: '('"),
         ("kv_tolerance: 0.1", "tolerance: 0.1"),
     ],

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from packaging.specifiers import SpecifierSet
 
 from sparkwright.bench.recipes.recipe import compile_patterns
 from sparkwright.bench.server.server_log import LogPattern
 
-#: Lines by which the gate reads more than a recipe's contract.
-REQUIRED_LINES = frozenset({"version", "attention", "linear", "moe", "kv-gib", "kv-tokens"})
+#: Lines that the gate reads by name.
+LINES = frozenset({"version", "attention", "linear", "moe", "kv-gib", "kv-tokens"})
+UNWANTED = frozenset({"emulation", "unknown", "refused", "fallback", "graph-memory"})
 
 
 class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,49 +21,32 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What vLLM prints, and what no server of a recipe may show.
 
     Attributes:
-        releases: The first release whose lines were read in its sources, and the first that was
-            not.
+        releases: Version specifier of the releases whose lines were read in their sources.
         kv_tolerance: Share by which the KV cache may differ from the recipe's plan.
         lines: Lines that state a choice; each pattern has a group *value*.
-        emulation, unknown, refused, fallback, graph_memory, error: Lines that should not be there.
+        unwanted: Lines that should not be there.
         layer_kinds: Regular expressions by which a kernel belongs to a kind of layer, where the
             recipe's contract names none; the first that matches counts.
         fallback_kernels: Regular expressions of kernels that may only serve a recipe that allows
             them.
     """
 
-    releases: tuple[str, str]
+    releases: str
     kv_tolerance: Annotated[float, Meta(gt=0, lt=1)]
     lines: dict[str, LogPattern]
-    emulation: LogPattern
-    unknown: LogPattern
-    refused: LogPattern
-    fallback: LogPattern
-    graph_memory: LogPattern
-    error: LogPattern
+    unwanted: dict[str, LogPattern]
     layer_kinds: dict[str, str]
     fallback_kernels: dict[str, str]
 
     def __post_init__(self) -> None:
-        from packaging.version import Version
-
-        for release in self.releases:
-            Version(release)
+        SpecifierSet(self.releases)
         compile_patterns(*self.layer_kinds.values(), *self.fallback_kernels.values())
-        if missing := REQUIRED_LINES - set(self.lines):
-            raise ValueError(f"lines: {', '.join(sorted(missing))} is missing")
+        if missing := (LINES - set(self.lines)) | (UNWANTED ^ set(self.unwanted)):
+            raise ValueError(f"lines: {', '.join(sorted(missing))} is missing or unknown")
         for name, line in self.lines.items():
             if "(?P<value>" not in line.pattern:
                 raise ValueError(f"lines: {name} has no group named value")
 
     def patterns(self) -> dict[str, LogPattern]:
         """Return every kind of line to look for, by name."""
-        unwanted = {
-            "emulation": self.emulation,
-            "unknown": self.unknown,
-            "refused": self.refused,
-            "fallback": self.fallback,
-            "graph-memory": self.graph_memory,
-            "error": self.error,
-        }
-        return self.lines | unwanted
+        return self.lines | self.unwanted
