@@ -77,7 +77,7 @@ def project(root: Path, **changes: float) -> Path:
     generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))
     (gates / "load_generator.yaml").write_text(generator, "utf-8")
     _edit(gates / "load_generator.yaml", ttft_tolerance=1.0, tpot_tolerance=1.0, rate_tolerance=1.0)
-    _edit(gates / "throughput.yaml", **{"patience": 60, "launches": 3, **changes})
+    _edit(gates / "throughput.yaml", **{"timeout_s": 60, "launches": 3, **changes})
     _edit(gates / "workloads.yaml", seconds=0)
     return root
 

@@ -28,8 +28,7 @@ from sparkwright.bench.load.load_spec import LoadResult, Request
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.statistics import calibration
-from sparkwright.bench.statistics.decision import Rule, decide
+from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
@@ -50,11 +49,14 @@ from sparkwright.gates.core.verdict import (
 )
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
-from sparkwright.gates.throughput import abba_schedule, paired_differences, summary
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.paired_differences import NoiseModel
-from sparkwright.gates.throughput.records import Calibrated, Measurement, Result, Subject
-from sparkwright.gates.throughput.runner import RunOutcome
+from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput.records import (
+    CONTROL_BLOCK,
+    Measurement,
+    Result,
+    Subject,
+)
 from sparkwright.release import content
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
@@ -172,27 +174,38 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     speeds = policy().speeds
     assert isinstance(speeds, Speeds)
     chance, asked = random.Random(seed), cells or speeds.cells
-    legs = tuple(leg for block in range(blocks) for cell in asked for leg in _legs(chance, cell, block, slower))
-    aa = tuple(_calibrated(chance, cell, metric) for cell in asked for metric in cell.primary)
-    known = {paired_differences.name(one.cell, one.metric): NoiseModel(one.sigma) for one in aa}
-    rule = Rule(speeds.margin, speeds.alpha, speeds.least, 12)
-    outcome = RunOutcome(legs, frozenset(range(blocks)), decide(rule, paired_differences.of(asked, legs, range(blocks), known)))
-    state, says = summary.state("gate", outcome)
+    numbers = (CONTROL_BLOCK, *range(blocks))
+    legs = tuple(leg for block in numbers for cell in asked for leg in _legs(chance, cell, block, slower))
+    rule_policy = speeds.policy
+    earlier = {
+        name: [("2026-11-20", chance.gauss(0, NOISE)) for _ in range(10)]
+        for cell in asked
+        for name in paired_differences.series_names(cell)
+    }
+    history = paired_differences.control_history(earlier, legs, asked, "sequential")
+    today = paired_differences.day(BEGAN)
+    rule = DecisionRule(
+        attempt_alpha(rule_policy.alpha, 1), rule_policy.min_blocks, rule_policy.max_blocks
+    )
+    series = paired_differences.metric_series(asked, legs, range(blocks), history, rule_policy, today)
+    decision = decide(rule, series)
+    state: State = decision.state or "inconclusive"
     candidate = Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK)
     upstream = about.version.partition("+")[0]
     stock = Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream)
     return Result(
-        kind="gate", state=state, says=says, candidate=candidate, baseline=stock,
-        cells=summary.cells(asked, outcome, known, True), legs=legs, culprits=outcome.decision.culprits if outcome.decision else (),
+        kind="gate", state=state, says=decision.message, candidate=candidate, baseline=stock,
+        cells=paired_differences.cell_results(asked, legs, range(blocks), series, decision, compared=True),
+        legs=legs, culprits=decision.culprits,
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
-        host=HOST, margin=speeds.margin, alpha=speeds.alpha, blocks=12, quads=1,
+        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12, quads=1,
         generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        calibration=aa, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
+        calibration=paired_differences.calibrated(asked, history, rule_policy, today), policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
     )  # fmt: skip
 
 
 def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) -> Iterator[Measurement]:
-    for position, side in enumerate(abba_schedule.sides(1, block)):
+    for position, side in enumerate(runner.sides(1, block)):
         run = _run(chance, cell, slower if side == "candidate" else 0.0)
         yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
 
@@ -203,12 +216,6 @@ def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> LoadResult
     one = Request(0.0, ttft, ttft + tpot * (cell.answer - 1), cell.prompt, cell.answer)
     requests = (one,) * max(3, cell.concurrency)
     return LoadResult("vllm-rs 0.33.0", wheels.hexed("generator"), one.latency * len(requests) / cell.concurrency, requests)
-
-
-def _calibrated(chance: random.Random, cell: WorkloadCell, metric: str) -> Calibrated:
-    values = tuple(chance.gauss(0, NOISE) for _ in range(calibration.ENOUGH))
-    days = tuple("2026-11-20" for _ in values)
-    return Calibrated(cell.name, metric, values, days, calibration.upper_sigma(values), True)  # type: ignore[arg-type]  # a metric of a cell
 
 
 def write(path: Path, made: Ladder) -> Path:

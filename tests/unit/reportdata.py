@@ -19,6 +19,7 @@ from sparkwright.bench.load.load_spec import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.statistics import eprocess
 from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import (
     Calibrated,
@@ -47,14 +48,12 @@ HOSTILE = (
 )
 
 
-def evidence(differences: Sequence[float], sigma: float, delta: float) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return the paths of the three kinds of evidence, as gates.md 2.3 has them."""
-    bet, made = min(delta / sigma**2, 3 / sigma), ([1.0], [1.0], [1.0])
-    for one in differences:
-        made[0].append(made[0][-1] * math.exp(bet * min(delta - one, 4 * sigma) - (bet * sigma) ** 2 / 2))
-        made[1].append(made[1][-1] * math.exp(bet * min(one, 4 * sigma) - (bet * sigma) ** 2 / 2))
-        made[2].append(made[2][-1] * (1.8 if one < delta else 0.2))
-    return tuple(made[0][1:]), tuple(made[1][1:]), tuple(made[2][1:])
+def evidence(differences: Sequence[float], sigma: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the evidence for a pass and for a fail, with ten A/A blocks of spread *sigma*."""
+    gains = [math.log(1.02) - one for one in differences], [one - math.log(1.005) for one in differences]
+    paths = (eprocess.evidence_path(one, 10 * sigma**2, 10.0) for one in gains)
+    passing, failing = (tuple(math.exp(min(float(one), 700.0)) for one in path) for path in paths)
+    return passing, failing
 
 
 class Maker:
@@ -151,8 +150,8 @@ class Maker:
             return Series(metric, primary, candidate=statistics.median(sides["candidate"]), low=low, high=high, launches=blocks)
         sign = -1 if metric == "rate" else 1
         differences = tuple(sign * math.log(b / a) for a, b in zip(sides["baseline"], sides["candidate"], strict=True))
-        sigma, delta = max(0.003, self.noise * 1.1), math.log(1.02)
-        passing, failing, signs = evidence(differences, sigma, delta)
+        sigma = max(0.003, self.noise * 1.1)
+        passing, failing = evidence(differences, sigma)
         state: State = "fail" if failing[-1] >= 100 else "pass" if passing[-1] >= 100 else "inconclusive"
         low, high = self.interval([sign * one for one in differences])
         return Series(
@@ -161,7 +160,6 @@ class Maker:
             differences,
             passing,
             failing,
-            signs,
             state if primary else "not-run",
             sigma,
             statistics.median(sides["baseline"]),
@@ -226,6 +224,7 @@ class Maker:
             HOST,
             0.02,
             0.01,
+            1,
             12,
             quads,
             "vllm-rs 0.33.0",

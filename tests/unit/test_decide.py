@@ -19,6 +19,7 @@ from tests.support import verdicts as made
 from tests.support import wheels
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.statistics.eprocess import Bounds
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
@@ -91,10 +92,10 @@ def test_everything_shown_is_verified(case: Case) -> None:
     assert proved.missing == ()
     assert [(one.name, one.state) for one in proved.gates] == [(name, "pass") for name in GATES]
     assert (proved.wheel, proved.policy) == (case.served.wheel.sha256, made.policy().digest)
-    assert (proved.baseline, proved.margin) == (f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})", 0.02)
-    assert len(proved.speeds) == 18
+    assert (proved.baseline, proved.margin) == (f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})", 0.05)
+    assert len(proved.speeds) == 12
     deciding = [one for one in proved.speeds if one.state == "pass"]
-    assert len(deciding) == 10
+    assert len(deciding) == 4
     assert all(one.ratio and one.low and one.high and one.low < one.ratio < one.high for one in deciding)
     assert all(one.evidence_pass is not None and one.evidence_pass >= 20 for one in deciding)
     assert msgspec.json.decode(canonical(proved), type=Proved) == proved
@@ -238,14 +239,17 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
     "a short answer": (_short, "not what was ordered"),
     "other differences": (lambda one: _series(one, differences=(-0.1, -0.1, -0.1)), "differences"),
     "a smaller spread": (lambda one: _series(one, sigma=1e-5), "spread"),
-    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "spread"),
+    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "A/A block"),
+    "no A/A block of the gate": (
+        lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block >= 0)), "A/A block",
+    ),
     "greater evidence": (lambda one: _series(one, pass_evidence=(1e9, 1e9, 1e9)), "evidence"),
     "another verdict": (lambda one: replace(one, state="inconclusive"), "says inconclusive"),
     "a bench": (lambda one: replace(one, kind="bench"), "is a bench"),
     "itself as baseline": (lambda one: replace(one, baseline=one.candidate), "nothing is compared"),
     "no baseline": (lambda one: replace(one, baseline=None), "nothing is compared"),
     "no qualified generator": (lambda one: replace(one, qualified=()), "qualified"),
-    "a margin of nothing": (lambda one: replace(one, margin=0.0), "cannot be reckoned"),
+    "an error rate of nothing": (lambda one: replace(one, alpha=0.0), "cannot be reckoned"),
     "a cell of another name": (lambda one: replace(one, cells=(replace(one.cells[0], prompt=7), *one.cells[1:])), "is measured as"),
 }
 
@@ -309,8 +313,13 @@ LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]]
     "a fork without a rule": (
         lambda case: {"inspected": replace(case.served, wheel=replace(case.served.wheel, fork="other"))}, [("policy", "fork-unknown")]
     ),
-    "a wider margin": (lambda case: {"rules": replace(made.policy(), speeds=replace(_speeds(), margin=0.01))}, [("G8", "margin-wider")]),
+    "a wider margin": (lambda case: {"rules": _narrower(bounds={**_speeds().policy.bounds, "tpot": Bounds(0.01, 0.005)})}, [("G8", "margin-wider")]),
+    "a greater error rate": (lambda case: {"rules": _narrower(alpha=0.01)}, [("G8", "margin-wider")]),
 }  # fmt: skip
+
+
+def _narrower(**changes: Any) -> policy.ReleasePolicy:
+    return replace(made.policy(), speeds=replace(_speeds(), policy=replace(_speeds().policy, **changes)))
 
 
 def _speeds() -> policy.Speeds:
@@ -334,7 +343,7 @@ def test_cells_that_decide_are_not_left_out(case: Case) -> None:
     checks = (*gate.checks(few), *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")))
     proved = decided(case, with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks)), few)
     assert lacking(proved) == [("G8", "cells-missing")]
-    assert "8192/1024 c1 tpot" in proved.missing[0].says
+    assert "1024/1024 c32 rate" in proved.missing[0].says
 
 
 def test_a_slower_wheel_is_no_pass(case: Case, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_no_number_is_left_out(gate: tuple[Result, str]) -> None:
     numbers += [words.span(one.low, one.high) for _, one in series]
     numbers += [words.signed(value) for _, one in series for value in one.differences]
     numbers += [
-        words.evidence(value) for _, one in series for path in (one.pass_evidence, one.fail_evidence, one.sign_evidence) for value in path
+        words.evidence(value) for _, one in series for path in (one.pass_evidence, one.fail_evidence) for value in path
     ]
     numbers += [f"{words.number(cell.ceiling)} tok/s" for cell in result.cells]
     numbers += [size(cell.step_bytes or 0) for cell in result.cells]

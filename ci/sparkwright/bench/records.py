@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-#: Which wheel a leg measures. Without a baseline (``bench``, ``verify``) all legs are the candidate's.
-Side = Literal["baseline", "candidate"]
+#: Which wheel a leg measures. Without a baseline (``bench``, ``verify``) all legs are the candidate's. The control is
+#: a second server of the baseline, for an A/A block.
+Side = Literal["baseline", "candidate", "control"]
 Metric = Literal["tpot", "ttft", "rate"]
 
 #: How people say and write each metric: title, unit, the factor from the record's unit (s, s, tokens/s), and whether more is better.

@@ -247,7 +247,7 @@ def bench(arguments: argparse.Namespace) -> None:
         dict(arguments.variable),
         tuple(arguments.workload),
         arguments.texts,
-        "both" if arguments.at_once else "turns",
+        "concurrent" if arguments.at_once else "sequential",
         calibrate or arguments.launches or (1 if arguments.server else 0),
         arguments.fresh,
         arguments.preheat,
@@ -267,7 +267,7 @@ def bench(arguments: argparse.Namespace) -> None:
         what = f"{result.model} was not measured to the end."
         raise GateError("measurement-invalid", what, details=[result.says])
     if published and recipe:
-        held = published_figures.held(recipe, result, answer.policy.claim)
+        held = published_figures.held(recipe, result, answer.policy.published_tolerance)
         console.document({**document, "claims": held})
         _compare(recipe.name, held)
 

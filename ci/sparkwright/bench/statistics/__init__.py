@@ -1,1 +1,1 @@
-"""Decisions with error rates: evidence block by block, calibration, and a model of a noisy machine to try them on."""
+"""Decisions with bounded error rates: evidence block by block, intervals, and a machine's noise."""

@@ -285,7 +285,7 @@ class GateBuilder:
                 variables=dict(options.variable),
                 workloads=options.workload,
                 texts=options.texts,
-                resident="both" if options.at_once else "turns",
+                mode="concurrent" if options.at_once else "sequential",
                 fresh=options.fresh,
                 preheat=options.preheat,
             ),

@@ -1,4 +1,7 @@
-"""From a question to its result: the generator is qualified, the machine heated and looked at, the course run, and what came of it kept."""
+"""
+From the specification of an experiment to its result: the load generator is checked, the machine
+heated and looked at, the servers measured, and the result and the A/A blocks stored.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from sparkwright.bench.load.load_spec import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
+from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -26,35 +30,39 @@ from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan
-from sparkwright.bench.statistics.decision import Rule
+from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
+from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.throughput import calibration, paired_differences, runner, summary
-from sparkwright.gates.throughput.abba_schedule import Resident
-from sparkwright.gates.throughput.decode_traffic import DecodeTraffic
-from sparkwright.gates.throughput.journal import Begun, Ended, Journal, Qualified
-from sparkwright.gates.throughput.measurement import MeasurementContext
-from sparkwright.gates.throughput.paired_differences import NoiseModel
-from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Kind, Result, Subject
-from sparkwright.gates.throughput.runner import RunOutcome, RunSpec
+from sparkwright.gates.core.verdict import State
+from sparkwright.gates.throughput import journal as journals
+from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput.journal import Begun, Ended, Journal
+from sparkwright.gates.throughput.measurement import CRASHED, MeasurementContext, decode_traffic
+from sparkwright.gates.throughput.records import (
+    CONTROL_BLOCK,
+    CellResult,
+    Kind,
+    Result,
+    Subject,
+    ThroughputPolicy,
+)
+from sparkwright.gates.throughput.runner import Runner, RunOutcome, RunSpec, ServerMode
 from sparkwright.gates.throughput.server_pair import ServerPair
 
-Subjects = tuple[Subject, Subject | None]
-
-#: What every measurement needs: a cache that has seen a prompt makes its time to first token vanish (vllm #54227).
-MEASURED = ("--no-enable-prefix-caching",)
-#: Seconds after which an interrupted session's heat and proof of the generator no longer count.
-STALE = 600.0
+#: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
+MEASURED_FLAGS = ("--no-enable-prefix-caching",)
+#: Seconds within which a server answers with its counters.
+COUNTERS_TIMEOUT_S = 30.0
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """An environment with vLLM: its *python*, and the *wheel* that it was installed from, where that is known."""
+    """A *python* with vLLM, and the *wheel* that it was installed from, if that is known."""
 
     python: Path
     wheel: Path | None = None
@@ -67,15 +75,14 @@ class Environment(msgspec.Struct, frozen=True):
             environment-unusable: There is no vLLM.
         """
         version = wheel_identity.version(self.python)
-        try:
+        local = ""
+        with contextlib.suppress(InvalidVersion):
             local = Version(version).local or ""
-        except InvalidVersion:
-            local = ""
         ours = local.startswith("spark.")
-        label = f"{'' if ours else 'stock '}vLLM {version}"
+        label, stack = f"{'' if ours else 'stock '}vLLM {version}", stack if ours else ""
         if self.wheel is None:
-            return Subject(label, version=version, stack=stack if ours else "")
-        return Subject(label, self.wheel.name, sha256_file(self.wheel), version, stack if ours else "")
+            return Subject(label, version=version, stack=stack)
+        return Subject(label, self.wheel.name, sha256_file(self.wheel), version, stack)
 
 
 class ExperimentSpec(msgspec.Struct, frozen=True):
@@ -83,15 +90,16 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
     What is to be measured, and against what.
 
     Attributes:
-        candidate, baseline: Environments; no candidate where a server runs at *url*, and no baseline where nothing is compared.
+        candidate, baseline: Environments; no candidate for a server that runs at *url*, and no
+            baseline if nothing is compared.
         model: Folder of the model. *name*: under which it is served; empty for the model's own.
-        recipe: How it is served; None for *flags* and *variables* alone, which are added to a recipe's.
-        workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's, or the policy's.
+        recipe: How it is served; None for *flags* and *variables* alone, which are added to it.
+        workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's or the policy's.
         texts: A file of real prompts.
-        resident: See `places`.
-        blocks: Of a bench (launches) or a calibration; 0 for what the policy says.
+        mode: See `runner.ServerMode`.
+        blocks: Of a bench (launches) or a calibration; 0 for the policy's.
         fresh: Begin anew, whatever an interrupted journal holds.
-        preheat: Seconds; None for what the policy says.
+        preheat: Seconds; None for the policy's.
     """
 
     kind: Kind
@@ -105,232 +113,342 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
     workloads: tuple[str, ...] = ()
     texts: Path | None = None
-    resident: Resident = "turns"
+    mode: ServerMode = "sequential"
     blocks: int = 0
     fresh: bool = False
     preheat: float | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.candidate) == bool(self.url):
-            raise UsageError("usage", "Name an environment to serve from, or a server.", todo="--python FILE --serve DIR, or --server URL.")
-        if self.candidate and not self.model:
-            raise UsageError("usage", "An environment serves a model.", todo="Name the folder of the model with --serve DIR.")
-        if self.kind in ("gate", "calibration") and not (self.candidate and self.baseline):
-            raise UsageError(
-                "usage", "A comparison starts both servers by itself.", todo="Name the environments of candidate and baseline."
-            )
+        comparing = self.kind in ("gate", "calibration")
+        for wrong, what, todo in (
+            (
+                bool(self.candidate) == bool(self.url),
+                "Name an environment to serve from, or a server.",
+                "--python FILE --serve DIR, or --server URL.",
+            ),
+            (
+                self.candidate and not self.model,
+                "An environment serves a model.",
+                "Name the folder of the model with --serve DIR.",
+            ),
+            (
+                comparing and not (self.candidate and self.baseline),
+                "A comparison starts both servers by itself.",
+                "Name the environments of candidate and baseline.",
+            ),
+        ):
+            if wrong:
+                raise UsageError("usage", what, todo=todo)
 
     def launches(self, versions: Mapping[Side, str]) -> dict[Side, LaunchPlan]:
         """
         Return how each side is started; *versions* are those of vLLM.
 
         Raises:
-            recipe-unfit: The recipe says nothing of that release.
+            recipe-unfit: The recipe does not support that release.
         """
-        sides: dict[Side, Environment | None] = {"baseline": self.baseline, "candidate": self.candidate}
-        return {side: self._launch(one, versions[side]) for side, one in sides.items() if one}
+        environments: dict[Side, Environment | None] = {
+            "baseline": self.baseline, "candidate": self.candidate, "control": self.baseline,
+        }  # fmt: skip
+        return {
+            side: self._launch(one, versions["baseline" if side == "control" else side])
+            for side, one in environments.items()
+            if one
+        }
 
     def _launch(self, environment: Environment, version: str) -> LaunchPlan:
         assert self.model is not None
+        launch = LaunchPlan(environment.python, self.model)
         if self.recipe:
-            plain = recipes.launch(self.recipe, version, environment.python, self.model)
-        else:
-            plain = LaunchPlan(environment.python, self.model)
-        flags = (*plain.flags, *self.flags)
-        added = tuple(flag for flag in MEASURED if flag not in flags)
-        variables = {**(GATED if self.kind in ("gate", "calibration") else {}), **plain.variables, **self.variables}
-        return replace(plain, flags=(*flags, *added), variables=variables, name=self.served_name)
+            launch = recipes.launch(self.recipe, version, environment.python, self.model)
+        flags = (*launch.flags, *self.flags)
+        flags += tuple(flag for flag in MEASURED_FLAGS if flag not in flags)
+        gated = GATED if self.kind in ("gate", "calibration") else {}
+        variables = {**gated, **launch.variables, **self.variables}
+        return replace(launch, flags=flags, variables=variables, name=self.served_name)
 
     @property
     def served_name(self) -> str:
         """The name under which the model is served."""
-        return self.name or (recipes.served_name(self.recipe, self.model) if self.model else "model")
+        own = recipes.served_name(self.recipe, self.model) if self.model else "model"
+        return self.name or own
 
-    @property
-    def quantization(self) -> str:
-        """As the recipe says it."""
-        return self.recipe.model.quantization if self.recipe else ""
+
+class _Attempts(msgspec.Struct, frozen=True):
+    """How many gates of a wheel have begun."""
+
+    count: int = 0
+
+
+def next_attempt(store: Store, subject: Mapping[str, str]) -> int:
+    """Count another gate of *subject* (wheel, model, recipe), and return its number, from 1."""
+    key = content_key("throughput-attempts", [dict(subject)])
+    before = store.get("throughput-attempts", key, _Attempts) or _Attempts()
+    store.put("throughput-attempts", key, _Attempts(before.count + 1))
+    return before.count + 1
 
 
 class Experiment:
     """
-    One question, answered once by `result`.
+    An experiment, measured once by `result`.
 
     Args:
-        generator: What makes the load; the pinned vllm-rs where none is given.
+        generator: The load generator; the pinned vllm-rs if none is given.
 
     Raises:
         file-invalid: A policy is not valid. UsageError: There is no such workload.
     """
 
-    def __init__(self, context: RunContext, question: ExperimentSpec, generator: LoadGenerator | None = None) -> None:
-        self._context, self._question = context, question
+    def __init__(
+        self, context: RunContext, spec: ExperimentSpec, generator: LoadGenerator | None = None
+    ) -> None:
+        self._context, self._spec = context, spec
         gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-        self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
-        self._workloads = workloads.load(context.project.root)
-        named = question.workloads or (question.recipe.workloads if question.recipe else (self.policy.workloads,))
-        cells = self._workloads.cells(*named)
-        self.cells = cells if question.kind == "bench" or any(cell.primary for cell in cells) else tuple(map(_deciding, cells))
-        self._generator = generator or vllm_bench.obtain(
-            context.project.root, self._generator_policy.stack, context.store, offline=context.offline
+        self._generator_policy = strict_yaml.load(
+            gates / "load_generator.yaml", GeneratorPolicy
         )
-        self._proof: tuple[str, ...] = ()
-        self._steps = DecodeTraffic(question.model, self.policy.roofline_least)
-        self._rule = Rule(self.policy.margin, self.policy.alpha, self.policy.least, self.policy.most)
-        self.digest = sha256_bytes(canonical((self.policy, self._machine_policy, self._generator_policy, self.cells)))
+        self._workloads = workloads.load(context.project.root)
+        own = spec.recipe.workloads if spec.recipe else (self.policy.workloads,)
+        cells = self._workloads.cells(*(spec.workloads or own))
+        if spec.kind != "bench" and not any(cell.primary for cell in cells):
+            cells = tuple(map(_deciding, cells))
+        self.cells = cells
+        self._generator = generator or vllm_bench.obtain(
+            context.project.root,
+            self._generator_policy.stack,
+            context.store,
+            offline=context.offline,
+        )
+        self._traffic: dict[str, float] = {}
+        policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
+        self.digest = sha256_bytes(canonical(policies))
 
     def result(self) -> Result:
         """
-        Measure, and return what came of it; the journal of the same question is continued where it was interrupted.
+        Measure, and return the result; an interrupted journal of the same experiment is continued.
 
         Raises:
-            SparkwrightError: Something cannot be set up: no such environment, no room on the disk, a recipe for another vLLM, another
-                measurement at the same time.
+            SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
+                for another vLLM, another measurement at the same time.
         """
-        question = self._question
-        if question.recipe and question.model:
-            servers = 2 if question.resident == "both" and question.baseline else 1
-            for advice in preflight.check(question.recipe, self._workloads, question.model, servers=servers):
-                console.note(f"{question.recipe.name}: {advice.message}")
-        if question.texts:
+        spec, store = self._spec, self._context.store
+        if spec.recipe and spec.model:
+            servers = 2 if spec.mode == "concurrent" and spec.baseline else 1
+            found = preflight.check(spec.recipe, self._workloads, spec.model, servers=servers)
+            for advice in found:
+                console.note(f"{spec.recipe.name}: {advice.message}")
+        if spec.texts:
             for name in {cell.texts for cell in self.cells if cell.texts}:
-                self._workloads.texts[name].verify(question.texts)
-        python = question.candidate.python if question.candidate else None
-        subjects = self._subjects()
-        store = self._context.store
-        with MachineMonitor(self._machine_policy, store, python=python) as machine, self._journal(machine, *subjects) as journal:
-            aa = calibration.stored(store, machine.fingerprint(), self._about(subjects[0]))
-            known = calibration.known(aa, self.policy.calibration) if question.kind == "gate" else {}
-            outcome = self._ready(machine, journal) or self._run(machine, journal, subjects, known)
-            found = self._found(machine, journal, subjects, known, outcome)
-            # What the machine spoiled goes on where it was, once the machine is better.
-            if not (outcome.stopped and outcome.stopped.reference in (*state_checks.REASONS, runner.UNSTEADY)):
-                journal.add(Ended(found.state))
-        return found
+                self._workloads.texts[name].verify(spec.texts)
+        candidate, baseline = self._subjects
+        python = spec.candidate.python if spec.candidate else None
+        with (
+            MachineMonitor(self._machine_policy, store, python=python) as machine,
+            self._journal(machine) as journal,
+        ):
+            stopped = self._prepare(machine)
+            past = journal.past
+            outcome = RunOutcome(past.measurements, past.closed, None, stopped)
+            runner_spec = self._run_spec(machine, journal)
+            if not stopped:
+                versions: dict[Side, str] = {"candidate": candidate.version}
+                versions["baseline"] = baseline.version if baseline else ""
+                launches = spec.launches(versions)
+                servers_ = ServerPair(self._measuring(machine), launches, self._logs, spec.url)
+                outcome = Runner(runner_spec, servers_, journal).run()
+            result = self._result(machine, journal, runner_spec, outcome)
+            # A run that the machine spoiled continues where it was, once the machine is better.
+            passing = (*state_checks.REASONS, runner.UNSTEADY)
+            if not (outcome.stopped and outcome.stopped.reference in passing):
+                journal.add(Ended(result.state))
+        return result
 
     @property
     def _logs(self) -> Path:
         return self._context.store.folder("logs", "throughput")
 
+    @cached_property
     def _subjects(self) -> tuple[Subject, Subject | None]:
-        question, stack = self._question, self._context.project.stack
-        if question.candidate is None:
-            return Subject(question.url, version=Client(question.url, question.served_name).version()), None
-        return question.candidate.subject(stack), question.baseline.subject(stack) if question.baseline else None
+        spec, stack = self._spec, self._context.project.stack
+        if spec.candidate is None:
+            return Subject(spec.url, version=Client(spec.url, spec.served_name).version()), None
+        baseline = spec.baseline.subject(stack) if spec.baseline else None
+        return spec.candidate.subject(stack), baseline
 
     @contextlib.contextmanager
-    def _journal(self, machine: MachineMonitor, candidate: Subject, baseline: Subject | None) -> Iterator[Journal]:
-        """Yield the journal of this question."""
-        question = self._question
-        serving = (question.flags, question.variables, question.resident, question.blocks, question.url)
-        asked = {
-            "candidate": candidate.sha256 or candidate.label, "baseline": (baseline.sha256 or baseline.label) if baseline else "",
-            "model": self._model, "recipe": question.recipe.name if question.recipe else "", "serving": sha256_bytes(canonical(serving)),
+    def _journal(self, machine: MachineMonitor) -> Iterator[Journal]:
+        spec, store = self._spec, self._context.store
+        candidate, baseline = self._subjects
+        serving = (spec.flags, spec.variables, spec.mode, spec.blocks, spec.url)
+        wheel = {
+            "candidate": candidate.sha256 or candidate.label, "model": self._model,
+            "recipe": spec.recipe.name if spec.recipe else "",
         }  # fmt: skip
-        key = f"{question.kind}-{sha256_bytes(canonical(asked))[:16]}"
-        machines = {f"host: {name}": value for name, value in machine.fingerprint().items()}
-        about = {**asked, "policy": self.digest, "generator": self._generator.name, **machines}
-        begun = Begun(sha256_bytes(canonical(about)), about, seed=time.time_ns() % 2**31, at=time.time())
+        subject = {
+            **wheel,
+            "baseline": (baseline.sha256 or baseline.label) if baseline else "",
+            "serving": sha256_bytes(canonical(serving)),
+        }
+        machines = {f"host: {name}": text for name, text in machine.fingerprint().items()}
+        generator = self._generator.name
+        about = {**subject, "policy": self.digest, "generator": generator, **machines}
+        identity = sha256_bytes(canonical(about))
+        path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(subject))[:16]}.jsonl"
         # Two measurements at a time would measure each other.
-        with self._context.store.lock("measuring", wait=False):
-            path = self._logs / f"{key}.jsonl"
-            if question.fresh:
+        with store.lock("measuring", wait=False):
+            if spec.fresh:
                 path.unlink(missing_ok=True)
+            attempt = 1
+            if spec.kind == "gate" and not _continued(path, identity):
+                attempt = next_attempt(store, wheel)
+            seed = time.time_ns() % 2**31
+            begun = Begun(identity, about, seed, time.time(), attempt)
             with Journal(path, begun) as journal:
+                past = journal.past
                 if journal.refused:
-                    console.warn(f"An unfinished measurement is not continued, as other than then: {', '.join(journal.refused)}.")
-                elif journal.past.legs:
-                    console.note(f"going on behind {len(journal.past.legs)} legs and {len(journal.past.closed)} whole blocks")
+                    names = ", ".join(journal.refused)
+                    console.warn(f"An unfinished measurement is not continued: {names} differ.")
+                elif past.measurements:
+                    count = len(past.measurements)
+                    console.note(f"continuing after {count} measurements")
+                if past.begun.attempt > 1:
+                    console.note(_attempt_note(past.begun.attempt))
                 yield journal
-
-    @property
-    def _most(self) -> int:
-        """Blocks that are measured at most."""
-        plain = {"gate": self.policy.most, "calibration": self.policy.calibration}
-        return self._question.blocks or plain.get(self._question.kind, self.policy.launches)
 
     @cached_property
     def _model(self) -> str:
-        """What names the model: a digest of its files, or its name at a server that runs."""
-        question = self._question
-        return server_under_test.model_digest(question.model) if question.model else question.served_name
+        """A digest of the model's files, or its name at a server that runs."""
+        spec = self._spec
+        return server_under_test.model_digest(spec.model) if spec.model else spec.served_name
 
-    def _ready(self, machine: MachineMonitor, journal: Journal) -> RunOutcome | None:
-        """Look at the machine, heat it, and qualify the generator; return an outcome only where nothing may be measured."""
-        past, question = journal.past, self._question
-        proof = past.qualified
-        fresh = proof is not None and proof.boot == _boot() and 0 <= time.time() - max(proof.at, *(leg.began for leg in past.legs)) < STALE
-        if not fresh:
-            machine.preheat(self._machine_policy.preheat if question.preheat is None else question.preheat)
+    def _prepare(self, machine: MachineMonitor) -> Reason | None:
+        """Heat the machine and check the generator; return the reason if nothing may be measured."""
+        preheat = self._spec.preheat
+        machine.preheat(self._machine_policy.preheat if preheat is None else preheat)
         if reasons := machine.settle():
-            return RunOutcome(past.legs, past.closed, None, reasons[0])
-        if fresh and proof:
-            self._proof = proof.says
-            return None
+            return reasons[0]
         try:
             self._proof = (check_generator(self._generator, self._generator_policy),)
         except LoadError as error:
-            return RunOutcome(past.legs, past.closed, None, Reason(error.reason, error.message))
-        journal.add(Qualified(_boot(), time.time(), self._proof, machine.normal))
+            return Reason(error.reason, error.message)
         return None
 
-    def _run(self, machine: MachineMonitor, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel]) -> RunOutcome:
-        question, policy = self._question, self.policy
-        candidate, baseline = subjects
-        asked = RunSpec(
-            self.cells, self._rule if baseline else None, question.resident, policy.quads, self._most,
-            journal.past.begun.seed, self._machine_policy.discards + 1, known, policy.waits, whole=question.kind == "calibration",
+    _proof: tuple[str, ...] = ()
+
+    def _run_spec(self, machine: MachineMonitor, journal: Journal) -> RunSpec:
+        spec, policy, begun = self._spec, self.policy, journal.past.begun
+        default = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
+        alpha = attempt_alpha(policy.alpha, begun.attempt)
+        rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
+        stored = paired_differences.stored_calibration(self._context.store, self._key(machine))
+        return RunSpec(
+            self.cells, rule if spec.baseline else None, policy, spec.mode,
+            policy.quads if spec.mode == "concurrent" or not spec.baseline else 1,
+            spec.blocks or default.get(spec.kind, policy.launches), begun.seed,
+            self._machine_policy.discards + 1, stored.history(spec.mode),
+            paired_differences.day(begun.at), spec.kind == "gate", spec.kind == "calibration",
         )  # fmt: skip
-        launches = question.launches({"candidate": candidate.version, "baseline": baseline.version if baseline else ""})
-        means = MeasurementContext(
-            self._generator, machine, policy, question.served_name, question.model, question.texts, self._steps.of, machine.bandwidth,
+
+    def _key(self, machine: MachineMonitor) -> str:
+        return paired_differences.calibration_key(machine.fingerprint(), self._model)
+
+    def _measuring(self, machine: MachineMonitor) -> MeasurementContext:
+        spec = self._spec
+        self._traffic = decode_traffic(spec.model, self.cells)
+        name = spec.served_name
+        return MeasurementContext(
+            self._generator, machine, self.policy,
+            lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
+            name, spec.model, spec.texts, self._traffic, machine.bandwidth,
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
-        return runner.run(asked, ServerPair(means, launches, self._logs, question.url), journal)
 
-    def _about(self, candidate: Subject) -> dict[str, str]:
-        return calibration.about(self._model, candidate.version, self._question.resident, self.policy.quads, self._generator.name)
-
-    def _found(self, machine: MachineMonitor, journal: Journal, subjects: Subjects, known: Mapping[str, NoiseModel], outcome: RunOutcome) -> Result:
-        question, policy, (candidate, baseline) = self._question, self.policy, subjects
-        aa = calibration.stored(self._context.store, machine.fingerprint(), self._about(candidate))
-        if question.kind == "calibration" and not outcome.stopped:
-            today = time.strftime("%Y-%m-%d", time.gmtime())
-            aa = aa.with_(self.cells, outcome.legs, sorted(outcome.blocks), today)
-            calibration.keep(self._context.store, aa)
-            known = calibration.known(aa, policy.calibration)
-        state, says = summary.state(question.kind, outcome)
-        notes = (*self._proof, *machine.notes)
-        if baseline:
-            notes = (*notes, calibration.supports(self._known_here(known), self._rule))
-            console.note(notes[-1])
+    def _result(
+        self, machine: MachineMonitor, journal: Journal, run: RunSpec, outcome: RunOutcome
+    ) -> Result:
+        spec, policy, past = self._spec, self.policy, journal.past
+        candidate, baseline = self._subjects
+        measured, mode = outcome.measurements, spec.mode
+        history = run.history
+        if spec.kind == "gate":
+            history = paired_differences.control_history(history, measured, self.cells, mode)
+        self._store_blocks(machine, run, outcome)
+        if spec.kind == "calibration":
+            stored = paired_differences.stored_calibration(self._context.store, self._key(machine))
+            history = stored.history(mode)
+        series = paired_differences.metric_series(
+            self.cells, measured, outcome.blocks, history, policy, run.today
+        )
+        state, message = _state(spec.kind, outcome)
+        attempt = past.begun.attempt
+        notes = (outcome.outlook, _attempt_note(attempt) if attempt > 1 else "")
+        cells = paired_differences.cell_results(
+            self.cells, measured, outcome.blocks, series, outcome.decision,
+            compared=baseline is not None,
+        )  # fmt: skip
         return Result(
-            kind=question.kind, state=state, says=says, candidate=candidate, baseline=baseline,
-            cells=self._steps.ceilings(summary.cells(self.cells, outcome, known, baseline is not None), machine.bandwidth),
-            legs=outcome.legs, culprits=outcome.decision.culprits if outcome.decision else (),
-            recipe=question.recipe.name if question.recipe else "", model=question.model.name if question.model else question.served_name,
-            quantization=question.quantization, stack=self._context.project.stack, host={**machine_facts(), **machine.fingerprint()},
-            margin=policy.margin if baseline else 0.0, alpha=policy.alpha if baseline else 0.0, blocks=self._most,
-            quads=policy.quads, generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth,
-            calibration=calibration.shown(aa, self.cells, known), policy=self.digest, began=journal.past.begun.at,
-            seconds=time.time() - journal.past.begun.at, resumed=journal.past.resumed,
+            kind=spec.kind, state=state, says=message, candidate=candidate, baseline=baseline,
+            cells=tuple(self._with_ceiling(cell, machine) for cell in cells), legs=measured,
+            culprits=outcome.decision.culprits if outcome.decision else (),
+            recipe=spec.recipe.name if spec.recipe else "",
+            model=spec.model.name if spec.model else spec.served_name,
+            quantization=spec.recipe.model.quantization if spec.recipe else "",
+            stack=self._context.project.stack, host={**machine_facts(), **machine.fingerprint()},
+            margin=max((one.bounds.margin for one in series), default=0.0) if baseline else 0.0,
+            alpha=run.rule.alpha if run.rule else 0.0, attempt=attempt, blocks=run.blocks,
+            quads=run.quads, generator=self._generator.name,
+            qualified=(*self._proof, *machine.notes, *filter(None, notes)),
+            bandwidth=machine.bandwidth, policy=self.digest, began=past.begun.at,
+            calibration=paired_differences.calibrated(self.cells, history, policy, run.today),
+            seconds=time.time() - past.begun.at, resumed=past.resumed,
         )  # fmt: skip
 
-    def _known_here(self, known: Mapping[str, NoiseModel]) -> dict[str, NoiseModel]:
-        """Return what is known of the series that decide here."""
-        return {name: known[name] for cell in self.cells for name in paired_differences.names(cell) if name in known}
+    def _store_blocks(self, machine: MachineMonitor, run: RunSpec, outcome: RunOutcome) -> None:
+        """Store the A/A blocks of this run: those of a calibration, or the one of a gate."""
+        side: Side = "control" if run.control else "candidate"
+        numbers = [CONTROL_BLOCK] if run.control else sorted(outcome.blocks) if run.whole else []
+        blocks = [
+            paired_differences.aa_block(outcome.measurements, self.cells, number, run.mode, side)
+            for number in numbers
+        ]
+        paired_differences.add_blocks(self._context.store, self._key(machine), blocks)
+
+    def _with_ceiling(self, cell: CellResult, machine: MachineMonitor) -> CellResult:
+        """Return *cell* with the bytes of a step, and the rate of one request that memory allows."""
+        step, speed = self._traffic.get(cell.name), machine.bandwidth
+        large = step and speed and step >= self.policy.ceiling_min_bytes
+        ceiling = decode_bytes.ceiling(step, 1, speed).request if large and step and speed else None
+        return replace(cell, step_bytes=step, ceiling=ceiling)
+
+
+def _state(kind: Kind, outcome: RunOutcome) -> tuple[State, str]:
+    """Return the verdict of a run, and it in a sentence."""
+    if stopped := outcome.stopped:
+        message = f"{stopped.says} ({stopped.reference})"
+        return "fail" if kind == "gate" and stopped.reference == CRASHED else "invalid", message
+    if kind != "gate":
+        launches = {one.launch for one in outcome.measurements if one.counts}
+        return "not-run", f"{len(launches)} launches were measured; nothing is judged"
+    if outcome.decision is None or outcome.decision.state is None:
+        return "inconclusive", "no block is complete"
+    return outcome.decision.state, outcome.decision.message
+
+
+def _attempt_note(attempt: int) -> str:
+    share = 100 * attempt_alpha(1.0, attempt)
+    return (
+        f"This is gate number {attempt} of this wheel; it spends {share:.2g} % of the error budget."
+    )
+
+
+def _continued(path: Path, identity: str) -> bool:
+    """Return whether the journal at *path* is of the same experiment and unfinished."""
+    past = journals.read(path)
+    return past is not None and past.begun.identity == identity
 
 
 def _deciding(cell: WorkloadCell) -> WorkloadCell:
-    """Return *cell* with the metrics that decide where nobody said which: times of one request alone, and the rate of many."""
-    return msgspec.structs.replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
-
-
-def _boot() -> str:
-    """Return what names this run of the machine; another one after a reset."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return "unknown"
+    """Return *cell* with default deciding metrics: times of one request, and the rate of many."""
+    return replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))

@@ -7,7 +7,7 @@ The verdict is that of the series together; each series, the load generator, the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from sparkwright.bench.load import load_spec
 from sparkwright.bench.machine import state_checks
@@ -25,7 +25,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.throughput import runner, validity
+from sparkwright.gates.throughput import measurement, runner
 from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 
 TITLE = "throughput, against a baseline"
@@ -45,71 +45,101 @@ REASONS: Mapping[str, str] = {
     **{name: contract.REASONS[name] for name in _ENDED},
     **load_spec.REASONS,
     **state_checks.REASONS,
-    **validity.REASONS,
-    runner.UNSTEADY: "The machine's own state spoiled a leg again and again. Look at temperature, power and other load; then run it again, "
-    "and it goes on where it was.",
-    "slower": "The candidate is slower than the baseline, by evidence that an equal one gives with a probability of at most alpha.",
-    "undecided": "The blocks decide neither way: the machine's noise is too large for the margin. Calibrate it, or measure more blocks.",
-    "interrupted": "The launch was broken off; its legs were measured again.",
-    "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is small enough for caches.",
+    **measurement.REASONS,
+    runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "
+    "temperature, power and other load; then run it again, and it continues where it was.",
+    "slower": "The candidate is slower than tolerated, by evidence that a wheel which is not gives "
+    "with a probability of at most alpha.",
+    "undecided": "Neither is a slowdown of the margin excluded, nor one above the tolerated shown: "
+    "the machine's noise is too large for these blocks, or the truth lies between the two.",
+    "interrupted": "The launch was interrupted; its measurements were repeated.",
+    "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
+    "small enough for caches.",
 }
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 
 
 def checks(result: Result) -> tuple[Check, ...]:
-    """Return the rows of a gate's *result*."""
-    stopped = [_stopped(result)] if result.state == "invalid" else []
-    rows = [_row(cell, series, result) for cell in result.cells for series in cell.series if series.primary]
-    return (*stopped, *rows, _legs(result), *_roofline(result))
+    """Return the checks of a gate's *result*."""
+    counted = [one for one in result.legs if one.counts]
+    rows = [_row(cell, one, result) for cell in result.cells for one in cell.series if one.primary]
+    return (*_stopped(result), *rows, _measurements(result, counted), _roofline(result, counted))
 
 
-def _stopped(result: Result) -> Check:
-    says, _, reference = result.says.removesuffix(")").rpartition(" (")
-    last = [leg for leg in result.legs if leg.reasons][-1:]
-    samples = [Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", reason.says) for leg in last for reason in leg.reasons]
-    return invalid("measured", says or result.says, reference if reference in REASONS else "counters-missing", samples=samples)
+def _stopped(result: Result) -> Iterator[Check]:
+    """Yield why the run was given up, if it was."""
+    message, _, reference = result.says.removesuffix(")").rpartition(" (")
+    crashed = result.state == "fail" and not result.culprits
+    if result.state != "invalid" and not crashed:
+        return
+    last = [one for one in result.legs if one.reasons][-1:]
+    samples = [
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.says)
+        for one in last
+        for reason in one.reasons
+    ]
+    reason = reference if reference in REASONS else "counters-missing"
+    make = failed if crashed else invalid
+    yield make("measured", message or result.says, reason, samples=samples)
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
     title, unit, factor, _ = METRICS[series.metric]
     name = _UNSAFE.sub("-", f"{series.metric} {cell.name}".lower()).strip("-")
-    if series.baseline is None or series.candidate is None or not series.differences:
-        return not_run(name, f"{cell.name}: no whole block", "undecided")
+    blocks = len(series.differences)
+    if series.baseline is None or series.candidate is None or not blocks:
+        return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
+    evidence = [path[-1] if path else 1.0 for path in (series.pass_evidence, series.fail_evidence)]
     figures = [
-        Figure("baseline", series.baseline * factor, unit, len(series.differences)),
-        Figure("candidate", series.candidate * factor, unit, len(series.differences)),
-        Figure("change", change, "%", len(series.differences), bound=100 * result.margin),
-        Figure("evidence for pass", series.pass_evidence[-1] if series.pass_evidence else 1.0, bound=1 / result.alpha),
-        Figure("evidence for fail", series.fail_evidence[-1] if series.fail_evidence else 1.0, bound=1 / result.alpha),
+        Figure("baseline", series.baseline * factor, unit, blocks),
+        Figure("candidate", series.candidate * factor, unit, blocks),
+        Figure("change", change, "%", blocks, bound=100 * series.margin),
+        Figure("evidence for pass", evidence[0], bound=1 / result.alpha),
+        Figure("evidence for fail", evidence[1], bound=_series_count(result) / result.alpha),
     ]
-    says = f"{title} {change:+.1f} % in {len(series.differences)} blocks" + ("" if series.sigma else ", by signs (not calibrated)")
-    samples = [Sample(f"block {block}", "", f"{100 * d:+.2f} %") for block, d in enumerate(series.differences)]
+    message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
+    samples = [
+        Sample(f"block {block}", "", f"{100 * one:+.2f} %")
+        for block, one in enumerate(series.differences)
+    ]
     if series.state == "pass":
-        return passed(name, says, figures=figures, samples=samples)
-    if series.state == "fail" or f"{cell.name}: {title}" in result.culprits:
-        return failed(name, says, "slower", figures=figures, samples=samples)
-    return inconclusive(name, says, "undecided", figures=figures, samples=samples)
+        return passed(name, message, figures=figures, samples=samples)
+    if series.state == "fail":
+        return failed(name, message, "slower", figures=figures, samples=samples)
+    return inconclusive(name, message, "undecided", figures=figures, samples=samples)
 
 
-def _legs(result: Result) -> Check:
-    counted, again = sum(leg.counts for leg in result.legs), [leg for leg in result.legs if leg.discarded]
-    launches = len({(leg.side, leg.launch) for leg in result.legs})
-    figures = [Figure("legs", counted), Figure("measured again", len(again)), Figure("launches", launches)]
-    samples = [Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", leg.reasons[0].says) for leg in again]
-    says = f"{counted} legs count, {len(again)} were measured again; {result.generator}"
+def _series_count(result: Result) -> int:
+    return sum(one.primary for cell in result.cells for one in cell.series)
+
+
+def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
+    again = [one for one in result.legs if one.discarded]
+    launches = len({(one.side, one.launch) for one in result.legs})
+    figures = [
+        Figure("measurements", len(counted)),
+        Figure("measured again", len(again)),
+        Figure("launches", launches),
+        Figure("gates of this wheel", result.attempt),
+    ]
+    samples = [
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].says)
+        for one in again
+    ]
     if not counted:
-        return not_run("legs", "no leg counts", "interrupted")
-    return passed("legs", says, figures=figures, samples=samples)
+        return not_run("legs", "no measurement counts", "interrupted")
+    message = f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}"
+    return passed("legs", message, figures=figures, samples=samples)
 
 
-def _roofline(result: Result) -> Iterator[Check]:
-    told = [leg for leg in result.legs if leg.counts and leg.roofline is not None]
-    if not told or result.bandwidth is None:
-        yield not_run("roofline", "bytes per token or bandwidth is not known, or caches answer", "roofline-unknown", required=False)
-        return
-    most: Measurement = max(told, key=lambda leg: leg.roofline or 0.0)
-    share = 100 * (most.roofline or 0.0)
-    says = f"at most {share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({most.cell}, {most.side})"
-    yield passed("roofline", says, figures=[Figure("bandwidth used", share, "%", len(told), bound=100.0)], required=False)
+def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
+    shares = [(one.roofline, one.cell, one.side) for one in counted if one.roofline is not None]
+    if not shares or result.bandwidth is None:
+        message = "bytes per token or bandwidth is not known, or caches answer"
+        return not_run("roofline", message, "roofline-unknown", required=False)
+    share, cell, side = max(shares)
+    figure = Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)
+    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({cell}, {side})"
+    return passed("roofline", message, figures=[figure], required=False)

@@ -1,153 +1,134 @@
 """
-The journal of a gate: every leg on the disk before the next begins, so that hours of measuring outlive a kill, a reset or a full disk.
+The journal of an experiment: every measurement is on the disk before the next begins, so that hours
+of measuring outlive a kill, a reset or a full disk.
 
-A journal is continued by the same question only: the same wheels, cells, policy and machine, told by one digest.
+It is continued by the same experiment only: the same wheels, cells, policy and machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
-from sparkwright.bench.machine.state_checks import Normal
 from sparkwright.bench.records import Reason, Side
 from sparkwright.gates.core import journal as journal_file
 from sparkwright.gates.throughput.records import Measurement
 
-#: The most bytes read of a journal; twelve blocks of six cells with 64 requests each have about 100 MB.
+#: Most bytes read of a journal; twelve blocks of six cells with 64 requests have about 100 MB.
 LARGEST = 1024 * 1024**2
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """
-    What is asked.
+    The experiment.
 
     Attributes:
-        identity: Digest of what must be the same for the journal to be continued. *about*: its parts, by name, for people.
+        identity: Digest of what must be the same to continue. *about*: its parts, by name.
         seed: Of all orders and prompts.
         at: Seconds since 1970.
+        attempt: Number of this gate of the wheel, from 1.
     """
 
     identity: str
     about: dict[str, str]
     seed: int
     at: float
-
-
-class Qualified(msgspec.Struct, frozen=True, tag="qualified"):
-    """
-    The load generator was found right, and the machine was heated.
-
-    Attributes:
-        boot: Of the machine. *at*: seconds since 1970.
-        says: How it was found, as sentences.
-        normal: What the probe read then; None without a GPU.
-    """
-
-    boot: str
-    at: float
-    says: tuple[str, ...]
-    normal: Normal | None = None
+    attempt: int = 1
 
 
 class Sized(msgspec.Struct, frozen=True, tag="sized"):
-    """Each leg of *cell* makes so many *requests*, on either side and to the end."""
+    """Each measurement of *cell* makes so many *requests*, on either side and to the end."""
 
     cell: str
     requests: int
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
-    """A leg, counted or not."""
+    """A measurement, counted or not."""
 
-    leg: Measurement
+    measurement: Measurement
 
 
-class Discarded(msgspec.Struct, frozen=True, tag="aside"):
-    """The legs of a launch do not count: it was broken off before its block was whole."""
+class Discarded(msgspec.Struct, frozen=True, tag="discarded"):
+    """The measurements of a launch do not count: it was interrupted before its block was whole."""
 
     side: Side
     launch: int
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """A block is whole: all its legs are there."""
+    """All measurements of a block are there."""
 
     block: int
 
 
 class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
-    """Somebody goes on behind an interruption."""
+    """The experiment continues after an interruption."""
 
     at: float
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """There is a result; nothing is left to be continued."""
+    """There is a result; nothing is left to continue."""
 
     state: str
 
 
-Line = Begun | Qualified | Sized | Measured | Discarded | Closed | Resumed | Ended
+Line = Begun | Sized | Measured | Discarded | Closed | Resumed | Ended
 
 
 class Past(msgspec.Struct, frozen=True):
     """
-    What a journal holds.
+    The contents of a journal.
 
     Attributes:
-        legs: In the order in which they were measured.
-        closed: Blocks that are whole.
+        measurements: In their order.
+        closed: Complete blocks.
         resumed: How often it was continued, this time included.
-        sizes: Requests of a leg, by cell.
-        qualified: The last time; None where it was not.
+        sizes: Requests of a measurement, by cell.
     """
 
     begun: Begun
-    legs: tuple[Measurement, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     closed: frozenset[int] = frozenset()
     resumed: int = 0
     sizes: dict[str, int] = {}
-    qualified: Qualified | None = None
 
 
 def read(path: Path) -> Past | None:
     """
-    Return what the journal at *path* holds; None where there is none, or where it ended with a result.
+    Return the contents of the journal at *path*; None without one, or if it ended with a result.
 
     Raises:
-        file-invalid: It is no such journal.
+        file-invalid: It is not such a journal.
     """
     if not path.exists():
         return None
-    lines: list[Line] = journal_file.read(path, Line, largest=LARGEST, what="journal of a throughput gate")
-    if not lines or not isinstance(begun := lines[0], Begun) or any(isinstance(line, Ended) for line in lines):
+    what = "journal of a throughput gate"
+    lines: list[Line] = journal_file.read(path, Line, largest=LARGEST, what=what)
+    if not lines or not isinstance(begun := lines[0], Begun):
         return None
+    if any(isinstance(line, Ended) for line in lines):
+        return None
+    gone = {(line.side, line.launch) for line in lines if isinstance(line, Discarded)}
+    measurements = [line.measurement for line in lines if isinstance(line, Measured)]
     return Past(
         begun,
-        tuple(_legs(lines)),
+        tuple(discarded(one) if (one.side, one.launch) in gone else one for one in measurements),
         frozenset(line.block for line in lines if isinstance(line, Closed)),
         sum(isinstance(line, Resumed) for line in lines),
         {line.cell: line.requests for line in lines if isinstance(line, Sized)},
-        next((line for line in reversed(lines) if isinstance(line, Qualified)), None),
     )
 
 
-def _legs(lines: list[Line]) -> Iterator[Measurement]:
-    gone = {(line.side, line.launch) for line in lines if isinstance(line, Discarded)}
-    for line in lines:
-        if isinstance(line, Measured):
-            yield aside(line.leg) if (line.leg.side, line.leg.launch) in gone else line.leg
-
-
-def aside(leg: Measurement) -> Measurement:
-    """Return *leg* as one of a launch that was broken off."""
-    why = Reason("interrupted", "the launch was broken off before its block was whole")
-    return msgspec.structs.replace(leg, discarded=True, reasons=(*leg.reasons, why))
+def discarded(measurement: Measurement) -> Measurement:
+    """Return *measurement* as one of an interrupted launch."""
+    why = Reason("interrupted", "the launch was interrupted before its block was complete")
+    return replace(measurement, discarded=True, reasons=(*measurement.reasons, why))
 
 
 class Journal:
@@ -155,21 +136,24 @@ class Journal:
     The journal at *path*, open for writing.
 
     Args:
-        begun: What is asked now. Where the journal there asks the same, it is continued; anything else is kept beside it.
+        begun: The experiment. A journal of the same one is continued; another is kept beside it.
 
     Attributes:
-        past: What there was already. *refused*: the parts of `Begun.about` for which an unfinished journal was not continued.
+        past: What it held already.
+        refused: Parts of `Begun.about` for which an unfinished journal was not continued.
     """
 
     def __init__(self, path: Path, begun: Begun) -> None:
         found = read(path)
         same = found is not None and found.begun.identity == begun.identity
         self.refused: tuple[str, ...] = ()
-        if found and not same:
+        self.past = Past(begun)
+        if found and same:
+            self.past = replace(found, resumed=found.resumed + 1)
+        elif found:
             now, then = begun.about, found.begun.about
-            self.refused = tuple(name for name in sorted({*now, *then}) if now.get(name) != then.get(name))
-        self.past = msgspec.structs.replace(found, resumed=found.resumed + 1) if found and same else Past(begun)
-        self.path = path
+            names = sorted({*now, *then})
+            self.refused = tuple(name for name in names if now.get(name) != then.get(name))
         self._writer = journal_file.JournalWriter(path, more=same)
         self.add(Resumed(begun.at) if same else begun)
 
@@ -180,5 +164,10 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._writer.close()

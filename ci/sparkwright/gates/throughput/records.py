@@ -1,20 +1,70 @@
-"""What the throughput gate writes down: legs, cells, and the result with its verdict, for the journal, the report and publishing."""
+"""The records of the throughput gate: its policy, measurements, series, and the result."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.statistics.eprocess import Bounds
 from sparkwright.gates.core.verdict import State
 
-FORMAT = 1
+FORMAT = 2
 
 Kind = Literal["gate", "bench", "calibration", "verify"]
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    ``ci/gates/throughput.yaml``, which gives the source of each number.
+
+    Attributes:
+        bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
+        alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
+        min_blocks, max_blocks: Blocks before a decision, and after which there is none.
+        quads: A B B A rounds of each cell in a block whose two servers run at the same time.
+        launches: Of a bench or a verification, which compare nothing.
+        workloads: The set of ``workloads.yaml`` that decides.
+        warmups: Requests before each measurement that do not count.
+        prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
+        cooldown_retries: Cool-downs before a discarded measurement is repeated.
+        timeout_s: Of one measurement.
+        ceiling_min_bytes: Bytes of a decode step below which caches may answer for memory.
+        calibration_blocks: A/A blocks that a calibration measures.
+        half_life_days: Age at which an A/A block weighs half.
+        calibration_weight: Fresh blocks that all A/A blocks are worth together, at most.
+        published_tolerance: Share by which a published figure may be off and still hold.
+    """
+
+    bounds: dict[Metric, Bounds]
+    alpha: Annotated[float, Meta(gt=0, lt=0.5)]
+    min_blocks: Count
+    max_blocks: Count
+    quads: Count
+    launches: Count
+    workloads: str
+    warmups: Annotated[int, Meta(ge=0)]
+    prefix_hits: Share
+    cooldown_retries: Count
+    timeout_s: Seconds
+    ceiling_min_bytes: Annotated[float, Meta(ge=0)]
+    calibration_blocks: Count
+    half_life_days: Seconds
+    calibration_weight: Annotated[float, Meta(ge=1)]
+    published_tolerance: Share
+
+    def __post_init__(self) -> None:
+        if self.min_blocks > self.max_blocks or len(self.bounds) != 3:
+            raise ValueError("min_blocks is at most max_blocks, and each metric has its bounds")
+
 
 class Speculation(msgspec.Struct, frozen=True):
     """
@@ -31,13 +81,18 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
 
+#: Number of the A/A block of a gate, which is measured first: baseline against control.
+CONTROL_BLOCK = -1
+
+
 class Measurement(msgspec.Struct, frozen=True):
     """
     One run of the load generator against one launch of one wheel.
 
     Attributes:
         cell: `CellResult.name`.
-        block: From 0. *launch*: of that side, from 0 on. *quad*, *position*: where in A B B A it stands; both 0 without a baseline.
+        block: From 0; `CONTROL_BLOCK` of the A/A block. *launch*: of that side, from 0.
+        quad, position: Place in A B B A; both 0 without a baseline.
         attempt: From 0; more where an earlier leg at this place was discarded.
         began: Seconds since 1970.
         run: What was measured; None where nothing was.
@@ -77,14 +132,18 @@ class Series(msgspec.Struct, frozen=True):
     One metric of one cell, block by block.
 
     Attributes:
-        metric: See `METRICS`. *primary*: whether it decides.
-        differences: One number for each block: ln(candidate / baseline), positive where the candidate is worse; empty without a baseline.
-        pass_evidence, fail_evidence, sign_evidence: e-values after each block; empty without a baseline.
+        metric: See `sparkwright.bench.records.METRICS`. *primary*: whether it decides.
+        differences: ln(candidate / baseline) of each block, positive where the candidate is worse;
+            empty without a baseline.
+        pass_evidence, fail_evidence: e-values after each block, of a deciding series.
         state: ``pass``, ``fail``, ``inconclusive`` or ``not-run``.
-        sigma: The calibrated spread of a block's difference; None where it was not calibrated, and the signs decide.
-        baseline, candidate: Median over the blocks, in the unit of the record (s or tokens/s); None where not measured.
-        low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself); None where too few blocks are there.
-        launches: Of the candidate, behind these figures.
+        sigma: Spread of an A/A block's difference; None without A/A blocks.
+        baseline, candidate: Median over the blocks, in s or tokens/s; None if not measured.
+        low, high: 95 % interval of the ratio candidate / baseline (``bench``: of the value itself);
+            None with too few blocks.
+        launches: Of the candidate.
+        margin, tolerated: Its bounds, as shares; 0 if it does not decide.
+        conclusion: What was excluded, in words.
     """
 
     metric: Metric
@@ -92,7 +151,6 @@ class Series(msgspec.Struct, frozen=True):
     differences: tuple[float, ...] = ()
     pass_evidence: tuple[float, ...] = ()
     fail_evidence: tuple[float, ...] = ()
-    sign_evidence: tuple[float, ...] = ()
     state: State = "not-run"
     sigma: float | None = None
     baseline: float | None = None
@@ -100,6 +158,9 @@ class Series(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     launches: int = 0
+    margin: float = 0.0
+    tolerated: float = 0.0
+    conclusion: str = ""
 
 
 class CellResult(msgspec.Struct, frozen=True):
@@ -143,12 +204,13 @@ class Subject(msgspec.Struct, frozen=True):
 
 class Calibrated(msgspec.Struct, frozen=True):
     """
-    A/A blocks of this host, for one metric of one cell.
+    A/A blocks of this host, for one deciding metric of one cell.
 
     Attributes:
         differences: Of the blocks, oldest first. *days*: when each was measured (``2026-11-22``).
-        sigma: The upper bound of their spread that the gate uses.
-        in_band: Whether the newest blocks agree with the older ones.
+        sigma: Their spread, weighted by age.
+        in_band: Whether the A/A block of this gate agrees with the earlier ones; otherwise it alone
+            counts.
     """
 
     cell: str
@@ -169,8 +231,10 @@ class Result(msgspec.Struct, frozen=True):
         culprits: Cells that e-BH names as slower, by name and metric (``1024/1024 c8: time per token``).
         recipe: Its name, or empty. *model*: its name. *quantization*: as the recipe says (``NVFP4``, ``AWQ``), or empty.
         host: Facts of the machine (`sparkwright.gates.core.ladder.machine_facts`).
-        margin: The ratio that still passes (0.02 is 2 %). *alpha*: the error rate. *blocks*: the most that are measured. *quads*: in each.
-        generator: Name and version. *qualified*: its accuracy on this host, as sentences.
+        margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
+            spends. *attempt*: the number of this gate of the wheel, from 1.
+        blocks: The most that are measured. *quads*: in each.
+        generator: Name and version. *qualified*: its accuracy on this host.
         bandwidth: Of the memory, measured in the same session; None where it was not.
         began, seconds: When, and how long.
         resumed: How often it was continued after an interruption.
@@ -192,6 +256,7 @@ class Result(msgspec.Struct, frozen=True):
     host: dict[str, str] = {}
     margin: float = 0.0
     alpha: float = 0.0
+    attempt: int = 1
     blocks: int = 0
     quads: int = 0
     generator: str = ""

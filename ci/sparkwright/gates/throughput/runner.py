@@ -1,213 +1,285 @@
 """
-The course of a gate: launches and legs in their order, again where the machine was disturbed, until a decision.
+The run of an experiment: launches and measurements in A B B A order, repeated where the machine was
+disturbed, until there is a decision.
 
-What is measured with is a `Servers`: servers, a load generator and the machine's state. It is real on a Spark and a model in simulations; the
-course, the journal, the validity of legs and the decision are the same code in both.
+A gate measures an A/A block first (baseline against a control of the same wheel), then blocks of
+baseline against candidate. Every block has fresh launches, the unit of replication.
 """
 
 from __future__ import annotations
 
-import contextlib
+import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Literal
 
 import msgspec
 
+from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
-from sparkwright.bench.statistics.decision import Decision, Rule, decide
-from sparkwright.gates.throughput import abba_schedule, paired_differences
-from sparkwright.gates.throughput.abba_schedule import Resident, Slot
-from sparkwright.gates.throughput.journal import Closed, Discarded, Journal, Measured, Sized, aside
-from sparkwright.gates.throughput.paired_differences import NoiseModel
-from sparkwright.gates.throughput.records import Measurement
+from sparkwright.bench.statistics.eprocess import Decision, DecisionRule, MetricSeries, decide
+from sparkwright.gates.throughput import paired_differences
+from sparkwright.gates.throughput.journal import (
+    Closed,
+    Discarded,
+    Journal,
+    Measured,
+    Sized,
+    discarded,
+)
+from sparkwright.gates.throughput.paired_differences import History
+from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
+from sparkwright.gates.throughput.server_pair import ServerPair
 
-#: The reference of a course that was given up as the machine spoiled one leg again and again.
+#: The reference of a run that the machine's own state spoiled again and again.
 UNSTEADY = "machine-unsteady"
 
+#: ``concurrent``: both servers run at the same time. ``sequential``: one at a time, and each launch
+#: makes one measurement of each cell.
+ServerMode = Literal["concurrent", "sequential"]
 
-class Servers(Protocol):
-    """What a course measures with."""
 
-    def launch(self, sides: Sequence[Side]) -> contextlib.AbstractContextManager[None]:
-        """Start fresh servers for *sides* at the same time, and end them behind the block."""
-        ...
+class Slot(msgspec.Struct, frozen=True):
+    """The place of a measurement in a block: index of its cell, and where in A B B A it stands."""
 
-    def size(self, cell: WorkloadCell, side: Side) -> int:
-        """Return how many requests a leg of *cell* makes, from how long some take at the server of *side*."""
-        ...
-
-    def leg(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
-        """Measure *cell* at the server of ``blank.side`` and return *blank* filled in; a server that died is a reason, no exception."""
-        ...
-
-    def cool(self, reasons: Sequence[Reason]) -> bool:
-        """Wait a while, and return whether the machine is as it should be again."""
-        ...
-
-    def tell(self, news: str) -> None:
-        """Say something in passing."""
-        ...
+    cell: int
+    quad: int
+    position: int
 
 
 class RunSpec(msgspec.Struct, frozen=True):
     """
-    What is to be measured.
+    What is measured.
 
     Attributes:
-        cells: Workloads, the deciding ones and others.
-        rule: When it is decided; None for a bench, which measures ``blocks`` launches of the candidate alone.
-        resident: See `places`. *quads*: of each cell in a block. *blocks*: the most.
+        cells: Workloads, deciding ones and others.
+        rule: When it is decided; None for a bench, which measures *blocks* launches of the
+            candidate alone.
+        mode: See `ServerMode`. *quads*: of each cell in a concurrent block. *blocks*: the most.
+        control: Measure an A/A block first.
         seed: Of orders and prompts.
-        attempts: At a leg, before the machine is given up. *waits*: for it to calm down, between two of them.
-        known: What a calibration says of each series, by name.
-        whole: Measure every block of ``blocks``, whatever is decided; a calibration does.
+        attempts: At a measurement, before the run is given up.
+        history: Earlier A/A blocks, by series. *today*: the day from which their age counts.
+        whole: Measure every block, whatever is decided; a calibration does.
     """
 
     cells: tuple[WorkloadCell, ...]
-    rule: Rule | None
-    resident: Resident
+    rule: DecisionRule | None
+    policy: ThroughputPolicy
+    mode: ServerMode
     quads: int
     blocks: int
     seed: int
     attempts: int
-    known: Mapping[str, NoiseModel] = {}
-    waits: int = 1
+    history: History = {}
+    today: str = "1970-01-01"
+    control: bool = False
     whole: bool = False
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
     """
-    What a course came to.
+    What a run came to.
 
     Attributes:
-        legs: All of them. *blocks*: those that are whole.
-        decision: None for a bench, or before the first whole block.
-        stopped: Why it was given up; None where it was not.
+        measurements: All of them. *blocks*: those that are complete.
+        decision: None for a bench, or before the first complete block.
+        stopped: Why it was given up; None if it was not.
+        outlook: What the noise supports, as said before the first block.
     """
 
-    legs: tuple[Measurement, ...]
+    measurements: tuple[Measurement, ...]
     blocks: frozenset[int]
     decision: Decision | None
     stopped: Reason | None = None
+    outlook: str = ""
 
 
 class _Stop(Exception):
-    """A leg that ends the course."""
+    """A measurement that ends the run."""
 
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
         super().__init__(reason.says)
 
 
-def run(course: RunSpec, world: Servers, journal: Journal) -> RunOutcome:
-    """Measure until there is a decision, or the most blocks are there; continue what the journal holds."""
-    return _Run(course, world, journal).run()
+class _ServerLost(Exception):
+    """The server of a baseline or control ended; its launch is repeated."""
 
 
-class _Run:
-    def __init__(self, course: RunSpec, world: Servers, journal: Journal) -> None:
-        self._course, self._world, self._journal = course, world, journal
-        self._legs, self._closed = list(journal.past.legs), set(journal.past.closed)
-        self._starts: dict[Side, int] = defaultdict(int)
+def sides(seed: int, block: int) -> tuple[Side, Side, Side, Side]:
+    """Return the order in a block, A B B A or B A A B, by a coin that the seed decides."""
+    other: Side = "control" if block == CONTROL_BLOCK else "candidate"
+    heads = random.Random(f"{seed}/order/{block}").random() < 0.5  # noqa: S311  fairness, not secrecy
+    outer, inner = ("baseline", other) if heads else (other, "baseline")
+    return outer, inner, inner, outer  # type: ignore[return-value]  # mypy widens the literals of a conditional tuple
+
+
+def prompts_seed(seed: int, block: int, slot: Slot, attempt: int) -> int:
+    """Return the seed of a measurement's prompts: a new one each time, so no cache has seen them."""
+    place = f"{seed}/{block}/{slot.cell}/{slot.quad}/{slot.position}/{attempt}"
+    return random.Random(place).randrange(1, 2**31)  # noqa: S311
+
+
+def slots(mode: ServerMode, launch: int, cells: Sequence[int], quads: int) -> list[Slot]:
+    """Return the measurements of the launch number *launch* of a block, in their order."""
+    if mode == "sequential":
+        return [Slot(cell, 0, launch) for cell in cells]
+    return [Slot(cell, quad, place) for cell in cells for quad in range(quads) for place in range(4)]
+
+
+class Runner:
+    """Measures *spec* on *servers* with `run`, and continues what *journal* holds."""
+
+    def __init__(self, spec: RunSpec, servers: ServerPair, journal: Journal) -> None:
+        self._spec, self._servers, self._journal = spec, servers, journal
+        self._measurements, self._closed = list(journal.past.measurements), set(journal.past.closed)
         self._sizes = dict(journal.past.sizes)
-        for leg in self._legs:
-            self._starts[leg.side] = max(self._starts[leg.side], leg.launch + 1)
+        self._launches: dict[Side, int] = defaultdict(int)
+        for one in self._measurements:
+            self._launches[one.side] = max(self._launches[one.side], one.launch + 1)
 
     def run(self) -> RunOutcome:
-        stopped, decision = None, self._decide()
-        block = 0
+        """Measure until there is a decision, or the most blocks are complete."""
+        spec, decision, stopped, outlook = self._spec, None, None, ""
         try:
-            while block < self._course.blocks and not (decision and decision.state and not self._course.whole):
+            if spec.control and CONTROL_BLOCK not in self._closed:
+                self._block(CONTROL_BLOCK, [i for i, cell in enumerate(spec.cells) if cell.primary])
+            if spec.rule and spec.control:
+                outlook = paired_differences.outlook(self.series(), spec.rule)
+                self._servers.tell(outlook)
+            decision = self._decide()
+            for block in range(spec.blocks):
+                if decision and decision.state and not spec.whole:
+                    break
                 if block not in self._closed:
-                    self._block(block, self._open(decision))
-                    self._journal.add(Closed(block))
-                    self._closed.add(block)
+                    self._block(block, self._open_cells(decision))
                     decision = self._decide()
-                    self._tell(block, decision)
-                block += 1
+                    text = f": {decision.message}" if decision else ""
+                    self._servers.tell(f"block {block + 1} of at most {spec.blocks}{text}")
         except _Stop as stop:
             stopped = stop.reason
-        return RunOutcome(tuple(self._legs), frozenset(self._closed), decision, stopped)
+        complete = frozenset(self._closed - {CONTROL_BLOCK})
+        return RunOutcome(tuple(self._measurements), complete, decision, stopped, outlook)
+
+    def series(self) -> list[MetricSeries]:
+        """Return the deciding series as far as they are measured."""
+        spec, blocks = self._spec, self._closed - {CONTROL_BLOCK}
+        history = spec.history
+        if spec.control:
+            history = paired_differences.control_history(
+                history, self._measurements, spec.cells, spec.mode
+            )
+        return paired_differences.metric_series(
+            spec.cells, self._measurements, blocks, history, spec.policy, spec.today
+        )
 
     def _decide(self) -> Decision | None:
-        rule = self._course.rule
-        if rule is None or not self._closed:
-            return None
-        return decide(rule, paired_differences.of(self._course.cells, self._legs, self._closed, self._course.known))
+        rule = self._spec.rule
+        return decide(rule, self.series()) if rule and self._closed - {CONTROL_BLOCK} else None
 
-    def _open(self, decision: Decision | None) -> list[int]:
-        """Return the cells that need another block: those with an open series, or all before the first decision."""
-        cells = range(len(self._course.cells))
-        if decision is None or self._course.whole:
-            return list(cells)
+    def _open_cells(self, decision: Decision | None) -> list[int]:
+        """Return the cells that need another block; all before the first decision."""
+        cells = self._spec.cells
+        if decision is None or self._spec.whole:
+            return list(range(len(cells)))
         names = set(decision.open)
-        return [cell for cell in cells if names & set(paired_differences.names(self._course.cells[cell]))]
+        return [
+            index
+            for index, cell in enumerate(cells)
+            if names & set(paired_differences.series_names(cell))
+        ]
 
-    def _block(self, block: int, cells: list[int]) -> None:
-        course = self._course
-        turns = abba_schedule.launches(course.resident, course.seed, block) if course.rule else (("candidate",),)
-        here = [leg for leg in self._legs if leg.block == block and not leg.discarded]
-        for turn, sides in enumerate(turns):
-            wanted = [one for one in self._places(turn) if one.cell in cells]
-            # Taking turns, a launch that was whole before the interruption stays; with both servers at once, all begins anew.
-            mine = [leg for leg in here if len(turns) == 1 or leg.position == turn]
-            if len(turns) > 1 and {leg.cell for leg in mine if leg.counts} == {course.cells[one.cell].name for one in wanted}:
+    def _block(self, block: int, cells: Sequence[int]) -> None:
+        spec = self._spec
+        order = sides(spec.seed, block)
+        launches: Sequence[Sequence[Side]] = [(side,) for side in order]
+        if spec.rule is None:
+            launches = [("candidate",)]
+        elif spec.mode == "concurrent":
+            launches = [order[:2]]
+        for number, together in enumerate(launches):
+            if spec.rule is None:
+                wanted = [Slot(cell, quad, 0) for cell in cells for quad in range(spec.quads)]
+            else:
+                wanted = slots(spec.mode, number, cells, spec.quads)
+            own = [
+                one
+                for one in self._measurements
+                if one.block == block and not one.discarded
+                and (len(launches) == 1 or one.position == number)
+            ]  # fmt: skip
+            names = {spec.cells[slot.cell].name for slot in wanted}
+            # A sequential launch that was complete before an interruption stays; others are redone.
+            if len(launches) > 1 and {one.cell for one in own if one.counts} == names:
                 continue
-            self._set_aside(mine)
-            numbers = {side: self._next(side) for side in sides}
-            with self._world.launch(sides):
-                for place in wanted:
-                    side = abba_schedule.sides(course.seed, block)[place.position] if course.rule else "candidate"
-                    self._measure(block, place, side, numbers[side])
+            self._discard(own)
+            self._launch(block, wanted, together)
+        self._closed.add(block)
+        self._journal.add(Closed(block))
 
-    def _places(self, turn: int) -> list[Slot]:
-        course = self._course
-        if course.rule is None:
-            return [Slot(0, cell, quad, 0) for cell in range(len(course.cells)) for quad in range(course.quads)]
-        return abba_schedule.legs(course.resident, turn, len(course.cells), course.quads)
+    def _launch(self, block: int, wanted: Sequence[Slot], together: Sequence[Side]) -> None:
+        """Measure *wanted* on fresh servers, again if a server of the baseline ends."""
+        order = sides(self._spec.seed, block)
+        for _ in range(self._spec.attempts):
+            numbers = {side: self._launches[side] for side in together}
+            for side, number in numbers.items():
+                self._launches[side] = number + 1
+            try:
+                with self._servers.launch(together):
+                    for slot in wanted:
+                        side = order[slot.position] if self._spec.rule else "candidate"
+                        self._measure(block, slot, side, numbers[side])
+            except _ServerLost:
+                own = [
+                    one for one in self._measurements if numbers.get(one.side) == one.launch
+                ]
+                self._discard(own)
+            else:
+                return
+        raise _Stop(self._measurements[-1].reasons[0])
 
-    def _next(self, side: Side) -> int:
-        number = self._starts[side]
-        self._starts[side] = number + 1
-        return number
-
-    def _set_aside(self, legs: Sequence[Measurement]) -> None:
-        """Let *legs*, whose launches were broken off, no longer count."""
-        gone = {(leg.side, leg.launch) for leg in legs}
+    def _discard(self, measurements: Collection[Measurement]) -> None:
+        """Discard *measurements*, whose launches were interrupted."""
+        gone = {(one.side, one.launch) for one in measurements}
         for side, launch in sorted(gone):
             self._journal.add(Discarded(side, launch))
-        self._legs = [aside(leg) if (leg.side, leg.launch) in gone and not leg.discarded else leg for leg in self._legs]
+        self._measurements = [
+            discarded(one) if (one.side, one.launch) in gone and not one.discarded else one
+            for one in self._measurements
+        ]
 
-    def _measure(self, block: int, place: Slot, side: Side, launch: int) -> None:
-        """Measure one leg, again where the machine was disturbed; a leg that is invalid by itself ends the course."""
-        course = self._course
-        cell = self._sized(course.cells[place.cell], side)
-        for attempt in range(course.attempts):
-            blank = Measurement(cell.name, block, launch, side, place.quad, place.position, attempt, 0.0)
-            leg = self._world.leg(cell, blank, abba_schedule.prompts_seed(course.seed, block, place, attempt))
-            self._legs.append(leg)
-            self._journal.add(Measured(leg))
-            if leg.counts:
+    def _measure(self, block: int, slot: Slot, side: Side, launch: int) -> None:
+        """Measure once, and again where the machine was disturbed or a request failed."""
+        spec = self._spec
+        cell = self._sized(spec.cells[slot.cell], side)
+        for attempt in range(spec.attempts):
+            place = slot.quad, slot.position, attempt
+            blank = Measurement(cell.name, block, launch, side, *place, 0.0)
+            seed = prompts_seed(spec.seed, block, slot, attempt)
+            result = self._servers.measure(cell, blank, seed)
+            self._measurements.append(result)
+            self._journal.add(Measured(result))
+            if result.counts:
                 return
-            if not leg.discarded:
-                raise _Stop(leg.reasons[0])
-            self._world.tell(f"{cell.name}, {side}: measured again, {leg.reasons[0].says}")
-            for _ in range(course.waits):
-                if self._world.cool(leg.reasons):
-                    break
-        last = self._legs[-1].reasons[0]
-        raise _Stop(Reason(UNSTEADY, f"{course.attempts} times in a row: {last.says} ({last.reference})"))
+            reason = result.reasons[0]
+            if not result.discarded:
+                raise _Stop(reason)
+            self._servers.tell(f"{cell.name}, {side}: measured again, {reason.says}")
+            if not self._servers.alive(side):
+                raise _ServerLost
+            if reason.reference in state_checks.REASONS:
+                for _ in range(spec.policy.cooldown_retries):
+                    if self._servers.cool_down(reason):
+                        break
+        text = f"{spec.attempts} times in a row: {reason.says} ({reason.reference})"
+        reference = UNSTEADY if reason.reference in state_checks.REASONS else reason.reference
+        raise _Stop(Reason(reference, text))
 
     def _sized(self, cell: WorkloadCell, side: Side) -> WorkloadCell:
-        """Return *cell* with its number of requests, which is found once and then holds for both sides."""
+        """Return *cell* with its number of requests, which then holds for both sides."""
         if cell.name not in self._sizes:
-            self._sizes[cell.name] = cell.requests or self._world.size(cell, side)
+            self._sizes[cell.name] = cell.requests or self._servers.requests(cell, side)
             self._journal.add(Sized(cell.name, self._sizes[cell.name]))
         return msgspec.structs.replace(cell, requests=self._sizes[cell.name])
-
-    def _tell(self, block: int, decision: Decision | None) -> None:
-        course = self._course
-        kind = "block" if course.rule else "launch"
-        self._world.tell(f"{kind} {block + 1} of at most {course.blocks}" + (f": {decision.says}" if decision else ""))

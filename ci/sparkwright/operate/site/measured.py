@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.records import METRICS, Metric
+from sparkwright.gates.throughput.paired_differences import MIN_INTERVAL
 from sparkwright.gates.throughput.records import Measurement, Result
-from sparkwright.gates.throughput.summary import LEAST
 from sparkwright.operate.site.records import Measured
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import line
@@ -65,7 +65,7 @@ def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of their logarithms, as values."""
     from sparkwright.bench.statistics.intervals import mean_interval
 
-    if len(values) < LEAST:
+    if len(values) < MIN_INTERVAL:
         return None, None
     low, high = mean_interval([math.log(one) for one in values])
     # Two launches that are nothing alike give an interval that holds everything, and says nothing.

@@ -17,6 +17,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.throughput.records import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 
@@ -99,12 +100,9 @@ class SetRule(_Record, frozen=True):
 
 
 class Speeds(_Record, frozen=True):
-    """Of G8: the worst margin and error rate that still count, the least blocks, and the cells that decide."""
+    """Of G8: its policy, and the cells that decide."""
 
-    margin: float
-    alpha: float
-    least: int
-    calibration: int
+    policy: ThroughputPolicy
     cells: tuple[WorkloadCell, ...]
 
 
@@ -204,11 +202,9 @@ def _audits(root: Path) -> dict[str, str]:
 
 def _speeds(root: Path) -> Speeds:
     from sparkwright.bench.recipes import workloads
-    from sparkwright.gates.throughput.policy import ThroughputPolicy
-
     read = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
     cells = tuple(cell for cell in workloads.load(root).cells(read.workloads) if cell.primary)
-    return Speeds(read.margin, read.alpha, read.least, read.calibration, cells)
+    return Speeds(read, cells)
 
 
 def _requirement(text: str) -> None:

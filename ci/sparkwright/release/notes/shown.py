@@ -85,7 +85,7 @@ def speeds(proved: Proved) -> Iterator[Block]:
     if not proved.speeds:
         yield Says(("Speed against a baseline: ", MISSING, "."))
         return
-    margin = f"{words.percent(proved.margin)} slower still passes" if proved.margin is not None else "no margin is recorded"
+    margin = f"a pass excludes slowdowns of {words.percent(proved.margin)}" if proved.margin is not None else "no margin is recorded"
     yield Says(f"Speed against {proved.baseline or 'a baseline that is not named'}; {margin}.")
     rows = tuple(
         (one.cell, title(one), _state(one), change(one), interval(one), _evidence(one.evidence_pass), _evidence(one.evidence_fail))

@@ -46,10 +46,10 @@ def _decided(view: View) -> Iterator[str]:
         yield f"Not run, although they decide: {', '.join(open_[:8])}{f' and {len(open_) - 8} more' if len(open_) > 8 else ''}."
     blind = sum(one.sigma is None for cell in result.cells for one in cell.series if one.primary and one.differences)
     if blind:
-        yield f"The spread of this machine: not calibrated for {blind} series, so that signs alone decide there."
+        yield f"The spread of this machine: no A/A block of {blind} series, so that they decide by their own spread alone."
     strayed = [words.clean(one.cell, 60) for one in result.calibration if not one.in_band]
     if strayed:
-        yield f"The newest A/A blocks do not agree with the older ones: {', '.join(strayed[:6])}. There the signs have to agree, too."
+        yield f"The A/A block of this run does not agree with the earlier ones: {', '.join(strayed[:6])}. There it alone counts."
 
 
 def _counted(view: View) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from markupsafe import Markup
@@ -86,12 +85,11 @@ def _pc(share: float) -> float:
 
 def evidence(result: Result, cell: CellResult, one: Series, name: str) -> Chart | None:
     """Return the e-values of a series after each block, with the line at which they decide."""
-    if not one.pass_evidence and not one.fail_evidence and not one.sign_evidence:
+    if not one.pass_evidence and not one.fail_evidence:
         return None
     paths = (
         ("not slower", one.pass_evidence, "good", "o"),
         ("slower", one.fail_evidence, "bad", "s"),
-        ("signs", one.sign_evidence, "muted", "^"),
     )
     from matplotlib.ticker import MaxNLocator
 
@@ -100,8 +98,7 @@ def evidence(result: Result, cell: CellResult, one: Series, name: str) -> Chart 
         low, high = _window([value for _, values, *_ in paths for value in values], limit or 1.0)
         for title, values, colour, mark in paths:
             shown = [min(high, max(low, value)) for value in values[:200]]
-            style: dict[str, Any] = {"ls": ":" if title == "signs" else "-", "marker": mark, "ms": 4}
-            axes.plot(range(1, len(shown) + 1), shown, color=COLOURS[colour], label=title, **style)
+            axes.plot(range(1, len(shown) + 1), shown, color=COLOURS[colour], label=title, marker=mark, ms=4)
         if limit:
             axes.axhline(limit, color=COLOURS["ink"], lw=1.2, ls=(0, (4, 2)))
             axes.annotate(
@@ -146,7 +143,7 @@ def history(one: Calibrated, name: str) -> Chart:
         for text, place in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=False):
             text.set(ha=place)
         axes.set_ylabel("difference, %")
-        band = "the newest agree with the older ones" if one.in_band else "the newest do not agree with the older ones"
+        band = "the newest agrees with the earlier ones" if one.in_band else "the newest does not agree with the earlier ones"
         says = f"{len(one.differences)} blocks of the same wheel against itself; bands: one and two times the spread of {sigma:.2f} %"
         says += f" that the gate uses; {band}."
         title = f"{one.cell}: {METRICS[one.metric][0]}"

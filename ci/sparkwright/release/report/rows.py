@@ -51,7 +51,7 @@ def rows(view: View) -> tuple[Row, ...]:
 def _row(view: View, cell: CellResult, one: Series) -> Row:
     title, unit, _, _ = METRICS[one.metric]
     found = shift(one)
-    paths = (one.pass_evidence, one.fail_evidence, one.sign_evidence)
+    paths = (one.pass_evidence, one.fail_evidence)
     better, worse = ("more", "less") if one.metric == "rate" else ("faster", "slower")
     used = view.use(cell)
     return Row(
@@ -65,9 +65,9 @@ def _row(view: View, cell: CellResult, one: Series) -> Row:
         candidate=words.quantity(one.candidate, one.metric),
         change=words.signed(change(one)),
         interval=_interval(view, one),
-        says=found.says(better, worse) if found else "",
+        says=one.conclusion or (found.says(better, worse) if found else ""),
         evidence=tuple(words.evidence(path[-1]) for path in paths if path),
-        sigma=words.percent(one.sigma, 2) if one.sigma is not None else "not calibrated" if one.differences else "",
+        sigma=words.percent(one.sigma, 2) if one.sigma is not None else "no A/A block" if one.differences else "",
         launches=str(one.launches) if one.launches else "",
         used=words.percent(used, 1) if used is not None and one.metric == "tpot" else "",
         ceiling=f"{words.number(cell.ceiling, 4)} tok/s" if cell.ceiling is not None and one.metric == "tpot" else "",
@@ -87,7 +87,7 @@ def _interval(view: View, one: Series) -> str:
 def blocks(one: Series) -> Iterator[tuple[str, ...]]:
     """Yield for each block: its number, the difference, and the evidence after it."""
     for index, difference in enumerate(one.differences):
-        paths = (one.pass_evidence, one.fail_evidence, one.sign_evidence)
+        paths = (one.pass_evidence, one.fail_evidence)
         yield (str(index + 1), words.signed(difference), *(words.evidence(path[index]) if index < len(path) else "" for path in paths))
 
 
@@ -105,7 +105,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     told = {"Model": result.model, "Quantisation": result.quantization, "Recipe": result.recipe, "Stack": result.stack}
     yield from ((name, words.clean(text, 160)) for name, text in told.items() if text)
     if result.baseline:
-        yield "Margin", f"{words.percent(result.margin)} slower still passes"
+        yield "Margin", f"a pass excludes slowdowns of {words.percent(result.margin)}"
         yield "Error rate α", words.percent(result.alpha)
     most = f" of at most {result.blocks}" if result.blocks else ""
     quads = f", {result.quads} × ABBA in each" if result.baseline and result.quads else ""

@@ -143,7 +143,7 @@ class View:
     @cached_property
     def blocks(self) -> int:
         """Blocks that were measured, at least in part."""
-        return len({leg.block for leg in self.result.legs if leg.run})
+        return len({leg.block for leg in self.result.legs if leg.run and leg.block >= 0})
 
     def legs(self, cell: str) -> Iterator[tuple[int, Measurement, dict[Metric, float]]]:
         """Yield number, leg and figures of each leg of *cell*."""

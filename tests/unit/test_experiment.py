@@ -1,4 +1,4 @@
-"""From a question to its result: real launches of servers with known times, through qualification, legs, journal, verdict and report."""
+"""An experiment on real launches of servers with known times: check, journal, verdict, calibration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from sparkwright.bench.records import Side
 from sparkwright.cli import gate, main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.verdict import worst
-from sparkwright.gates.throughput import calibration, published_figures
+from sparkwright.gates.throughput import experiment, paired_differences, published_figures
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import Result
+from sparkwright.gates.throughput.records import CONTROL_BLOCK, Result
+from sparkwright.gates.throughput.runner import ServerMode
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
@@ -37,11 +38,19 @@ def _place(tmp_path: Path) -> Path:
     model = tmp_path / "toy"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    return refserved.project(tmp_path / "project", least=3, most=4, quads=1)
+    return refserved.project(tmp_path / "project", min_blocks=3, max_blocks=4, quads=1)
 
 
 def context(place: Path) -> RunContext:
-    words = ["bench", "--root", str(place), "--cache-dir", str(place.parent / "cache"), "--output", str(place.parent / "out")]
+    words = [
+        "bench",
+        "--root",
+        str(place),
+        "--cache-dir",
+        str(place.parent / "cache"),
+        "--output",
+        str(place.parent / "out"),
+    ]
     return options.checkout(main.parse(words))
 
 
@@ -51,7 +60,9 @@ def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environm
 
 def question(place: Path, **changes: object) -> ExperimentSpec:
     candidate = changes.pop("candidate", None) or environment(place, "candidate")
-    plain = ExperimentSpec("bench", candidate, model=place.parent / "toy", workloads=CELLS, resident="both")  # type: ignore[arg-type]  # see above
+    assert isinstance(candidate, Environment)
+    model = place.parent / "toy"
+    plain = ExperimentSpec("bench", candidate, model=model, workloads=CELLS, mode="concurrent")
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -84,31 +95,30 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
 
 @pytest.mark.server
 @pytest.mark.launches
-def test_a_much_slower_candidate_fails_by_signs_alone(place: Path) -> None:
-    """Not calibrated, the signs of the blocks decide; with a factor of two, each of them points the same way."""
-    refserved._edit(place / "ci" / "gates" / "throughput.yaml", most=8)
-    slow = environment(place, "slow", Behaviour(ttft=0.04, tpot=0.008))
-    result = answered(place, question(place, kind="gate", candidate=slow, baseline=environment(place, "base")))
-    assert (result.state, ratio(result) > 1.3) == ("fail", True), result.says
-    assert result.culprits
-    assert worst(check.state for check in throughput.checks(result) if check.required) == "fail"
-    assert {check.reason for check in throughput.checks(result) if check.state == "fail"} == {"slower"}
-
-
-@pytest.mark.server
-@pytest.mark.launches
-def test_taking_turns_gives_the_same_answer(place: Path) -> None:
-    """One server at a time, four launches a block: the same true ratio is found."""
-    slow = environment(place, "slow", Behaviour(ttft=0.04, tpot=0.008))
-    asked = question(place, kind="gate", candidate=slow, baseline=environment(place, "base"), resident="turns")
-    result = answered(place, asked)
-    assert 1.3 < ratio(result) < 3
-    assert len({(leg.side, leg.launch) for leg in result.legs}) == 4 * len(result.cells[0].series[0].differences)
+@pytest.mark.parametrize("mode", ["concurrent", "sequential"])
+def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, mode: ServerMode) -> None:
+    """Without a calibration, and with one server at a time as with two."""
+    slow = environment(place, "slow", Behaviour(ttft=0.08, tpot=0.016))
+    base = environment(place, "base")
+    result = answered(place, question(place, kind="gate", candidate=slow, baseline=base, mode=mode))
+    assert (result.state, ratio(result) > 2) == ("fail", True), result.says
+    assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
+    checks = throughput.checks(result)
+    assert worst(check.state for check in checks if check.required) == "fail"
+    assert {check.reason for check in checks if check.state == "fail"} == {"slower"}
+    assert "one above 0.5 % is shown" in next(
+        c.message for c in checks if c.name.startswith("tpot")
+    )
 
 
 def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> None:
     """It ends by itself; nothing is measured, and the row says with which words."""
-    asked = question(place, kind="gate", baseline=environment(place, "base"), variables={"REFERENCE": "starts-never"})
+    asked = question(
+        place,
+        kind="gate",
+        baseline=environment(place, "base"),
+        variables={"REFERENCE": "starts-never"},
+    )
     result = answered(place, asked)
     assert result.state == "invalid"
     assert "(server-died)" in result.says
@@ -116,47 +126,88 @@ def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> N
     assert (checks[0].state, checks[0].reason) == ("invalid", "server-died")
 
 
-@pytest.mark.parametrize(("fault", "reference"), [("dies", "server-died"), ("short", "answer-other"), ("prefix-hits", "prefix-cached")])
-def test_a_candidate_that_is_wrong_under_load_is_invalid(place: Path, fault: str, reference: str) -> None:
-    """A bad leg ends the gate; it is never averaged, and never a pass."""
+@pytest.mark.parametrize(
+    ("fault", "state", "reference"),
+    [
+        ("dies", "fail", "candidate-crashed"),
+        ("short", "invalid", "answer-other"),
+        ("prefix-hits", "invalid", "prefix-cached"),
+    ],
+)
+def test_a_candidate_that_is_wrong_under_load_never_passes(
+    place: Path, fault: str, state: str, reference: str
+) -> None:
+    """A crash fails the gate; other wrong answers make it invalid."""
     wrong = msgspec.convert({**msgspec.to_builtins(TRUE), "faults": {fault: 5}}, Behaviour)
-    asked = question(place, kind="gate", candidate=environment(place, "wrong", wrong), baseline=environment(place, "base"))
-    result = answered(place, asked)
-    assert result.state == "invalid"
+    candidate, base = environment(place, "wrong", wrong), environment(place, "base")
+    result = answered(place, question(place, kind="gate", candidate=candidate, baseline=base))
     references = {reason.reference for leg in result.legs for reason in leg.reasons}
     assert reference in references
+    assert result.state == state
+    stopped = throughput.checks(result)[0]
+    assert (stopped.name, stopped.state) == ("measured", state)
 
 
 @pytest.mark.server
 @pytest.mark.launches
-def test_a_calibration_is_kept_for_this_machine_and_used(place: Path) -> None:
-    """A/A blocks are kept with the machine's fingerprint; the gate then decides by e-values of that spread."""
-    refserved._edit(place / "ci" / "gates" / "throughput.yaml", calibration=4)
+def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) -> None:
+    """Keyed by machine and model: a gate of another wheel finds the block; a second gate says so."""
     base = environment(place, "base")
-    made = answered(place, question(place, kind="calibration", candidate=base, baseline=base, blocks=4))
-    assert len(made.calibration) == 2
-    assert all(len(one.differences) == 4 for one in made.calibration)
-    gate = answered(place, question(place, kind="gate", candidate=environment(place, "other"), baseline=base))
-    assert {one.metric: one.sigma is not None for one in gate.cells[0].series} == {"tpot": True, "ttft": True, "rate": False}
-    found = context(place)
-    what = calibration.about(Experiment(found, question(place, candidate=base), ThreadLoad())._model, "0.33.0", "both", 1, ThreadLoad().name)
-    assert not calibration.stored(found.store, {"driver": "another"}, what).series
+    made = answered(
+        place, question(place, kind="calibration", candidate=base, baseline=base, blocks=2)
+    )
+    assert all(len(one.differences) == 2 for one in made.calibration), made.says
+    asked = question(place, kind="gate", candidate=environment(place, "other"), baseline=base)
+    first, second = answered(place, asked), answered(place, asked)
+    assert [len(one.differences) for one in second.calibration] == [4, 4]
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert second.alpha == pytest.approx(first.alpha / 4)
+    assert any("gate number 2 of this wheel" in note for note in second.qualified)
+
+
+def test_a_calibration_outlives_an_update_of_driver_and_wheel() -> None:
+    """Its key holds the machine and the model, nothing else."""
+    host = {
+        "gpu": "GB10",
+        "processor": "X925",
+        "memory": "128 GB",
+        "driver": "580",
+        "kernel": "6.14",
+    }
+    key = paired_differences.calibration_key(host, "model")
+    assert key == paired_differences.calibration_key(
+        {**host, "driver": "590", "kernel": "7"}, "model"
+    )
+    assert key != paired_differences.calibration_key({**host, "gpu": "H200"}, "model")
+    assert key != paired_differences.calibration_key(host, "another")
+
+
+def test_attempts_are_counted_by_wheel(place: Path) -> None:
+    """Each wheel has a count of its own."""
+    store = context(place).store
+    numbers = [experiment.next_attempt(store, {"candidate": name}) for name in ("a", "a", "b")]
+    assert numbers == [1, 2, 1]
 
 
 @pytest.mark.launches
 def test_a_killed_gate_goes_on(place: Path) -> None:
     """Killed with -9 in the middle, the next run keeps the whole blocks, and no server is left behind."""
-    slow, base = environment(place, "slow", Behaviour(ttft=0.04, tpot=0.008)), environment(place, "base")
+    slow, base = (
+        environment(place, "slow", Behaviour(ttft=0.04, tpot=0.008)),
+        environment(place, "base"),
+    )
     program = (
         "import sys, msgspec; from pathlib import Path\n"
-        "from tests.unit.test_answer import *\n"
+        "from tests.unit.test_experiment import *\n"
         "place = Path(sys.argv[1])\n"
         "one, other = Environment(Path(sys.argv[2])), Environment(Path(sys.argv[3]))\n"
-        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, resident='both')\n"
+        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, mode='concurrent')\n"
         "answered(place, ask)\n"
     )
     words = [sys.executable, "-c", program, str(place), str(slow.python), str(base.python)]
-    child = subprocess.Popen(words, cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        words, cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.DEVNULL
+    )
     journal: list[Path] = []
     until = time.monotonic() + 120
     while time.monotonic() < until and not (journal and b'"closed"' in journal[0].read_bytes()):
@@ -167,10 +218,9 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
     asked = question(place, kind="gate", candidate=slow, baseline=base)
     result = answered(place, asked)
     assert result.resumed == 1
-    # Minutes later the generator is still the same, and the machine still warm.
-    assert journal[0].read_text().count('"type":"qualified"') == 1
     assert len(result.cells[0].series[0].differences) >= 3
     assert [leg.block for leg in result.legs if leg.counts].count(0) == 4
+    assert result.attempt == 1
 
 
 def test_a_recipe_says_how_both_are_served(place: Path) -> None:
@@ -181,7 +231,9 @@ def test_a_recipe_says_how_both_are_served(place: Path) -> None:
         asked.launches({"candidate": "0.16.0"})
 
 
-@pytest.mark.parametrize(("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
+@pytest.mark.parametrize(
+    ("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")]
+)
 def test_servers_have_the_models_own_name(place: Path, recipe: str, name: str) -> None:
     """Both sides of a gate count NaN logits, as for its other gates; a bench serves as users would."""
     plan, base = recipes.load(place, recipe), environment(place, "base")
@@ -189,13 +241,18 @@ def test_servers_have_the_models_own_name(place: Path, recipe: str, name: str) -
     for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
         launches = question(place, kind=kind, recipe=plan, baseline=base).launches(both)
         assert {one.name for one in launches.values()} == {name}
-        assert {one.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") for one in launches.values()} == {counts}
+        assert {one.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") for one in launches.values()} == {
+            counts
+        }
     assert question(place, recipe=plan, name="mine").launches(both)["candidate"].name == "mine"
 
 
 def test_prefix_caching_is_always_off(place: Path) -> None:
     """Whatever the recipe says, servers that are measured keep no prefixes."""
-    assert "--no-enable-prefix-caching" in question(place).launches({"candidate": "0.33.0"})["candidate"].flags
+    assert (
+        "--no-enable-prefix-caching"
+        in question(place).launches({"candidate": "0.33.0"})["candidate"].flags
+    )
 
 
 def test_a_question_names_what_it_needs(place: Path) -> None:
@@ -209,7 +266,10 @@ def test_a_question_names_what_it_needs(place: Path) -> None:
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
-        result = answered(place, ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1))
+        result = answered(
+            place,
+            ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1),
+        )
     assert result.candidate.label == server.url
     assert [leg.launch for leg in result.legs] == [0]
     assert result.cells[0].series[0].candidate
@@ -235,7 +295,18 @@ def test_a_claim_is_held_against_what_was_measured(place: Path) -> None:
 
 def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """G8 without its baseline is a row that did not run, and says what it needs."""
-    words = ["gate", "--json", "--only", "G8", "--root", str(place), "--cache-dir", str(place.parent / "cache")]
+    words = [
+        "gate",
+        "--json",
+        "--only",
+        "G8",
+        "--root",
+        str(place),
+        "--cache-dir",
+        str(place.parent / "cache"),
+    ]
     assert main.main(words) == 4
     document = json.loads(capfd.readouterr().out)
-    assert document["ladder"]["verdicts"][0]["checks"][0]["message"].endswith("name the --baseline-python to compare with")
+    assert document["ladder"]["verdicts"][0]["checks"][0]["message"].endswith(
+        "name a --baseline-python"
+    )

@@ -1,4 +1,4 @@
-"""Legs against a real server of known times: what counts, and the reason for each thing that does not."""
+"""Measurements of a server with known times: what counts, and the reason if one does not."""
 
 from __future__ import annotations
 
@@ -14,26 +14,36 @@ from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
-from sparkwright.bench.machine.state_checks import MachinePolicy, Snapshot
+from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Reason
+from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput import measurement, validity
-from sparkwright.gates.throughput.measurement import MeasurementContext
-from sparkwright.gates.throughput.policy import ThroughputPolicy
-from sparkwright.gates.throughput.records import Measurement
-from sparkwright.gates.throughput.server_pair import ExternalServer
-from sparkwright.gates.throughput.validity import Counted, counted, reasons
+from sparkwright.gates.throughput import measurement
+from sparkwright.gates.throughput.gate import REASONS
+from sparkwright.gates.throughput.measurement import (
+    CounterChange,
+    ExternalServer,
+    MeasurementContext,
+    counter_change,
+    invalid_reasons,
+)
+from sparkwright.gates.throughput.records import Measurement, ThroughputPolicy
 
+ROOT = Path(__file__).parents[2]
 POLICY = msgspec.structs.replace(
-    strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), patience=20.0, roofline_least=0.0
+    strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy),
+    timeout_s=20.0,
+    ceiling_min_bytes=0.0,
 )
 CELL = WorkloadCell(16, 24, 2, 4, primary=("rate",))
+ALONE = WorkloadCell(16, 24, 1, 2)
 BLANK = Measurement(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
 
 
-class Still:
+class Still(MachineMonitor):
     """A machine in which nothing happens, or always the same *trouble*."""
 
     def __init__(self, *trouble: Reason) -> None:
@@ -45,17 +55,19 @@ class Still:
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         return self._trouble
 
-    @property
-    def policy(self) -> MachinePolicy:
-        raise NotImplementedError
 
-
-def leg(behaviour: Behaviour, cell: WorkloadCell = CELL, machine: Still | None = None, **means: object) -> Measurement:
-    """Return one leg against a server with *behaviour*, measured again while a busy machine merges its stream."""
+def leg(
+    behaviour: Behaviour, cell: WorkloadCell = CELL, machine: Still | None = None, **changes: object
+) -> Measurement:
+    """Return a measurement of a server, repeated while a busy machine merges its stream."""
     with started(behaviour) as server:
-        plain = MeasurementContext(ThreadLoad(), machine or Still(), POLICY, behaviour.name)
+        client = Client(server.url, behaviour.name)
+        context = MeasurementContext(
+            ThreadLoad(), machine or Still(), POLICY, lambda _: client.metrics(), behaviour.name
+        )
+        context = msgspec.structs.replace(context, **changes)
         while True:
-            found = measurement.measured(msgspec.structs.replace(plain, **means), ExternalServer(server.url, behaviour.name), cell, BLANK, 1)
+            found = measurement.measure(context, ExternalServer(server.url), cell, BLANK, 1)
             if "stream-merged" not in {one.reference for one in found.reasons}:
                 return found
 
@@ -97,25 +109,79 @@ FAULTS: dict[Fault, set[str]] = {
     "finish-reason": {"finish-other", "request-failed"},
     "prefix-hits": {"prefix-cached"},
     # It may have no ear for anybody else any more.
-    "endless": {"request-failed", "answer-other", "server-unreachable", "server-silent", "server-slow"},
+    "endless": {
+        "request-failed",
+        "answer-other",
+        "server-unreachable",
+        "server-silent",
+        "server-slow",
+    },
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_that_is_wrong_gives_no_figure(fault: Fault) -> None:
-    """From the third request on the server is wrong in one way; the leg is invalid for that reason, and not discarded."""
+    """From the third request on it is wrong in one way; only failed requests are repeated."""
     found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}))
     assert not found.counts
-    assert not found.discarded
-    assert {one.reference for one in found.reasons} & FAULTS[fault], found.reasons
+    references = {one.reference for one in found.reasons}
+    assert references & FAULTS[fault], found.reasons
+    assert not found.discarded or references <= measurement.REPEATED
 
 
 @pytest.mark.parametrize("fault", ["silent", "trickles"])
 def test_a_server_that_hangs_is_given_up(fault: Fault) -> None:
     """A server that no longer answers ends the leg within its patience."""
-    found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}), policy=msgspec.structs.replace(POLICY, patience=2.0))
+    found = leg(
+        msgspec.structs.replace(QUICK, faults={fault: 3}),
+        policy=msgspec.structs.replace(POLICY, timeout_s=2.0),
+    )
     assert not found.counts
     assert found.reasons
+
+
+class Throttled(Still):
+    """A machine that throttles during every measurement, or *before* it already."""
+
+    def __init__(self, *, before: bool) -> None:
+        self._before, self._shots = before, 0
+
+    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+        self._shots += 1
+        return Snapshot(float(self._shots), float(self._shots))
+
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+        throttled = self._before or after.time > 1
+        return (Reason("throttled", "thermal slowdown"),) if throttled else ()
+
+
+def test_throttling_under_the_own_load_counts() -> None:
+    """A wheel that heats the GPU until it throttles is that slow; an earlier state is not its own."""
+    assert leg(QUICK, machine=Throttled(before=False)).counts
+    assert leg(QUICK, machine=Throttled(before=True)).discarded
+
+
+@pytest.mark.parametrize(("side", "running", "reference", "repeated"), [
+    ("candidate", True, "candidate-crashed", False), ("candidate", False, "server-died", False),
+    ("baseline", True, "server-died", True), ("control", False, "server-died", True),
+])  # fmt: skip
+def test_the_end_of_a_server_is_the_candidates_fault_or_a_disturbance(
+    side: Side, running: bool, reference: str, repeated: bool
+) -> None:
+    """A candidate that ends under load crashed; another server is started again."""
+
+    class Dying(ExternalServer):
+        alive, failure, reason = running, "status -11", "server-died"
+
+        def guard(self) -> bool:
+            alive, self.alive = self.alive, False
+            return alive
+
+    context = MeasurementContext(ThreadLoad(), Still(), POLICY, lambda _: {}, "model")
+    blank = msgspec.structs.replace(BLANK, side=side)
+    found = measurement.measure(context, Dying("http://127.0.0.1:9"), CELL, blank, 1)
+    assert (found.reasons[0].reference, found.discarded) == (reference, repeated)
+    assert not found.counts
 
 
 def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise() -> None:
@@ -129,10 +195,14 @@ def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise() -> None:
 
 def test_more_than_memory_gives_is_invalid() -> None:
     """A rate that would need more than the bandwidth is no measurement, for one request; the share is reported."""
-    alone = WorkloadCell(16, 24, 1, 2)
-    far = leg(QUICK, alone, step=lambda _: 1e9, bandwidth=Bandwidth(100.0, "measured"))
+    far = leg(
+        QUICK,
+        ALONE,
+        traffic={CELL.name: 1e9, ALONE.name: 1e9},
+        bandwidth=Bandwidth(100.0, "measured"),
+    )
     assert [one.reference for one in far.reasons] == ["above-roofline"]
-    near = leg(QUICK, alone, step=lambda _: 1e7, bandwidth=Bandwidth(100.0, "measured"))
+    near = leg(QUICK, ALONE, traffic={ALONE.name: 1e7}, bandwidth=Bandwidth(100.0, "measured"))
     assert near.counts
     assert near.run
     assert near.roofline == pytest.approx(1e7 / near.run.tpot / 100e9)
@@ -140,20 +210,9 @@ def test_more_than_memory_gives_is_invalid() -> None:
 
 def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
     """With several requests at a time the bytes are only bounded from above, so nothing is invalid for them."""
-    assert leg(QUICK, step=lambda _: 1e9, bandwidth=Bandwidth(100.0, "measured")).counts
-
-
-def test_nobody_there_is_a_reason() -> None:
-    """A server that is gone before the leg makes it invalid."""
-    gone = measurement.measured(MeasurementContext(ThreadLoad(), Still(), POLICY, "reference"), ExternalServer("http://127.0.0.1:9", "reference"), CELL, BLANK, 1)
-    assert gone.reasons[0].reference == "server-unreachable"
-
-
-def test_prompts_have_the_ordered_length() -> None:
-    """The server counts exactly the tokens that were ordered."""
-    found = leg(QUICK)
-    assert found.run
-    assert {one.prompt_tokens for one in found.run.requests} == {16}
+    assert leg(
+        QUICK, traffic={CELL.name: 1e9, ALONE.name: 1e9}, bandwidth=Bandwidth(100.0, "measured")
+    ).counts
 
 
 def run(*requests: Request) -> LoadResult:
@@ -162,11 +221,18 @@ def run(*requests: Request) -> LoadResult:
 
 ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
 SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
-COUNTS = Counted(4, 4, 96, 0.0, 0, 0, 0)
+COUNTS = CounterChange(4, 4, 96, 0.0, 0, 0, 0)
 
 
-def said(*requests: Request, found: Counted | None = COUNTS, roofline: float | None = None) -> list[str]:
-    return [one.reference for one in reasons(ORDER, run(*requests), found, prefix_hits=0.01, roofline=roofline)]
+def said(
+    *requests: Request, found: CounterChange | None = COUNTS, roofline: float | None = None
+) -> list[str]:
+    return [
+        one.reference
+        for one in invalid_reasons(
+            ORDER, run(*requests), found, prefix_hits=0.01, roofline=roofline
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,26 +248,39 @@ def said(*requests: Request, found: Counted | None = COUNTS, roofline: float | N
         ((SOUND, SOUND), None, ["counters-missing"]),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, by_length=3), ["finish-other"]),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, tokens=97), ["usage-mismatch"]),
-        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, finished=1, by_length=1, tokens=24), ["usage-mismatch"]),
+        (
+            (SOUND, SOUND),
+            msgspec.structs.replace(COUNTS, finished=1, by_length=1, tokens=24),
+            ["usage-mismatch"],
+        ),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.01), ["prefix-cached"]),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.0099), []),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, drafts=46, drafted=46, accepted=46), []),
-        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, drafts=20, drafted=20, accepted=5), ["speculation-uneven"]),
+        (
+            (SOUND, SOUND),
+            msgspec.structs.replace(COUNTS, drafts=20, drafted=20, accepted=5),
+            ["speculation-uneven"],
+        ),
     ],
 )
-def test_every_reason_has_its_cause(requests: tuple[Request, ...], found: Counted | None, expected: list[str]) -> None:
+def test_every_reason_has_its_cause(
+    requests: tuple[Request, ...], found: CounterChange | None, expected: list[str]
+) -> None:
     """Each thing that is wrong is named by itself, and a sound leg by none."""
     assert said(*requests, found=found) == expected
 
 
-def again(*requests: Request, found: Counted = COUNTS) -> list[str]:
-    wrong = reasons(ORDER, run(*requests), found, prefix_hits=0.01, roofline=None)
-    return [one.reference for one in validity.passing(ORDER, run(*requests), found, wrong)]
+def again(*requests: Request, found: CounterChange = COUNTS) -> list[str]:
+    wrong = invalid_reasons(ORDER, run(*requests), found, prefix_hits=0.01, roofline=None)
+    return [one.reference for one in measurement.merged_stream(ORDER, run(*requests), found, wrong)]
 
 
 def test_tokens_that_come_in_lumps_are_measured_again() -> None:
     """Where the server counts every token, but they came at once or in fewer pieces, no time is believed, and no wheel is blamed."""
-    lump, fewer = msgspec.structs.replace(SOUND, ttft=0.49999), msgspec.structs.replace(SOUND, output_tokens=13)
+    lump, fewer = (
+        msgspec.structs.replace(SOUND, ttft=0.49999),
+        msgspec.structs.replace(SOUND, output_tokens=13),
+    )
     assert not again(SOUND, SOUND)
     assert again(SOUND, lump) == ["stream-merged"]
     assert again(SOUND, msgspec.structs.replace(SOUND, ttft=0.5)) == ["stream-merged"]
@@ -215,7 +294,7 @@ def test_texts_may_have_any_length() -> None:
     """Real prompts are as long as they are."""
     order = msgspec.structs.replace(ORDER, prompt_file=Path("x.jsonl"))
     other = msgspec.structs.replace(SOUND, prompt_tokens=9)
-    assert not reasons(order, run(other, other), COUNTS, prefix_hits=0.01, roofline=None)
+    assert not invalid_reasons(order, run(other, other), COUNTS, prefix_hits=0.01, roofline=None)
 
 
 def metrics() -> Iterator[tuple[str, int]]:
@@ -229,18 +308,23 @@ def test_counters_are_differences(before: int, made: int) -> None:
     """What was there before a leg is not counted."""
     first = {name: float(times * before) for name, times in metrics()}
     second = {name: float(times * (before + made)) for name, times in metrics()}
-    assert counted(first, second) == Counted(made, made, 24 * made, None, 0, 0, 0)
+    assert counter_change(first, second) == CounterChange(made, made, 24 * made, None, 0, 0, 0)
 
 
 def test_counters_that_went_back_are_none() -> None:
     """A server that began anew in the middle of a leg has no counters for it."""
-    assert counted({name: 10.0 for name, _ in metrics()}, {name: 1.0 for name, _ in metrics()}) is None
-    assert counted({}, {}) is None
+    assert (
+        counter_change({name: 10.0 for name, _ in metrics()}, {name: 1.0 for name, _ in metrics()})
+        is None
+    )
+    assert counter_change({}, {}) is None
 
 
 def test_the_reasons_are_explained() -> None:
     """Every reference that a leg may have is explained."""
-    every = {expected for case in FAULTS.values() for expected in case} | {"above-roofline", "speculation-uneven", "prompt-other"}
-    from sparkwright.gates.throughput.gate import REASONS
-
-    assert every | set(validity.REASONS) <= set(REASONS)
+    every = {expected for case in FAULTS.values() for expected in case} | {
+        "above-roofline",
+        "speculation-uneven",
+        "prompt-other",
+    }
+    assert every | set(measurement.REASONS) <= set(REASONS)

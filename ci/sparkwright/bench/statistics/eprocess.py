@@ -1,0 +1,259 @@
+"""
+Pass, fail or continue, decided after any block with error rates that do not grow by looking.
+
+The evidence of a series is the t-type e-process with a half-normal mixture over effect sizes: the
+likelihood ratio of "the mean gain is η·σ, with η ~ |N(0, EFFECT²)|" against "the mean gain is 0",
+with the right Haar prior dσ/σ on the unknown spread σ (Pérez-Ortiz, Lardy, de Heide and Grünwald,
+E-statistics, group invariance and anytime-valid testing, 2024; Wang and Ramdas, Anytime-valid
+t-tests, 2025). A/A blocks of the machine enter as earlier observations with mean 0, so one formula
+serves a calibrated and an uncalibrated machine, and a gross slowdown needs no calibration.
+
+For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when the
+mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with a
+probability of at most α, however often it is looked at and whenever measuring stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+    Counts = NDArray[np.int64]
+
+#: Standard deviation of the mixture over effect sizes, in spreads of a block. At 3, a 4-fold
+#: slowdown fails in three blocks beside a single A/A block [measured: docs/guides/throughput.md].
+EFFECT = 3.0
+#: Smallest number whose logarithm is taken, and the largest logarithm whose exponential is.
+_TINY, _LARGEST = 1e-300, 700.0
+
+Outcome = Literal["pass", "fail", "inconclusive", "not-run"]
+
+
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The two bounds of a metric, as shares (0.02 is 2 %).
+
+    Attributes:
+        margin: A slowdown that must be excluded for a pass.
+        tolerated: A slowdown that never fails; evidence has to show more than it.
+    """
+
+    margin: float
+    tolerated: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerated < self.margin < 1:
+            raise ValueError(f"0 <= tolerated < margin < 1 is required: {self}")
+
+
+class NoiseModel(msgspec.Struct, frozen=True):
+    """
+    The A/A blocks of a series, weighted by age.
+
+    Attributes:
+        squares: Weighted sum of the squared differences, whose mean is 0.
+        freedom: The sum of the weights: how many fresh blocks they are worth.
+    """
+
+    squares: float = 0.0
+    freedom: float = 0.0
+
+    @property
+    def sigma(self) -> float | None:
+        """The spread of a block's difference; None without blocks."""
+        return math.sqrt(self.squares / self.freedom) if self.freedom else None
+
+
+class DecisionRule(msgspec.Struct, frozen=True):
+    """The probability of each kind of wrong verdict, and how many blocks may be measured."""
+
+    alpha: float
+    min_blocks: int
+    max_blocks: int
+
+
+class MetricSeries(msgspec.Struct, frozen=True):
+    """
+    A deciding series as far as it was measured.
+
+    Attributes:
+        differences: ln(candidate / baseline) of each block, above 0 where the candidate is worse.
+        noise: The A/A blocks of this machine.
+    """
+
+    name: str
+    differences: tuple[float, ...]
+    bounds: Bounds
+    noise: NoiseModel
+
+
+class SeriesDecision(msgspec.Struct, frozen=True):
+    """
+    What the blocks of a series show.
+
+    Attributes:
+        pass_evidence, fail_evidence: After each block, against "slower by the margin or more" and
+            against "slower by no more than what is tolerated".
+        conclusion: What was excluded, in words.
+    """
+
+    name: str
+    state: Outcome
+    pass_evidence: tuple[float, ...]
+    fail_evidence: tuple[float, ...]
+    conclusion: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """
+    What all series show together.
+
+    Attributes:
+        state: None while another block is needed.
+        culprits: Series that are slower than tolerated; only with ``fail``.
+        open: Series that need another block; empty once there is a decision.
+        message: The decision in a sentence.
+    """
+
+    state: Outcome | None
+    series: tuple[SeriesDecision, ...]
+    culprits: tuple[str, ...]
+    open: tuple[str, ...]
+    message: str
+
+
+def attempt_alpha(alpha: float, attempt: int) -> float:
+    """Return the error rate that gate number *attempt* spends: 6α/(π²k²), whose sum over k is α."""
+    return alpha * 6 / (math.pi * attempt) ** 2
+
+
+def log_evidence(blocks: Any, total: Any, squares: Any, freedom: Any) -> Numbers:
+    """
+    Return the logarithm of the evidence that a mean gain is above 0; arrays broadcast.
+
+    Args:
+        blocks, total: Number and sum of the gains.
+        squares: Sum of the squares of the gains and of the A/A blocks.
+        freedom: Number of A/A blocks, or their weight.
+    """
+    import numpy as np
+    from scipy.special import stdtr
+
+    share = EFFECT**2 / (1 + blocks * EFFECT**2)
+    degrees = freedom + blocks
+    rest = np.maximum(squares - share * total**2, _TINY)
+    one_sided = 2 * stdtr(degrees, total * np.sqrt(share * degrees / rest))
+    ratio = degrees / 2 * np.log(np.maximum(squares, _TINY) / rest)
+    result: Numbers = ratio - np.log1p(blocks * EFFECT**2) / 2
+    result += np.log(np.maximum(one_sided, _TINY))
+    return result
+
+
+def evidence_path(gains: Any, squares: Any = 0.0, freedom: Any = 0.0) -> Numbers:
+    """
+    Return `log_evidence` after each block (last axis); *squares* and *freedom* are of A/A blocks.
+
+    Raises:
+        ValueError: A gain is not a finite number.
+    """
+    import numpy as np
+
+    values = np.asarray(gains, np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a difference is not a finite number")
+    before = np.asarray(squares)[..., None] + np.cumsum(values**2, axis=-1)
+    blocks = np.arange(1, values.shape[-1] + 1)
+    return log_evidence(blocks, np.cumsum(values, axis=-1), before, np.asarray(freedom)[..., None])
+
+
+def crossings(passing: Numbers, failing: Numbers, rule: DecisionRule) -> tuple[Counts, Counts]:
+    """
+    Return after which block each series passed, and after which it failed; blocks + 1 if never.
+
+    A series passes when "slower by the margin" is refuted at 1/α: all have to, so no correction for
+    their number is due. It fails when "slower by no more than tolerated" is refuted at S/α of S
+    series (Bonferroni, valid under any dependence). Where both are refuted, the stronger evidence
+    decides, which is the nearer bound: the midpoint divides, on a quiet machine as on a noisy one.
+
+    Args:
+        passing, failing: Logarithms of the evidence, by series and block (the last two axes).
+    """
+    import numpy as np
+
+    series, count = passing.shape[-2:]
+    blocks = np.arange(1, count + 1)
+    allowed = blocks >= rule.min_blocks
+
+    def first(reached: Any) -> Counts:
+        block: Counts = np.where(reached.any(axis=-1), reached.argmax(axis=-1) + 1, count + 1)
+        return block
+
+    passed = first(allowed & (passing >= math.log(1 / rule.alpha)) & (passing >= failing))
+    slower = (failing >= math.log(series / rule.alpha)) & (failing > passing)
+    return passed, first(allowed & slower & (blocks < passed[..., None]))
+
+
+def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
+    """
+    Return what *series* decide, as if asked after each block; later blocks change nothing.
+
+    Raises:
+        ValueError: A difference is not a finite number.
+    """
+    import numpy as np
+
+    cut = [one.differences[: rule.max_blocks] for one in series]
+    longest = max(map(len, cut), default=0)
+    if not longest:
+        names = tuple(one.name for one in series)
+        empty = tuple(SeriesDecision(name, "not-run", (), (), "no block") for name in names)
+        return Decision(None if series else "not-run", empty, (), names, "no block is whole")
+    paths = np.full((2, len(series), longest), -np.inf)
+    for index, (one, values) in enumerate(zip(series, cut, strict=True)):
+        high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)
+        gains = high - np.array(values), np.array(values) - low
+        for side in (0, 1):
+            path = evidence_path(gains[side], one.noise.squares, one.noise.freedom)
+            paths[side, index, : len(values)] = path
+    passed, failed = crossings(paths[0], paths[1], rule)
+    end = int(min(failed.min(), passed.max(), longest))
+    results = tuple(
+        _series_decision(one, paths[:, index, : min(len(cut[index]), end, passed[index])], rule,
+                         passed[index] <= end, failed[index] <= end)
+        for index, one in enumerate(series)
+    )  # fmt: skip
+    culprits = tuple(one.name for one in results if one.state == "fail")
+    waiting = [index for index in range(len(series)) if passed[index] > longest]
+    names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
+    state: Outcome | None = "fail" if culprits else None if names else "inconclusive"
+    state = state if culprits or waiting else "pass"
+    text = {
+        "fail": f"slower than tolerated: {', '.join(culprits)}",
+        "pass": f"{len(series)} series passed: slowdowns of their margins are excluded",
+        "inconclusive": f"{len(waiting)} of {len(series)} series are undecided: neither is a "
+        "slowdown of the margin excluded, nor one above the tolerated shown",
+    }.get(state or "", f"{len(series) - len(waiting)} of {len(series)} series passed")
+    return Decision(state, results, culprits, () if state else names, f"{text}, after {end} blocks")
+
+
+def _series_decision(
+    series: MetricSeries, paths: Numbers, rule: DecisionRule, passed: bool, failed: bool
+) -> SeriesDecision:
+    import numpy as np
+
+    margin, tolerated = 100 * series.bounds.margin, 100 * series.bounds.tolerated
+    good, bad = (tuple(map(float, np.exp(np.minimum(path, _LARGEST)))) for path in paths)
+    excluded = passed or (good and good[-1] >= 1 / rule.alpha)
+    slower = failed or (bad and bad[-1] >= 1 / rule.alpha)
+    words = [f"a slowdown of {margin:g} % or more is {'' if excluded else 'not '}excluded"]
+    words.append(f"one above {tolerated:g} % is {'' if slower else 'not '}shown")
+    state: Outcome = "pass" if passed else "fail" if failed else "inconclusive"
+    return SeriesDecision(series.name, state if good else "not-run", good, bad, ", ".join(words))
