@@ -487,6 +487,9 @@ def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     groups = {group: [recipes.load(wheels.ROOT, name) for name in names] for group, names in rules.recipes.items()}
     assert all("FP4" in recipe.model.quantization for recipe in groups["fp4-moe"])
     assert all(recipe.speculation for recipe in groups["speculative"])
+    # Without a floor of the task G6 refuses the recipe at the start.
+    tasks = {name.removesuffix("-floor") for name in rules.gates["G6"].wanted if name.endswith("-floor")}
+    assert all(tasks <= set(recipe.floors) for group in groups.values() for recipe in group)
     # What the program runs on it can install a set for, up to the newest Python for which the index has the wheels.
     newest = {stack: rule.pythons[-1] for stack, rule in rules.sets.items()}
     assert newest == {"2026.05": "3.14", "2026.06": "3.13", "2026.11": "3.14"}
