@@ -53,6 +53,7 @@ CHECKS = {
 }
 states = st.sampled_from(ORDER)
 page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page.py"))))
+thresholds = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("thresholds_page.py"))))
 
 
 def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
@@ -254,7 +255,8 @@ def test_verdicts_of_another_stack_are_refused(file: VerdictFile) -> None:
 
 
 def test_documents_and_pages_are_up_to_date() -> None:
-    """`python tests/unit/gates_page.py` writes both pages; a document has the fields of the schema."""
+    """`gates_page.py` and `thresholds_page.py` beside this file write the pages; a document has the fields of the schema."""
+    assert thresholds.PAGE.read_text("utf-8") == thresholds.page()
     assert page.PAGE.read_text("utf-8") == page.page()
     assert json.loads(page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(page.schema()))
     document = verdict_file.document(run(gate("G0", "fail"), gate("G1")))

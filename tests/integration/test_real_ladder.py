@@ -1,0 +1,74 @@
+"""The demo's wheels climb the real ladder: real gate code, no fabricated verdict, and what `publish` says of the result."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+from tests.support.fake_openai_server import Behaviour, started
+
+from sparkwright.builder import pipeline
+from sparkwright.cli import gate
+from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.builder import GateBuilder
+from sparkwright.gates.core.ladder import GATES, SERVED, Ladder, machine_facts
+from sparkwright.gates.core.options import GateOptions
+from sparkwright.release.decide import policy
+from sparkwright.release.publish import sequence
+from sparkwright.release.publish.prepare import Publisher
+from sparkwright.release.signing import keys, trust
+
+ROOT = Path(__file__).parents[2]
+RECIPE = "toy-cpu"
+
+
+def climbed(context: RunContext, options: GateOptions, names: list[str]) -> Ladder:
+    facts = machine_facts()
+    with GateBuilder(context, options, facts) as builder:
+        return gate.climb(context, options, builder, names, facts, keep_going=True)
+
+
+@pytest.mark.toolchain
+@pytest.mark.skipif(machine_facts()["gpu"] != "none", reason="G2 runs here")
+def test_the_demo_climbs_the_real_ladder_up_to_publish(demo_session: RunContext, tmp_path: Path) -> None:
+    """
+    A CPU proves the bytes of every wheel and asks a server; `verified` is refused with exactly what did not pass, and a candidate says it.
+
+    The rules are the repository's own. The server is not vLLM: only gates that any OpenAI server can answer are asked of it.
+    """
+    project = demo_session.project.root
+    for name in ("gates", "recipes"):
+        shutil.rmtree(project / "ci" / name, ignore_errors=True)
+        shutil.copytree(ROOT / "ci" / name, project / "ci" / name)
+    rules = (ROOT / "ci" / "release.yaml").read_text().partition("# Stack →")[0]
+    python = "{}.{}".format(*sys.version_info)
+    (project / "ci" / "release.yaml").write_text(f'{rules}sets:\n  demo: {{pythons: ["{python}"]}}\n')
+    paths = {fork: pipeline.wheel_path(demo_session, pipeline.build(demo_session, fork)) for fork in demo_session.forks}
+    for fork, path in paths.items():
+        if fork != "vllm":
+            assert climbed(demo_session, GateOptions(wheel=path), ["G0"]).states == {"G0": "pass"}
+    with started(Behaviour()) as server:
+        options = GateOptions(wheel=paths["vllm"], server=server.url, recipe=RECIPE, profile="random")
+        ladder = climbed(demo_session, options, [name for name in GATES if name != "G7"])
+    secret = tmp_path / "release.key"
+    keys.make(secret)
+    signer = keys.KeySigner.load(secret)
+    trusted = trust.Trust((signer.public,), said="the test")
+    publisher = Publisher(demo_session, tmp_path / "releases", signer, trusted, policy.load(project))
+    request = sequence.Asked(tuple(paths.values()), None, url="https://releases.example/", reason="the test")
+    with refusal("verified-refused") as refused:
+        sequence.publish(publisher, request)
+    release = sequence.publish(publisher, msgspec.structs.replace(request, channel="candidate"))
+    assert refused.value.data == {"missing": {name: list(lacks) for name, lacks in release.missing.items()}}
+    missing = {fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())] for fork, path in paths.items()}
+    # The miniature sources lack the real converters, and the fake server's model cannot hold the prompts: both gates say so.
+    found = [("G1", "fail", "converter-missing"), ("G2", "not-run", "no-gpu"), ("G4", "invalid", "prompt-unencodable")]
+    assert sorted(missing["vllm"]) == sorted([*found, *((name, "not-run", "not-climbed") for name in SERVED)])
+    assert missing["flashinfer"] == missing["cutlass"] == [("set", "not-run", "companion-unbound")]
+    assert {verdict.recipe for verdict in ladder.verdicts} == {"", RECIPE}
+    log = next(demo_session.output.glob("mini_vllm-*.attempts.jsonl")).read_text().splitlines()
+    assert len(log) == 1 + sum(verdict.measured for verdict in ladder.verdicts)

@@ -1,0 +1,88 @@
+"""
+The text of docs/thresholds.md, made from the policies of the gates and from the recipes.
+
+``python tests/unit/thresholds_page.py`` writes it; a test fails while it is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "thresholds.md"
+
+HEAD = """\
+# Thresholds
+
+<!-- Made by tests/unit/thresholds_page.py from ci/gates/*.yaml and ci/recipes/*.yaml; change those, then run it again. -->
+
+Every number by which a gate judges or limits itself, with the reason that stands beside it in its file. *Measured* means that the number,
+or the threshold that it follows, was measured by this project or by the one that is named. *Proposed* is everything else: a choice that
+was not calibrated on a GB10.
+"""
+
+#: Texts and workloads, which set no threshold.
+OTHER = ("corpus.yaml", "workloads.yaml")
+#: Of a recipe, the parts that a gate judges by.
+RECIPE = ("floors", "expected", "thresholds", "acceptance")
+MEASURED = re.compile(r"\[(measured|M|S)\b[^\]]*\]")
+MARK = re.compile(r"\[(measured|proposed|M|S|P)\b[^\]]*\]:?\s*|^proposed(?: here)?[;:,]?\s*")
+
+
+def numbers(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, int]]:
+    """Yield the place, the value and the line of every number below *node* that is not an item of a list."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from numbers(value, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if isinstance(item, yaml.MappingNode):
+                names = {key.value: value.value for key, value in item.value}
+                yield from numbers(item, (*path, str(names.get("name", ""))))
+    elif node and node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+        yield ".".join(filter(None, path)), node.value, node.start_mark.line
+
+
+def comment(lines: list[str], at: int) -> str:
+    """Return the comment on line *at*, or the block of comments above it and the lines that it introduces."""
+    own = re.search(r"\s# (.*)", lines[at])
+    if own:
+        return own[1]
+    block: list[str] = []
+    for line in reversed(lines[:at]):
+        text = line.strip()
+        if text.startswith("#"):
+            block.insert(0, text.lstrip("# "))
+        elif block or not text:
+            break
+    return " ".join(block)
+
+
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield file, name, value, kind and reason of every threshold."""
+    for path in (*sorted((ROOT / "ci" / "gates").glob("*.yaml")), *sorted((ROOT / "ci" / "recipes").glob("*.yaml"))):
+        text = path.read_text("utf-8")
+        for name, value, line in numbers(yaml.compose(text, yaml.SafeLoader)) if path.name not in OTHER else ():
+            if path.parent.name == "gates" or name.partition(".")[0] in RECIPE:
+                reason = comment(text.splitlines(), line)
+                kind = "measured" if MEASURED.search(reason) else "proposed"
+                yield f"{path.parent.name}/{path.name}", name, value, kind, MARK.sub("", reason).strip()
+
+
+def page() -> str:
+    """Return the page."""
+    parts, last = [HEAD], ""
+    for file, name, value, kind, reason in rows():
+        if file != last:
+            parts.append(f"\n## ci/{file}\n\n| threshold | value | source | reason |\n|---|---|---|---|\n")
+        last = file
+        parts.append(f"| `{name}` | {value} | {kind} | {reason.replace('|', chr(92) + '|')} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
