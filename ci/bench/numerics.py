@@ -35,7 +35,9 @@ def main() -> None:
     options = measure.arguments(__doc__ or "")
     console.json = options.json
     context = measure.context(options)
-    policy = strict_yaml.load(context.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+    policy = strict_yaml.load(
+        context.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy
+    )
     trees, _ = numerics.source_trees(context, policy)
     includes = numerics.include_folders(toolchain.obtain(context))
     seconds, spent = [], []

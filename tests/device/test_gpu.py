@@ -57,7 +57,9 @@ def test_the_wheel_passes_g2(gpu: Gpu, tmp_path: Path) -> None:
         sys.stdout.write(line)
         for sample in check.samples[:4]:
             sys.stdout.write(f"    {sample.case}: {sample.actual}\n")
-    assert {check.name: check.state for check in checks if check.required and check.state != "pass"} == {}
+    assert {
+        check.name: check.state for check in checks if check.required and check.state != "pass"
+    } == {}
 
 
 def swept(gpu: Gpu, folder: Path, first: str = "gt", nan: int = 7) -> Check:
@@ -80,6 +82,10 @@ def test_the_probe_counts_every_mismatch(gpu: Gpu, tmp_path: Path) -> None:
     """A converter by integers is right for all inputs; one wrong tie is two inputs of 2^32."""
     assert swept(gpu, tmp_path).state == "pass"
     check = swept(gpu, tmp_path, first="ge")
-    assert (check.reason, check.figures[0].value, check.figures[1].value) == ("conversion-wrong", 2, 0)
+    assert (check.reason, check.figures[0].value, check.figures[1].value) == (
+        "conversion-wrong",
+        2,
+        0,
+    )
     check = swept(gpu, tmp_path, nan=6)
     assert (check.reason, check.figures[1].value) == ("nan-differs", 2 * (2**23 - 1))

@@ -27,7 +27,9 @@ SMALL: Mapping[str, operators.Cases] = {
 def environment(folder: Path, fault: str = "") -> Path:
     """Return an interpreter with the tests' torch, whose operators have *fault*."""
     python = folder / "python"
-    variables = f"PYTHONPATH='{ROOT / 'tests' / 'support' / 'fake_torch'}' SPARKWRIGHT_FAULT='{fault}'"
+    variables = (
+        f"PYTHONPATH='{ROOT / 'tests' / 'support' / 'fake_torch'}' SPARKWRIGHT_FAULT='{fault}'"
+    )
     python.write_text(f'#!/bin/sh\nexec env {variables} {sys.executable} "$@"\n')
     python.chmod(0o755)
     return python

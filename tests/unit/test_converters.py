@@ -22,7 +22,9 @@ from sparkwright.gates.numerics.converters import ConverterInvalid, inline_ptx
 LIMITS = Limits(seconds=240, memory=1024, written=4)
 
 
-def judged(tmp_path: Path, header: str, call: str = "return convert(x);", seconds: float = 240) -> Check:
+def judged(
+    tmp_path: Path, header: str, call: str = "return convert(x);", seconds: float = 240
+) -> Check:
     """Return the check of a converter of two values in *header*."""
     (tmp_path / "tree").mkdir(exist_ok=True)
     (tmp_path / "tree" / "a.hpp").write_text(header, "utf-8")
@@ -88,7 +90,10 @@ def test_a_header_that_does_not_compile_is_quoted_without_paths(tmp_path: Path) 
         ("std::abort();", "converter-crashed"),
         ("std::exit(0);", "converter-output"),
         ('for (;;) std::fputs("more and more", stderr);', "converter-crashed"),
-        ("for (std::size_t n = 1 << 20;; n *= 2) std::memset(new char[n], 1, n);", "converter-crashed"),
+        (
+            "for (std::size_t n = 1 << 20;; n *= 2) std::memset(new char[n], 1, n);",
+            "converter-crashed",
+        ),
     ],
 )
 def test_a_converter_without_results_is_invalid(tmp_path: Path, body: str, reason: str) -> None:

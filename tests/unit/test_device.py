@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -48,7 +47,9 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
     assert informing == {"marlin-int4", "int8-gemm"}
 
 
-@pytest.mark.parametrize(("target", "reason"), [("", "wheel-unnamed"), ("sm_90a", "gpu-foreign"), ("sm_121f", "")])
+@pytest.mark.parametrize(
+    ("target", "reason"), [("", "wheel-unnamed"), ("sm_90a", "gpu-foreign"), ("sm_121f", "")]
+)
 def test_the_architecture_comes_from_the_wheel(
     target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,10 +73,22 @@ def code(folder: Path, count: int = 3) -> WheelCode:
 @pytest.mark.parametrize(
     ("body", "state", "reason"),
     [
-        ("for _ in cubins: print('{\"functions\": 2, \"error\": \"\"}')", "pass", ""),
-        ("for _ in cubins: print('{\"functions\": 0, \"error\": \"NO_BINARY\"}')", "fail", "kernel-unloadable"),
-        ("print('{\"functions\": 2, \"error\": \"\"}', flush=True); os.abort()", "invalid", "probe-crashed"),
-        ("print('{\"functions\": 2, \"error\": \"\"}', flush=True); time.sleep(60)", "invalid", "probe-slow"),
+        ('for _ in cubins: print(\'{"functions": 2, "error": ""}\')', "pass", ""),
+        (
+            'for _ in cubins: print(\'{"functions": 0, "error": "NO_BINARY"}\')',
+            "fail",
+            "kernel-unloadable",
+        ),
+        (
+            'print(\'{"functions": 2, "error": ""}\', flush=True); os.abort()',
+            "invalid",
+            "probe-crashed",
+        ),
+        (
+            'print(\'{"functions": 2, "error": ""}\', flush=True); time.sleep(60)',
+            "invalid",
+            "probe-slow",
+        ),
         ("print('nonsense')", "invalid", "probe-output"),
     ],
 )
@@ -105,7 +118,11 @@ def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) 
         ("print('{\"counters\": [0, 0, 0]}')", "pass", ""),
         ("print('{\"counters\": [3, 1, 1048576000]}')", "fail", "conversion-wrong"),
         ("print('{\"counters\": [0, 3, 4290772992]}')", "fail", "nan-differs"),
-        ("print('{\"failure\": \"cuModuleLoadData: CUDA_ERROR_INVALID_PTX\"}')", "invalid", "probe-output"),
+        (
+            'print(\'{"failure": "cuModuleLoadData: CUDA_ERROR_INVALID_PTX"}\')',
+            "invalid",
+            "probe-output",
+        ),
         ("os.abort()", "invalid", "probe-crashed"),
         ("time.sleep(60)", "invalid", "probe-slow"),
     ],
@@ -139,14 +156,20 @@ def test_sound_operators_pass(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         ("the operator ends the process", "invalid", "op-crashed"),
     ],
 )
-def test_an_operator_without_a_result_is_named(fault: str, state: str, reason: str, tmp_path: Path) -> None:
+def test_an_operator_without_a_result_is_named(
+    fault: str, state: str, reason: str, tmp_path: Path
+) -> None:
     """Absent, refused, broken and crashed are told apart, and none of them passes."""
     check = fake_gpu.check("moe-sum", tmp_path / "scratch", fault)
     assert (check.state, check.reason) == (state, reason)
 
 
-@pytest.mark.parametrize(("script", "reason"), [("exit 1", "op-crashed"), ("echo '{\"done\": \"x\"}'", "probe-output")])
-def test_an_environment_that_answers_wrongly_is_invalid(script: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "reason"), [("exit 1", "op-crashed"), ('echo \'{"done": "x"}\'', "probe-output")]
+)
+def test_an_environment_that_answers_wrongly_is_invalid(
+    script: str, reason: str, tmp_path: Path
+) -> None:
     """An interpreter that ends, or states results that it did not write, gives no pass."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
@@ -173,7 +196,7 @@ def test_products_have_bounds_of_rounding() -> None:
     result[3, 5] += 100
     assert operators.error_ratio(expected, result) > 1
     result[3, 5] = np.nan
-    assert not operators.error_ratio(expected, result) <= 1
+    assert operators.error_ratio(expected, result) == 1e9
 
 
 def test_the_probe_compiles_for_the_driver_alone() -> None:
@@ -185,5 +208,5 @@ def test_every_reason_is_explained() -> None:
     """Each reason in the source of G2 has its line in REASONS, and REASONS has no other."""
     package = ROOT / "ci" / "sparkwright" / "gates" / "device"
     text = "".join(path.read_text("utf-8") for path in package.glob("*.py"))
-    used = {reason for reason in REASONS if re.search(rf'"{reason}"(?!:)', text)}
+    used = {reason for reason in REASONS if text.count(f'"{reason}"') > 1}
     assert used == set(REASONS)

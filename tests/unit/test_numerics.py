@@ -36,7 +36,9 @@ def test_a_sound_tree_passes_with_figures(tmp_path: Path) -> None:
 
 def test_disagreements_are_shown_with_their_values(tmp_path: Path) -> None:
     """A failed sweep shows the inputs, the expected code and the tree's."""
-    text = converters.CPP.replace("size < middle || (size == middle && code % 2 == 0)", "size < middle")
+    text = converters.CPP.replace(
+        "size < middle || (size == middle && code % 2 == 0)", "size < middle"
+    )
     tree = converters.tree(tmp_path / "tree", {converters.HEADER: text})
     check = run(tree, converters.only("mini"), tmp_path / "scratch")["mini-sweep"]
     assert (check.state, check.reason) == ("fail", "converter-wrong")
@@ -44,8 +46,12 @@ def test_disagreements_are_shown_with_their_values(tmp_path: Path) -> None:
     assert "0.25" in check.samples[0].case
 
 
-@pytest.mark.parametrize("stated", [{"nan": "keeps-sign"}, {"zero": "dropped"}, {"tensor_scale": "divides"}])
-def test_a_convention_that_the_tree_does_not_keep_fails(tmp_path: Path, stated: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "stated", [{"nan": "keeps-sign"}, {"zero": "dropped"}, {"tensor_scale": "divides"}]
+)
+def test_a_convention_that_the_tree_does_not_keep_fails(
+    tmp_path: Path, stated: dict[str, str]
+) -> None:
     """Where public references differ, the tree has to do what the policy states."""
     index = 4 if "tensor_scale" in stated else 0
     one = msgspec.structs.replace(converters.UNIT.converters[index], **stated)
@@ -60,7 +66,9 @@ def test_a_missing_tree_keeps_the_names_of_its_checks(tmp_path: Path) -> None:
     sound = run(converters.tree(tmp_path / "tree"), POLICY, tmp_path / "one")
     without = {check.name: check for check in numerics.run({}, POLICY, (), tmp_path / "two")}
     assert without.keys() == sound.keys()
-    assert {(check.state, check.reason) for check in without.values()} == {("not-run", "tree-missing")}
+    assert {(check.state, check.reason) for check in without.values()} == {
+        ("not-run", "tree-missing")
+    }
     unit = msgspec.structs.replace(converters.UNIT, headers=("nowhere.h",))
     policy = NumericsPolicy(POLICY.limits, (unit,))
     checks = numerics.run({"mini": tmp_path / "tree"}, policy, (), tmp_path / "three")
@@ -76,8 +84,21 @@ UNIT = {"fork": "a", "files": ["x.h"], "converters": [{"name": "a", "kind": "enc
         ({"limits": {"seconds": 0, "memory": 1, "written": 1}}, "larger than zero"),
         ({"units": [{**UNIT, "files": ["../x.h"]}]}, "inside the tree"),
         ({"units": [{**UNIT, "converters": []}]}, "no file or converter"),
-        ({"units": [{**UNIT, "converters": [{"name": "A b", "kind": "scale", "call": ""}]}]}, "kebab-case"),
-        ({"units": [{**UNIT, "converters": [{"name": "a", "kind": "encode", "call": "", "lanes": 3}]}]}, "3 lanes"),
+        (
+            {"units": [{**UNIT, "converters": [{"name": "A b", "kind": "scale", "call": ""}]}]},
+            "kebab-case",
+        ),
+        (
+            {
+                "units": [
+                    {
+                        **UNIT,
+                        "converters": [{"name": "a", "kind": "encode", "call": "", "lanes": 3}],
+                    }
+                ]
+            },
+            "3 lanes",
+        ),
         ({"units": [UNIT, UNIT]}, "named twice"),
         ({"thresholds": {}}, "unknown field"),
     ],

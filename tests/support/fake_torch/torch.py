@@ -205,8 +205,8 @@ def marlin_gemm(
 
 
 def moe_wna16_marlin_gemm(
-    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any, sorted_token_ids: Any,
-    expert_ids: Any, num_tokens_past_padded: Any, moe_block_size: int, top_k: int, b_type_id: int,
+    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any,
+    sorted_token_ids: Any, expert_ids: Any, num_tokens_past_padded: Any, moe_block_size: int, top_k: int, b_type_id: int,
 ) -> Any:  # fmt: skip
     """Multiply blocks of tokens by the weights of their experts."""
     for block in range(num_tokens_past_padded[0] // moe_block_size):
@@ -294,7 +294,11 @@ def rms_norm(result: Any, input_: Any, weight: Any, epsilon: float) -> None:
     """Normalise."""
     values = _wide(input_)
     counted = values[:, :-64] if faulty("norm of a part of the row") else values
-    result[:] = values / np.sqrt((counted**2).sum(1, keepdims=True) / values.shape[1] + epsilon) * _wide(weight)
+    result[:] = (
+        values
+        / np.sqrt((counted**2).sum(1, keepdims=True) / values.shape[1] + epsilon)
+        * _wide(weight)
+    )
 
 
 def fused_add_rms_norm(input_: Any, residual: Any, weight: Any, epsilon: float) -> None:
@@ -333,6 +337,9 @@ def stack(tensors: list[Any], dim: int = 0) -> Any:
     return np.stack(tensors, dim).view(Tensor)
 
 
+_OPTIONAL = ("bias", "key", "scale_ub", "global_scale")
+
+
 class _Operator:
     """A function with the schema that torch would have of it."""
 
@@ -340,8 +347,8 @@ class _Operator:
         self._function = function
         arguments = [
             SimpleNamespace(
-                name=name.rstrip("_"), type="Optional" if name in ("bias", "key", "scale_ub", "global_scale") else "",
-                has_default_value=lambda parameter=parameter: parameter.default is not parameter.empty,
+                name=name.rstrip("_"), type="Optional" if name in _OPTIONAL else "",
+                has_default_value=lambda default=parameter.default: default is not inspect._empty,
             )
             for name, parameter in inspect.signature(function).parameters.items()
         ]  # fmt: skip
@@ -368,10 +375,13 @@ _DENSE = (
 
 
 def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
-    return SimpleNamespace(**{one.__name__: _Operator(one) for one in functions if not faulty(f"no {one.__name__}")})
+    return SimpleNamespace(
+        **{one.__name__: _Operator(one) for one in functions if not faulty(f"no {one.__name__}")}
+    )
 
 
 ops = SimpleNamespace(
-    _C=_namespace(*_DENSE), _moe_C=_namespace(*_MOE), _C_cache_ops=_namespace(reshape_and_cache_flash),
+    _C=_namespace(*_DENSE), _moe_C=_namespace(*_MOE),
+    _C_cache_ops=_namespace(reshape_and_cache_flash),
     aten=_namespace(stack), load_library=lambda path: None,
 )  # fmt: skip

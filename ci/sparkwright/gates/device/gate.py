@@ -9,7 +9,7 @@ other GPUs, and are required of wheels for GPUs that have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ REASONS: Mapping[str, str] = {
     "fp4-hardware-missing": "The GPU has no FP4 instructions, which SM 10.0 and later have.",
     "wheel-unnamed": "No wheel was named.",
     "no-environment": "No environment with torch was named.",
-    "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: see "
-    "the kernel's log for Xid.",
+    "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: "
+    "see the kernel's log for Xid.",
     "probe-slow": "A program on the GPU did not end in its time and was ended; the GPU may hang.",
     "probe-output": "A program on the GPU wrote something else than its results.",
     "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
@@ -142,7 +142,9 @@ def run(
     gpu = gpus.ask(policy.seconds, scratch)
     unable = _unable(gpu, wheel, target)
     if isinstance(gpu, str) or unable:
-        return tuple(not_run(name, unable[1], unable[0], required=name in required) for name in names)
+        return tuple(
+            not_run(name, unable[1], unable[0], required=name in required) for name in names
+        )
     message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
     checks = [passed("gpu", message)]
     assert wheel is not None
@@ -202,7 +204,13 @@ def operator_check(
         message = f"the process ended with {ended.status} in {cases[len(records)].name}"
         return invalid(name, message, "op-crashed")
     try:
-        return judged(name, [(case, _results(case, policy.repeats, job)) for case, job in zip(cases, jobs, strict=True)])
+        return judged(
+            name,
+            [
+                (case, _results(case, policy.repeats, job))
+                for case, job in zip(cases, jobs, strict=True)
+            ],
+        )
     except (OSError, ValueError) as error:
         return invalid(name, f"the results cannot be read: {error}", "probe-output")
 
@@ -254,42 +262,44 @@ def _results(case: Case, repeats: int, job: Mapping[str, Any]) -> list[dict[str,
 
 def judged(name: str, results: Sequence[tuple[Case, list[dict[str, NDArray[Any]]]]]) -> Check:
     """Return the check *name* of the results of all runs of its cases."""
-    faults = [fault for case, runs in results for fault in _faults(case, runs)]
-    worst = max(float(sample.actual) for reason, sample in faults if reason == "ratio")
-    wrong = [(reason, sample) for reason, sample in faults if reason != "ratio"]
-    figures = [Figure("cases", len(results)), Figure("error, of the allowed", worst, bound=1)]
-    if not wrong:
-        message = f"{len(results)} cases; the largest error is {worst:.2g} of the allowed"
+    faults, ratios = list[tuple[str, Sample]](), list[float]()
+    for case, runs in results:
+        values = dict[str, NDArray[Any]]()
+        for key, initial in {**case.outputs, **case.returned}.items():
+            guard = GUARD if key in case.outputs else 0
+            inner = [run[key][guard : len(run[key]) - guard] for run in runs]
+            values[key] = inner[0].view(initial.dtype).reshape(initial.shape)
+            messages = _output_faults(initial, values[key])
+            if any((run[key][:guard] != 0xFF).any() or (run[key][len(one) + guard :] != 0xFF).any()
+                   for run, one in zip(runs, inner, strict=True)):  # fmt: skip
+                messages["guard-written"] = "bytes beside it written"
+            if case.repeatable and any((one != inner[0]).any() for one in inner):
+                messages["output-varies"] = "other bits in another run"
+            faults += [
+                (why, Sample(f"{case.name}, {key}", "", text)) for why, text in messages.items()
+            ]
+        derived = case.derived(values)
+        for key, expected in case.expected.items():
+            ratios.append(operators.error_ratio(expected, derived[key]))
+            if ratios[-1] > 1:
+                sample = Sample(f"{case.name}, {key}", "", f"{ratios[-1]:.3g} of the allowed error")
+                faults.append(("output-wrong", sample))
+    figures = [Figure("cases", len(results)), Figure("error, of the allowed", max(ratios), bound=1)]
+    if not faults:
+        message = f"{len(results)} cases; the largest error is {max(ratios):.2g} of the allowed"
         return passed(name, message, figures=figures)
-    reason, sample = min(wrong, key=lambda one: list(REASONS).index(one[0]))
+    reason, sample = min(faults, key=lambda one: list(REASONS).index(one[0]))
+    samples = [sample for _, sample in faults]
     message = f"{sample.case}: {sample.actual}"
-    return failed(name, message, reason, figures=figures, samples=[one for _, one in wrong])
+    return failed(name, message, reason, figures=figures, samples=samples)
 
 
-def _faults(case: Case, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Iterator[tuple[str, Sample]]:
-    values = dict[str, NDArray[Any]]()
-    for name, initial in {**case.outputs, **case.returned}.items():
-        raw, guard = runs[0][name], GUARD if name in case.outputs else 0
-        inner = raw[guard : len(raw) - guard].view(initial.dtype).reshape(initial.shape)
-        values[name] = inner
-        guards = [np.concatenate([run[name][:guard], run[name][len(raw) - guard :]]) for run in runs]
-        blank = initial.reshape(-1).view(np.uint8).reshape(initial.size, -1)
-        untouched = (inner.reshape(-1).view(np.uint8).reshape(blank.shape) == blank).all(axis=1)
-        empty = (blank == 0xFF).all(axis=1)
-        where = f"{case.name}, {name}"
-        if any((one != 0xFF).any() for one in guards):
-            yield "guard-written", Sample(where, "untouched guard zones", "bytes beside it written")
-        is_float = np.issubdtype(initial.dtype, np.floating) or initial.dtype.kind == "V"
-        if is_float and (count := int((untouched & empty).sum())):
-            yield "output-unwritten", Sample(where, "all written", f"{count} values not written")
-        elif is_float and np.isnan(inner.astype(np.float32)).any():
-            yield "output-nan", Sample(where, "numbers", "NaN")
-        if case.repeatable and any((run[name] != raw).any() for run in runs[1:]):
-            yield "output-varies", Sample(where, "equal runs", "other bits in another run")
-    derived = case.derived(values)
-    for name, expected in case.expected.items():
-        ratio = operators.error_ratio(expected, derived[name])
-        yield "ratio", Sample(case.name, "", f"{ratio:g}")
-        if not ratio <= 1:
-            error = f"{ratio:.3g} times the allowed error"
-            yield "output-wrong", Sample(f"{case.name}, {name}", "at most 1", error)
+def _output_faults(initial: NDArray[Any], values: NDArray[Any]) -> dict[str, str]:
+    """Return the values that were not written, or are NaN, by the reason."""
+    if not (np.issubdtype(initial.dtype, np.floating) or initial.dtype.kind == "V"):
+        return {}
+    written = np.ascontiguousarray(values).view(np.uint8).reshape(values.size, -1)
+    if unwritten := int((written == 0xFF).all(axis=1).sum()):
+        return {"output-unwritten": f"{unwritten} values not written"}
+    nan = int(np.isnan(values.astype(np.float32)).sum())
+    return {"output-nan": f"{nan} values are NaN"} if nan else {}

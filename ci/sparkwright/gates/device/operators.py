@@ -120,13 +120,16 @@ def product(
 
 
 def error_ratio(expected: Expected, actual: Array) -> float:
-    """Return the largest error of *actual* over the allowed one; at most 1 if it is right."""
+    """
+    Return the largest error of *actual* over the allowed one: at most 1 if it is right, and 10^9
+    for NaN or an error where none is allowed.
+    """
     errors = np.abs(actual.astype(np.float64) - expected.values)
     parts = [(errors, expected.allowed)]
     parts += [(np.linalg.norm(errors, axis=n), one) for n, one in enumerate(expected.norms)]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = [np.where(error == 0, 0.0, error / allowed) for error, allowed in parts]
-    return max(float(ratio.max(initial=0)) for ratio in ratios)
+    return max(float(np.nan_to_num(ratio, nan=1e9, posinf=1e9).max()) for ratio in ratios)
 
 
 def _normal(random: np.random.Generator, *shape: int, kind: np.dtype[Any] = BF16) -> Array:
@@ -155,7 +158,10 @@ def _fp8_quantise(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
         outputs = {"result": unwritten(FP8, rows, columns), "scale": unwritten(FP32, rows, 1)}
         named = {"result": "@result", "input": x}
         step = _call("_C.dynamic_per_token_scaled_fp8_quant", scale="@scale", **named)
-        expected = {"result": _near_tie(FP8, values / scale), "scale": Expected(scale, scale * 1e-6)}
+        expected = {
+            "result": _near_tie(FP8, values / scale),
+            "scale": Expected(scale, scale * 1e-6),
+        }
         yield Case(f"per token, {rows} × {columns}", outputs, [step], expected)
         step = _call("_C.static_scaled_fp8_quant", scale=np.full(1, 1 / 64, np.float32), **named)
         one = {"result": outputs["result"]}
@@ -170,7 +176,9 @@ def scaled_mm(kind: np.dtype[Any], *shapes: tuple[int, int, int]) -> Cases:
                     for size in (rows, columns))  # fmt: skip
             a_scales = random.uniform(0.001, 0.01, (rows, 1)).astype(np.float32)
             b_scales = random.uniform(0.001, 0.01, (1, columns)).astype(np.float32)
-            step = _call("_C.cutlass_scaled_mm", out="@out", a=a, b=b.T, a_scales=a_scales, b_scales=b_scales)
+            step = _call(
+                "_C.cutlass_scaled_mm", out="@out", a=a, b=b.T, a_scales=a_scales, b_scales=b_scales
+            )
             bits = bounds.accumulator_bits if kind == FP8 else 23
             factor = a_scales.astype(np.float64) * b_scales
             expected = {"out": product(bounds, BF16, a, b, factor, bits)}
@@ -209,7 +217,9 @@ def _fp4_quantise(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
 
 def _fp4_gemm(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
     for rows, columns, depth in ((1, 4096, 4096), (17, 7168, 4096), (129, 256, 384)):
-        (a, a_scales, left), (b, b_scales, right) = (_fp4(random, size, depth) for size in (rows, columns))
+        (a, a_scales, left), (b, b_scales, right) = (
+            _fp4(random, size, depth) for size in (rows, columns)
+        )
         step = _call(
             "_C.cutlass_scaled_fp4_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
             block_scale_a=nvfp4.swizzle(a_scales).view(FP8),
@@ -283,7 +293,9 @@ def _repack(packed: Array, name: str) -> Mapping[str, Any]:
                  size_k=8 * depth, size_n=columns, num_bits=4, is_a_8bit=False)  # fmt: skip
 
 
-def _marlin_call(operator: str, fp4: bool, shape: Sequence[int], **arguments: Any) -> Mapping[str, Any]:
+def _marlin_call(
+    operator: str, fp4: bool, shape: Sequence[int], **arguments: Any
+) -> Mapping[str, Any]:
     sizes = dict(zip(("size_m", "size_n", "size_k"), shape, strict=True))
     return _call(
         operator, "out", workspace=np.zeros(4096, np.int32), is_k_full=True, is_full_k=True,
@@ -301,7 +313,10 @@ def _marlin(fp4: bool) -> Cases:
             a = _normal(random, rows, depth, kind=kind)
             arguments = {"a": a, "b_q_weight": "@weight", "b_scales": scales}
             arguments |= {"global_scale": np.full(1, factor, np.float32)} if fp4 else {}
-            steps = [_repack(packed, "weight"), _marlin_call("_C.marlin_gemm", fp4, shape, **arguments)]
+            steps = [
+                _repack(packed, "weight"),
+                _marlin_call("_C.marlin_gemm", fp4, shape, **arguments),
+            ]
             expected = {"out": product(bounds, kind, a, values)}
             outputs = {"out": unwritten(kind, rows, columns)}
             yield Case(f"{rows} × {columns} × {depth}", outputs, steps, expected)
@@ -366,7 +381,11 @@ def _moe_align(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
             used = results["num_tokens_post_pad"]
             return {"tokens": results["sorted_token_ids"][order], "experts": experts, "used": used}
 
-        sizes = {"sorted_token_ids": len(ids), "experts_ids": len(ids) // block, "num_tokens_post_pad": 1}
+        sizes = {
+            "sorted_token_ids": len(ids),
+            "experts_ids": len(ids) // block,
+            "num_tokens_post_pad": 1,
+        }
         outputs = {name: unwritten(np.dtype(np.int32), size) for name, size in sizes.items()}
         step = _call("_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count,
                      block_size=block, **{name: f"@{name}" for name in outputs})  # fmt: skip
@@ -389,7 +408,10 @@ def _topk_softmax(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
     shares = powers / powers.sum(axis=1, keepdims=True)
     chosen = np.argsort(-shares, axis=1)[:, :8]
     weights = np.take_along_axis(shares, chosen, axis=1)
-    integers = {name: unwritten(np.dtype(np.int32), *chosen.shape) for name in ("topk_indices", "token_expert_indices")}
+    integers = {
+        name: unwritten(np.dtype(np.int32), *chosen.shape)
+        for name in ("topk_indices", "token_expert_indices")
+    }
     outputs = {"topk_weights": unwritten(FP32, *chosen.shape), **integers}
     step = _call("_moe_C.topk_softmax", gating_output=gates, renormalize=False,
                  **{name: f"@{name}" for name in outputs})  # fmt: skip

@@ -140,7 +140,9 @@ def _scale(_: Converter) -> Cases:
 
 def _offset(_: Converter) -> Cases:
     shapes = [np.indices((300, width)).reshape(2, -1) for width in (1, 4, 7, 12)]
-    places = np.concatenate([np.insert(shape, 2, shape[1].max() + 1, axis=0) for shape in shapes], 1)
+    places = np.concatenate(
+        [np.insert(shape, 2, shape[1].max() + 1, axis=0) for shape in shapes], 1
+    )
     return _plain(places.T.astype(np.int32), nvfp4.swizzled_offset(*places))
 
 
@@ -168,9 +170,7 @@ def _quantise(converter: Converter) -> Cases:
     return Cases(inputs, blocks, scales, doubled)
 
 
-def _quantisation(
-    converter: Converter, cases: Cases, results: NDArray[Any]
-) -> NDArray[np.bool_]:
+def _quantisation(converter: Converter, cases: Cases, results: NDArray[Any]) -> NDArray[np.bool_]:
     codes = (results["codes"][:, None] >> _SHIFTS & np.uint64(0xF)).astype(np.uint8)
     scale = np.where(cases.convention, 2.0 if converter.tensor_scale == "multiplies" else 0.5, 1.0)
     scaled = scale[:, None]

@@ -98,7 +98,9 @@ class Program:
     def _header(self, unit: Unit) -> str:
         if not unit.fork:
             return f"<{unit.files[0]}>"
-        path = next((self._tree / name for name in unit.files if (self._tree / name).exists()), None)
+        path = next(
+            (self._tree / name for name in unit.files if (self._tree / name).exists()), None
+        )
         if path is None:
             missing = " and no ".join(unit.files)
             raise ConverterInvalid("converter-missing", f"the tree of {unit.fork} has no {missing}")

@@ -9,8 +9,8 @@ schema, so that a job fits all releases with these names. Outputs lie between gu
 0xFF. After each of its ``repeats`` the bytes of its outputs, with the guard zones, and of its
 ``returned`` values are added to the job's file ``results``.
 
-Each job prints ``{"done": NAME}``; or ``{"absent": …}`` if there is no such operator or it has other
-arguments; or ``{"error": …}``, which ends the process, because a CUDA error stays with it.
+Each job prints ``{"done": NAME}``; or ``{"absent": …}`` if there is no such operator or it has
+other arguments; or ``{"error": …}``, which ends the process, because a CUDA error stays with it.
 """
 
 from __future__ import annotations
