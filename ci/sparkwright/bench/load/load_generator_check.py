@@ -8,14 +8,12 @@ the server really sent, so a busy machine delays both.
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
 import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -126,18 +124,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps({"id": "check", **fields}).encode() + b"\n\n")
 
 
-@contextlib.contextmanager
-def _serving(profile: DelayProfile) -> Iterator[_DelayServer]:
-    with _DelayServer(profile) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def check_generator(generator: LoadGenerator, policy: GeneratorPolicy) -> str:
     """
     Return a sentence about the accuracy of *generator* on this host.
@@ -161,20 +147,26 @@ def check_generator(generator: LoadGenerator, policy: GeneratorPolicy) -> str:
 def _check_profile(
     generator: LoadGenerator, policy: GeneratorPolicy, profile: DelayProfile, seed: int
 ) -> str:
-    with _serving(profile) as server:
-        result = generator.measure(
-            LoadSpec(
-                f"http://127.0.0.1:{server.server_port}",
-                "delays",
-                PROMPT_TOKENS,
-                profile.output_tokens,
-                profile.concurrency,
-                profile.requests,
-                warmups=0,
-                seed=seed,
-                timeout_s=60.0,
+    with _DelayServer(profile) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            result = generator.measure(
+                LoadSpec(
+                    f"http://127.0.0.1:{server.server_port}",
+                    "delays",
+                    PROMPT_TOKENS,
+                    profile.output_tokens,
+                    profile.concurrency,
+                    profile.requests,
+                    warmups=0,
+                    seed=seed,
+                    timeout_s=60.0,
+                )
             )
-        )
+        finally:
+            server.shutdown()
+            thread.join()
     return compare(result, server.sent, profile, policy)
 
 

@@ -12,8 +12,6 @@ Properties of release 0.33.0 that callers must know:
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import signal
 import subprocess
@@ -90,7 +88,7 @@ class VllmBench(msgspec.Struct, frozen=True):
             return self._result(self._run(Path(folder, "run"), spec, deadline), spec)
 
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
-        """Run the program in *folder* and return its result; kill everything that it started."""
+        """Run the program in *folder* and return its result; kill it at the *deadline*."""
         folder.mkdir()
         log = folder / "output.log"
         # Keys of the caller would be sent to the server.
@@ -102,24 +100,20 @@ class VllmBench(msgspec.Struct, frozen=True):
             )
         except CommandError as error:
             raise LoadError("generator-failed", str(error)) from None
-        with log.open("wb") as sink:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=process.clean_environment(NO_COLOR="1", **secrets),
-                start_new_session=True,
-            )
-            try:
-                status = child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                message = f"{self.name} did not finish within {spec.timeout_s:g} s"
-                raise LoadError("generator-late", message) from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        try:
+            with log.open("wb") as sink:
+                status = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    env=process.clean_environment(NO_COLOR="1", **secrets),
+                    timeout=max(0.0, deadline - time.monotonic()),
+                    check=False,
+                ).returncode
+        except subprocess.TimeoutExpired:
+            message = f"{self.name} did not finish within {spec.timeout_s:g} s"
+            raise LoadError("generator-late", message) from None
         if status:
             tail = one_line(log.read_text("utf-8", "replace")[-300:], 300)
             message = f"{self.name} ended with status {status}: {tail}"
@@ -137,7 +131,10 @@ class VllmBench(msgspec.Struct, frozen=True):
             detailed.latencies,
             detailed.input_lens,
             detailed.output_lens,
-            [len(gaps) + (ttft > 0) for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=False)],
+            [
+                len(gaps) + (ttft > 0)
+                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=False)
+            ],
             [one_line(error, 300) for error in detailed.errors],
         )
         if (counts := {len(column) for column in columns}) != {spec.requests}:
