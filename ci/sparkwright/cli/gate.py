@@ -173,7 +173,7 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="profile of the server, by torch's profiler or nsys",
+        help="profile of the server, by torch's profiler",
     )
     add(
         "--against",
