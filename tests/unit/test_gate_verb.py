@@ -146,6 +146,7 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--variable", "VLLM_X"], "NAME=VALUE"),
+        (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(cli: Cli, common: list[str], options: list[str], names: str) -> None:
