@@ -211,6 +211,7 @@ def test_changed_kernel_fails_unless_the_recipe_explains_it(tmp_path: Path) -> N
 def test_baseline_that_flatters_is_refused(tmp_path: Path) -> None:
     for changes, reason in (
         ({"identity": OWN}, "baseline-is-candidate"),
+        ({"identity": ServerIdentity(model="m")}, "baseline-unnamed"),
         ({"identity": ServerIdentity("a" * 64, "other")}, "baseline-other-model"),
         ({"recipe": "toy-cpu"}, "baseline-other-model"),
     ):

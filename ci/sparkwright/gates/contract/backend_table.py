@@ -102,7 +102,9 @@ def check(
         recorded = read_json(baseline, BackendTable)
     except FileError as error:
         return invalid("backends", error.what, "baseline-damaged")
-    if identity.wheel and identity.wheel == recorded.identity.wheel:
+    if not recorded.identity.wheel:
+        return invalid("backends", "the baseline does not name its wheel", "baseline-unnamed")
+    if identity.wheel == recorded.identity.wheel:
         return invalid("backends", "the baseline is the candidate itself", "baseline-is-candidate")
     if recorded.recipe != recipe or (identity.model and identity.model != recorded.identity.model):
         return invalid(

@@ -337,7 +337,7 @@ class GateBuilder:
             return ()
         try:
             trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
-        except TraceInvalid as error:
+        except (ServerInvalid, TraceInvalid) as error:
             what = f"The backend table cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what) from None
         own = contract.contract_of(recipe, wheel_identity.version(python))
