@@ -80,7 +80,7 @@ REASONS: Mapping[str, str] = {
     "with its recipe.",
     "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel. Record it "
     "with the stock wheel or the last release.",
-    "baseline-unnamed": "The baseline does not name its wheel. Record it again with the WHEEL named.",
+    "baseline-unnamed": "The baseline does not name its wheel. Record it again, with the WHEEL.",
     "baseline-other-model": "The baseline was recorded with another recipe or other weights. "
     "Record it with these.",
     "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody "
