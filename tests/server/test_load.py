@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.network]
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_measurement_is_what_was_ordered(server: Server, toy: Path, tmp_path: Path) -> None:
+def test_a_measurement_is_what_was_ordered(server: Server, toy: Path) -> None:
     """Each request has the ordered tokens, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
