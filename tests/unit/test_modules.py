@@ -18,10 +18,8 @@ from sparkwright.bench.model import checkpoint, modules, quantisation
 from sparkwright.bench.model.checkpoint import BITS, Tensor
 from sparkwright.bench.model.decode_bytes import (
     GB10,
-    Bandwidth,
     ceiling,
     distinct_experts,
-    store_bandwidth,
 )
 from sparkwright.bench.model.modules import ModuleAudit
 
@@ -174,27 +172,13 @@ def test_the_seeds_table_of_unquantised_layers_is_found_again(tmp_path: Path) ->
     found = audited(write(tmp_path / "m", *qwen(40, 256, 8, 248320, rest=nvfp4, joined=True)))
     rows = {row.modules: row for row in found.rows}
 
-    assert (rows["linear_attn.in_proj_qkvz"].count, rows["linear_attn.in_proj_qkvz"].bytes) == (30, 1440 << 20)
-    assert (rows["linear_attn.out_proj"].count, rows["linear_attn.out_proj"].bytes) == (30, 480 << 20)
-    assert (rows["mlp.gate"].count, rows["mlp.gate"].bytes) == (40, 40 << 20)
-    assert (rows["lm_head"].count, rows["lm_head"].bytes) == (1, 970 << 20)
-    assert {rows[name].intention for name in ("linear_attn.in_proj_qkvz", "linear_attn.out_proj", "mlp.gate", "lm_head")} == {"ignore"}
+    table = {"linear_attn.in_proj_qkvz": (30, 1440), "linear_attn.out_proj": (30, 480), "mlp.gate": (40, 40), "lm_head": (1, 970)}
+    assert {name: (rows[name].count, rows[name].bytes >> 20) for name in table} == table
+    assert {rows[name].intention for name in table} == {"ignore"}
     assert found.findings == ()
     assert round(found.weights / 1e9, 1) == 3.9
     unquantised = sum(row.read for row in found.rows if not row.quantised)
     assert unquantised / found.weights > 0.75
-
-
-def test_the_seeds_ceiling_of_46_is_not_one(tmp_path: Path) -> None:
-    """
-    Qwen3-Next-80B-A3B in NVFP4 allows more than 46 tokens per second at 273 GB/s, even with nothing but its routed experts packed.
-
-    So the 47.1 that seed 000 measures is possible, and seed 001's ceiling of 46, of which that would be 102 %, is wrong.
-    """
-    found = audited(write(tmp_path / "m", *qwen(48, 512, 10, 151936, rest=plain, joined=True)))
-
-    assert found.findings == ()
-    assert 54 < ceiling(found.step, 1, GB10).request < 56
 
 
 def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:
@@ -313,21 +297,15 @@ def test_a_layer_that_nobody_ignored_and_nobody_quantised_is_found(tmp_path: Pat
     folder = write(tmp_path / "m", small(quant_method="modelopt", ignore=[]), tensors)
     (finding,) = audited(folder).findings
     assert (finding.reference, "mlp.down_proj" in finding.message) == ("unquantised-not-ignored", True)
-
-    found = audited(write(tmp_path / "n", small(quant_method="modelopt", ignore=["*mlp.down_proj"]), tensors))
-    assert found.findings == ()
-    assert [row.intention for row in found.rows] == ["ignore", "quantise"]
-
-
-def test_a_layer_that_is_packed_although_the_config_ignores_it_is_found(tmp_path: Path) -> None:
-    """A server would read its bytes as plain numbers; packed weights without any config are found, too."""
-    tensors = nvfp4("model.layers.0.mlp.up_proj", 64, 256)
-    for config, reference in (
-        (small(quant_method="modelopt", ignore=["*up_proj"]), "quantised-though-ignored"),
-        (small(), "quantisation-not-declared"),
+    for number, (config, reference) in enumerate(
+        [
+            (small(quant_method="modelopt", ignore=["*mlp.down_proj"]), ""),
+            (small(quant_method="modelopt", ignore=["*_proj"]), "quantised-though-ignored"),
+            (small(), "quantisation-not-declared"),
+        ]
     ):
-        found = audited(write(tmp_path / reference, config, tensors))
-        assert [one.reference for one in found.findings] == [reference]
+        findings = audited(write(tmp_path / str(number), config, tensors)).findings
+        assert [finding.reference for finding in findings] == ([reference] if reference else [])
 
 
 @pytest.mark.parametrize(
@@ -526,19 +504,6 @@ def test_missing_layers_and_experts_are_found(tmp_path: Path) -> None:
 # The verb.
 
 
-@pytest.mark.parametrize("shown", [[], ["--json"]], ids=["text", "json"])
-@pytest.mark.parametrize("place", ["config", "header"])
-def test_half_of_a_pair_is_no_text(mini: Mini, cli: Cli, tmp_path: Path, place: str, shown: list[str]) -> None:
-    """What could be neither printed nor stored is refused where it is read."""
-    config, tensors = qwen(4, 16, 2, 1000, rest=nvfp4, joined=False)
-    told = [("\ud800.weight", "BF16", [2, 2]), *tensors] if place == "header" else tensors
-    folder = write(tmp_path / "m", {**config, "quantization_config": {"quant_method": "\ud800"}} if place == "config" else config, told)
-    done = cli("model", "inspect", *mini.words, *shown, folder)
-
-    assert done.returncode == 1
-    assert "error: checkpoint-invalid: " in done.stderr
-
-
 def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """A given bandwidth is given, the maker's figure is called nominal, and without one the document says that none was measured."""
     folder = write(tmp_path / "m", *qwen(4, 16, 2, 1000, rest=nvfp4, joined=False))
@@ -555,14 +520,6 @@ def test_the_verb_prints_the_table_and_the_ceilings(mini: Mini, cli: Cli, tmp_pa
     assert json.loads(cli("model", "inspect", *mini.words, "--json", folder).stdout)["bandwidth"] == "not measured"
 
 
-def test_a_measured_bandwidth_is_found_in_the_store(mini: Mini, cli: Cli, tmp_path: Path) -> None:
-    """What another command measured on this machine is taken, and called measured."""
-    store_bandwidth(mini.context().store, Bandwidth(232.0, "measured", "GB10"))
-    document = json.loads(cli("model", "inspect", *mini.words, "--json", write(tmp_path / "m", small(), plain("lm_head", 64, 256))).stdout)
-
-    assert document["ceilings"][0]["bandwidth"] == {"gigabytes": 232.0, "origin": "measured", "device": "GB10"}
-
-
 def test_the_verb_fails_on_a_finding_and_on_a_hostile_file(mini: Mini, cli: Cli, tmp_path: Path) -> None:
     """Exit code 1 with a stable reference, and the audit itself in the document."""
     folder = write(tmp_path / "m", small(quant_method="modelopt", ignore=[]), plain("model.layers.0.mlp.up_proj", 64, 256))
@@ -575,9 +532,3 @@ def test_the_verb_fails_on_a_finding_and_on_a_hostile_file(mini: Mini, cli: Cli,
     done = cli("model", "inspect", *mini.words, "--json", folder)
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "checkpoint-invalid")
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [["--batch", "0"], ["--context", "-1"], ["--bandwidth", "nan"], ["--bandwidth", "0"]])
-def test_numbers_that_are_none_are_wrong_usage(mini: Mini, cli: Cli, tmp_path: Path, words: list[str]) -> None:
-    """They end with 2 before anything is read."""
-    assert cli("model", "inspect", *mini.words, *words, tmp_path).returncode == 2

@@ -15,11 +15,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -321,13 +321,9 @@ def image_part(data: bytes, media_type: str = "image/png") -> dict[str, object]:
 
 def _checked(url: str) -> str:
     """Return *url* without a last slash; raise `UsageError` if it is not a server's address."""
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        sound = False
-    plain = url.isascii() and url.isprintable() and not set(" @?#") & set(url)
-    if not sound or not plain:
+    host = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
+    match = re.fullmatch(rf"https?://{host}(?::([0-9]{{1,5}}))?(?:/[\w./~-]*)?", url, re.ASCII)
+    if not match or not 0 < int(match[1] or 80) < 1 << 16:
         message = f"{one_line(url, 200)} is not the address of a server"
         raise UsageError("usage", f"{message}, such as http://127.0.0.1:8000.")
     return url.rstrip("/")
@@ -335,17 +331,17 @@ def _checked(url: str) -> str:
 
 def _reason(failure: HttpFailure, *, began: bool) -> str:
     """Return why a server's reply does not count, in the words of `openai_schema.REASONS`."""
-    if failure.kind == "slow":
-        return "server-slow" if began else "server-silent"
-    if failure.kind == "size":
-        return "answer-too-large"
-    if failure.kind == "broken":
-        return "stream-truncated" if began else "answer-unreadable"
+    reasons = {
+        "slow": "server-slow" if began else "server-silent",
+        "size": "answer-too-large",
+        "broken": "stream-truncated" if began else "answer-unreadable",
+    }
     cause: BaseException | None = failure
     while cause and not isinstance(cause, http.client.HTTPException):
         cause = cause.__context__
     unanswered = cause is None or isinstance(cause, http.client.RemoteDisconnected)
-    return "server-unreachable" if unanswered else "answer-unreadable"
+    default = "server-unreachable" if unanswered else "answer-unreadable"
+    return reasons.get(failure.kind, default)
 
 
 def _refuse_error(reply: Reply) -> None:
