@@ -263,6 +263,11 @@ def test_a_question_names_what_it_needs(place: Path) -> None:
             question(place, candidate=one, **wrong)
 
 
+def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
+    with refusal("usage", match="file of prompts"):
+        answered(place, question(place, workloads=("sharegpt",)))
+
+
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:

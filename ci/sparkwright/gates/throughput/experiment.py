@@ -239,9 +239,11 @@ class Experiment:
             found = preflight.check(spec.recipe, self._workloads, spec.model, servers=servers)
             for advice in found:
                 console.note(f"{spec.recipe.name}: {advice.message}")
-        if spec.texts:
-            for name in {cell.texts for cell in self.cells if cell.texts}:
-                self._workloads.texts[name].verify(spec.texts)
+        for name in {cell.texts for cell in self.cells if cell.texts}:
+            if not spec.texts:
+                todo = "Name it with --texts FILE."
+                raise UsageError("usage", f"The cells of {name} need its file of prompts.", todo=todo)
+            self._workloads.texts[name].verify(spec.texts)
         candidate, baseline = self._subjects
         python = spec.candidate.python if spec.candidate else None
         with (
