@@ -16,16 +16,15 @@ from tests.support.serving import _vllm_python
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation import policy as prompts
+from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.generation.policy import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 
 pytestmark = [pytest.mark.mutants, pytest.mark.server]
 
-#: The row that only informs is left out, as it takes as long as a run.
-POLICY = replace(strict_yaml.load(WORDS, prompts.GenerationPolicy), batch=0)
+POLICY = strict_yaml.load(WORDS, GenerationPolicy)
 SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
@@ -36,6 +35,11 @@ MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {
     "forty tokens in turn": ("loop", {"period": 40, "token": 300}, "distinct-4-grams"),
     "logits scaled by 8, words unchanged": ("scale-logits", {"factor": 8}, "entropy"),
     "output of a layer scaled by 8": ("wrong-scale", {"factor": 8}, "answers"),
+}
+#: What the answers to short prompts do not show.
+HIDDEN: Mapping[str, tuple[str, dict[str, object], str]] = {
+    "deep-decode garbage, after 210 tokens": ("random-tokens", {"rate": 1, "depth": 210}, "deep-decode"),
+    "damage from 520 tokens of context on": ("repetition", {"longer": 520}, "context-600"),
 }
 #: vLLM's counter of requests with NaN logits never goes back, so these come after all others of G4.
 NANS: Mapping[str, tuple[str, dict[str, object], str]] = {
@@ -51,7 +55,7 @@ SHORT = replace(
 @pytest.fixture(scope="module", name="sound")
 def _sound(broken: Broken) -> tuple[Check, ...]:
     """Return what the gate says of the server before it is broken."""
-    return words.run(POLICY, broken.client(), "learnt")
+    return generation.run(POLICY, broken.client(), "learnt", quick=True)
 
 
 def named(checks: tuple[Check, ...]) -> dict[str, Check]:
@@ -69,10 +73,24 @@ def test_a_server_that_is_wrong_in_one_way_dies(kill: Kill, broken: Broken, soun
     """The check that is made for the fault fails."""
     fault, options, name = MUTANTS[mutant]
     with broken.fault(fault, **options):
-        checks = words.run(POLICY, broken.client(), "learnt")
+        checks = generation.run(POLICY, broken.client(), "learnt", quick=True)
 
     kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
+
+
+@pytest.mark.parametrize("mutant", HIDDEN)
+def test_damage_that_short_answers_do_not_show_dies(kill: Kill, broken: Broken, mutant: str) -> None:
+    """The answers to the prompts all pass."""
+    fault, options, name = HIDDEN[mutant]
+    # Chats are not asked of a model that only continues texts, and nothing is drafted.
+    sound = generation.run(POLICY, broken.client(), "learnt")
+    with broken.fault(fault, **options):
+        checks = generation.run(POLICY, broken.client(), "learnt")
+
+    kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
+    assert named(checks)[name].state == "fail"
+    assert named(checks)["answers"].state == "pass"
 
 
 @pytest.mark.parametrize(("mutant", "varying", "name"), [
@@ -82,7 +100,7 @@ def test_a_server_that_is_wrong_in_one_way_dies(kill: Kill, broken: Broken, soun
 def test_garbage_for_some_prompts_dies(kill: Kill, broken: Broken, sound: tuple[Check, ...], mutant: str, varying: bool, name: str) -> None:
     """Two wrong answers are one too many, and garbage that differs is seen without knowing any answer."""
     with broken.fault("garbage", trigger=trigger(broken.client()), varying=varying):
-        checks = words.run(POLICY, broken.client(), "learnt")
+        checks = generation.run(POLICY, broken.client(), "learnt", quick=True)
 
     kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
@@ -91,7 +109,7 @@ def test_garbage_for_some_prompts_dies(kill: Kill, broken: Broken, sound: tuple[
 def test_a_truncated_stream_dies(kill: Kill, broken: Broken, sound: tuple[Check, ...]) -> None:
     """Half an answer is invalid, although its status was 200."""
     with Proxy(broken.url, "truncate", after=30) as proxy:
-        checks = words.run(POLICY, Client(proxy.url), "learnt")
+        checks = generation.run(POLICY, Client(proxy.url), "learnt", quick=True)
 
     kill(mutant="truncated stream", gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)["streams"].reason == "stream-truncated"
@@ -102,7 +120,7 @@ def test_logits_that_are_no_numbers_die(kill: Kill, broken: Broken, sound: tuple
     """vLLM counts them, token 0 gives them away, and a few of them change the answer of the second run."""
     fault, options, name = NANS[mutant]
     with broken.fault(fault, **options):
-        checks = words.run(POLICY, broken.client(), "learnt")
+        checks = generation.run(POLICY, broken.client(), "learnt", quick=True)
 
     kill(mutant=mutant, gate="G4", sound=sound, mutant_checks=checks)
     assert named(checks)[name].state == "fail"
@@ -110,7 +128,7 @@ def test_logits_that_are_no_numbers_die(kill: Kill, broken: Broken, sound: tuple
 
 def again(broken: Broken) -> dict[str, Callable[[], tuple[Check, ...]]]:
     """Return the words gate, less the counter that the mutants with NaN have raised for good."""
-    return {"words": lambda: tuple(one for one in words.run(POLICY, broken.client(), "learnt") if one.name != "corrupted-requests")}
+    return {"words": lambda: tuple(one for one in generation.run(POLICY, broken.client(), "learnt", quick=True) if one.name != "corrupted-requests")}
 
 
 @pytest.fixture(scope="module", name="soaked")

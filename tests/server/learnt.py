@@ -1,7 +1,7 @@
 """
-A language model that has learnt to answer the prompts of the words gate, in a minute on one core: ``python learnt.py FOLDER WORDS.YAML``.
+A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER WORDS.YAML``.
 
-With random weights nothing can be asked about meaning. This model knows twelve texts by heart, the continuations of the twelve prompts, so
+With random weights nothing can be asked about meaning. This model knows texts by heart, the continuations of the prompts, so
 every check of the gate has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
 environment of the server that will load it (torch, transformers), with this repository's ``ci`` on PYTHONPATH.
 """
@@ -40,20 +40,24 @@ def tokenizer(folder: Path, texts: list[str]) -> Any:
     return made
 
 
-def rows(made: Any, policy: Path) -> list[tuple[list[int], int]]:
-    """Return each prompt with its answer as tokens, and how many of them are the prompt's."""
+def rows(made: Any, file: Path) -> list[tuple[list[int], int]]:
+    """Return each prompt and each question for a fact with its answer as tokens, and how many of them are the prompt's."""
     import msgspec
 
-    from sparkwright.gates.generation import policy as prompts
+    from sparkwright.gates.generation.policy import GenerationPolicy, filled_text
 
-    data, answers = (yaml.safe_load(path.read_text("utf-8")) for path in (policy, TEXTS))
-    found = []
-    for prompt in msgspec.convert(data["prompts"], tuple[prompts.Prompt, ...]):
-        fitted = prompts.fit(prompt, "{prompt}", data["profiles"]["learnt"]["long"], lambda text: len(made.encode(text).ids))
-        asked, said = made.encode(fitted.text).ids, made.encode(answers[prompt.name]).ids
-        if len(said) < LEARNT:
-            raise SystemExit(f"the answer of {prompt.name} has {len(said)} tokens; {LEARNT} are learnt")
-        found.append((asked + said[:LEARNT], len(asked)))
+    policy = msgspec.convert(yaml.safe_load(file.read_text("utf-8")), GenerationPolicy)
+    answers = yaml.safe_load(TEXTS.read_text("utf-8"))
+    (length,) = policy.profiles["learnt"].context
+    assert length != "maximum"
+    long = filled_text(policy, "{prompt}", length, lambda text: len(made.encode(text).ids))
+    asked = {prompt.name: prompt.text for prompt in policy.prompts} | {fact.name: long + fact.text for fact in policy.facts}
+    short, found = {fact.name for fact in policy.facts}, []
+    for name, text in asked.items():
+        prompt, said = made.encode(text).ids, made.encode(answers[name]).ids
+        if len(said) < (24 if name in short else LEARNT):
+            raise SystemExit(f"the answer of {name} has {len(said)} tokens, too few")
+        found.append((prompt + said[:LEARNT], len(prompt)))
     return found
 
 

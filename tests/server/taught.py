@@ -32,7 +32,7 @@ def patient(url: str) -> Client:
 def _trained(vllm_python: Path) -> Path:
     """Return the model, made in two minutes on the first use."""
     cache = default_cache() / "tests"
-    sources = (*SOURCES, HERE / "trained.py", GATES / "corpus.yaml")
+    sources = (*SOURCES, HERE / "trained.py", GATES / "logprobs.yaml")
     key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
     folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
     cache.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ __all__ = ["_broken", "_learnt", "_vllm_python"]
 pytestmark = pytest.mark.server
 
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
-WORDS_POLICY = replace(strict_yaml.load(WORDS, GenerationPolicy), batch=0)
+WORDS_POLICY = strict_yaml.load(WORDS, GenerationPolicy)
 #: Half a minute instead of two hours. The shape of the load is the same; the bound of the growth is what so short a time can tell.
 SHORT = replace(
     POLICY, seconds=30, interval=3, sample=0.25, growth=20_000, least=3, drain=60,
@@ -52,7 +52,7 @@ def named(checks: tuple[Check, ...]) -> dict[str, Check]:
 def test_a_sound_server_passes_a_soak(broken: Broken, tmp_path: Path) -> None:
     """Requests are answered, aborted or refused, the memory is watched, the server is idle afterwards, and says the same words."""
     (tmp_path / "kmsg").touch()
-    again = {"words": lambda: words.run(WORDS_POLICY, broken.client(), "learnt")}
+    again = {"words": lambda: words.run(WORDS_POLICY, broken.client(), "learnt", quick=True)}
     checks = named(soak.run(SHORT, broken.url, tmp_path / "j", pid=broken.pid, again=again, kernel=tmp_path / "kmsg"))
 
     assert {name: check.state for name, check in checks.items() if check.required} == dict.fromkeys(

@@ -1,8 +1,8 @@
 """
 A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS]``.
 
-A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of the words gate by
-heart (`learnt`), has read the corpus of the distributions gate, and has learned which of three digits is the largest, the task of ours:
+A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of G4 by
+heart (`learnt`), has read the corpus of G5, and has learned which of three digits is the largest, the task of ours:
 one server with it can be judged by every gate. It is made in the environment of the server that will load it (torch, transformers), with
 this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model.
 """
@@ -33,9 +33,9 @@ def largest() -> list[str]:
 
 
 def texts(gates: Path) -> list[str]:
-    """Return the paragraphs of the corpus, and some lines of the kind that its code makes."""
+    """Return the paragraphs of the corpus, and some sums."""
     draw = random.Random(SEED)
-    genres = yaml.safe_load((gates / "corpus.yaml").read_text("utf-8"))
+    genres = yaml.safe_load((gates / "logprobs.yaml").read_text("utf-8"))["corpus"]
     made = [f"{a} + {b} = {a + b}\n" for a, b in ((draw.randrange(1000), draw.randrange(100)) for _ in range(200))]
     return [text for genre in genres.values() for text in genre] + made
 
@@ -77,11 +77,11 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "generation.yaml", learnt.TEXTS))
     lines = texts(gates)
-    made = tokenizer(folder, [prompt["text"] for prompt in prompts["prompts"]] + list(said.values()) + lines)
+    made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
     known, net = learnt.batches(learnt.rows(made, gates / "generation.yaml")), learnt.model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
-    # Smoothed labels keep the model from being sure of every token, which would be the collapse that the words gate looks for.
+    # Smoothed labels keep the model from being sure of every token, which would be the collapse that G4 looks for.
     smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.05)
     began = time.monotonic()
     for step, ids in enumerate(batches(made, lines, steps)):

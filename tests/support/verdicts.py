@@ -47,6 +47,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
+from sparkwright.gates.generation.policy import GenerationPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
@@ -153,6 +154,9 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate == "G3":
         contract = recipes.load(wheels.ROOT, RECIPE).contract
         return tuple(f"kernels-{kind}" for kind in contract.layers) + tuple(f"line-{name}" for name in (*contract.layers, *contract.lines))
+    if gate == "G4":
+        rules_of_g4 = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
+        return tuple(f"context-{length}" for length in rules_of_g4.profiles["default"].context)
     if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
     stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))

@@ -6,16 +6,20 @@ import json
 import math
 import random
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.gates.generation import detectors
-from sparkwright.gates.generation.detectors import DETECTORS, Bounds, alarms
+from sparkwright.bench.server.client import Completion, Usage
+from sparkwright.core import strict_yaml
+from sparkwright.gates.generation import checks
+from sparkwright.gates.generation.checks import DETECTORS
+from sparkwright.gates.generation.policy import GenerationPolicy
 
-BOUNDS = Bounds()
+BOUNDS = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "generation.yaml", GenerationPolicy).bounds
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.
 NATURAL = json.loads(Path(__file__).with_name("natural_texts.json").read_text("utf-8"))
 CASES: dict[str, tuple[str, list[int]]] = {
@@ -30,6 +34,11 @@ texts = st.text(max_size=200)
 #: A walk through 1,000 tokens that repeats nothing, and words to go with it.
 PLAIN = [1 + (37 * at) % 1000 for at in range(200)]
 WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
+
+
+def alarms(ids: Sequence[int], text: str) -> tuple[str, ...]:
+    """Return the detectors that an answer sets off."""
+    return checks.alarms(Completion(tuple(ids), text, "length", Usage(1, len(ids))), BOUNDS)
 
 
 def scattered(share: float) -> list[int]:
@@ -57,7 +66,7 @@ ALONE = {
 @pytest.mark.parametrize("name", ALONE)
 def test_each_detector_finds_what_no_other_finds(name: str) -> None:
     """Were a detector left out, an answer of its kind would pass."""
-    assert alarms(*ALONE[name], BOUNDS) == (name,)
+    assert alarms(*ALONE[name]) == (name,)
 
 
 def test_every_detector_has_an_answer_of_its_own() -> None:
@@ -70,7 +79,7 @@ def test_natural_texts_alarm_nothing(name: str) -> None:
     """Prose in ten languages, code, tables and lists of numbers are not taken for garbage."""
     text, ids = CASES[name]
 
-    assert alarms(ids, text, BOUNDS) == ()
+    assert alarms(ids, text) == ()
 
 
 def test_natural_texts_keep_their_distance() -> None:
@@ -88,35 +97,27 @@ def test_a_matrix_of_zeros_is_the_known_false_alarm() -> None:
     """What a rule gets wrong is written down: a table of zeros repeats itself as a loop does."""
     found = NATURAL["matrix"]
 
-    assert alarms(found["cl100k"][1], found["text"], BOUNDS) == ("distinct-4-grams",)
+    assert alarms(found["cl100k"][1], found["text"]) == ("distinct-4-grams",)
 
 
 def test_the_last_character_may_be_cut() -> None:
     """An answer of a fixed number of tokens ends in the middle of a character now and then; one in its midst is broken."""
     chinese = "这座城市有三千多年的历史" * 4
 
-    assert detectors.replacement_share(chinese + "\ufffd\ufffd") == 0
-    assert detectors.replacement_share(chinese + "\ufffd" * 4) > 0.05
-    assert detectors.replacement_share("\ufffd" + chinese) > 0.01
-
-
-def test_what_follows_the_end_of_an_answer_is_not_its_words() -> None:
-    """A sound model that is done says its end token until it is stopped."""
-    ids = [*PLAIN[:30], *[9999] * 170]
-
-    assert "same-token-run" in alarms(ids, WORDS, BOUNDS)
-    assert alarms(detectors.body(ids, {9999}), WORDS, BOUNDS) == ()
+    assert checks.replacement_share(chinese + "\ufffd\ufffd") == 0
+    assert checks.replacement_share(chinese + "\ufffd" * 4) > 0.05
+    assert checks.replacement_share("\ufffd" + chinese) > 0.01
 
 
 @given(tokens)
 def test_a_run_is_found_wherever_it_stands(ids: list[int]) -> None:
     """The longest run is at least 1, at most everything, and the same read backwards."""
-    run = detectors.longest_run(ids)
+    run = checks.longest_run(ids)
 
-    assert run == detectors.longest_run(ids[::-1])
+    assert run == checks.longest_run(ids[::-1])
     assert (run >= 1) if ids else (run == 0)
-    assert run == max((detectors.longest_run(ids, of) for of in set(ids)), default=0)
-    assert detectors.longest_run([*ids, *[6] * 61]) == 61
+    assert run == max((checks.longest_run(ids, of) for of in set(ids)), default=0)
+    assert checks.longest_run([*ids, *[6] * 61]) == 61
 
 
 @given(tokens, st.permutations(range(6)))
@@ -124,15 +125,15 @@ def test_names_of_tokens_do_not_matter(ids: list[int], names: list[int]) -> None
     """Another numbering of the vocabulary gives the same measures, but for that of token 0."""
     renamed = [names[one] for one in ids]
 
-    for measure in (detectors.longest_run, detectors.top_share, detectors.distinct):
+    for measure in (checks.longest_run, checks.top_share, checks.distinct):
         assert measure(ids) == measure(renamed)
 
 
 @given(tokens)
 def test_shares_are_shares(ids: list[int]) -> None:
     """Shares lie between 0 and 1, whatever comes."""
-    assert 0 <= detectors.top_share(ids) <= 1
-    assert 0 < detectors.distinct(ids) <= 1
+    assert 0 <= checks.top_share(ids) <= 1
+    assert 0 < checks.distinct(ids) <= 1
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=20, unique=True), st.integers(2, 12))
@@ -141,15 +142,15 @@ def test_a_loop_is_as_distinct_as_its_period(period: list[int], times: int) -> N
     ids = period * times
 
     expected = min(len(period), max(0, len(ids) - 3))
-    assert detectors.distinct(ids) == (pytest.approx(expected / (len(ids) - 3)) if len(ids) >= 4 else 1.0)
+    assert checks.distinct(ids) == (pytest.approx(expected / (len(ids) - 3)) if len(ids) >= 4 else 1.0)
 
 
 @given(texts)
 def test_any_text_has_a_ratio(text: str) -> None:
     """No text breaks the measure, half of a surrogate pair included, and saying it ten times compresses more."""
-    assert 0 <= detectors.zlib_ratio(text) <= 10
-    assert 0 <= detectors.replacement_share(text) <= 1
-    assert detectors.zlib_ratio("\ud800" * 3) > 0
+    assert 0 <= checks.zlib_ratio(text) <= 10
+    assert 0 <= checks.replacement_share(text) <= 1
+    assert checks.zlib_ratio("\ud800" * 3) > 0
 
 
 @given(st.lists(st.floats(1e-6, 1), min_size=2, max_size=40), st.integers(1, 40))
@@ -159,27 +160,21 @@ def test_the_entropy_of_what_is_listed_is_a_lower_bound(weights: list[float], li
     shares = sorted((weight / whole for weight in weights), reverse=True)
     entropy = -math.fsum(share * math.log(share) for share in shares)
 
-    found = detectors.entropy([math.log(share) for share in shares[:listed]])
+    found = checks.entropy({at: math.log(share) for at, share in enumerate(shares[:listed])})
 
     assert -1e-9 <= found <= entropy + 1e-6
     if listed >= len(shares):
         assert found == pytest.approx(entropy, abs=1e-6)
 
 
+def collapse(*steps: dict[int, float]) -> str:
+    answer = Completion((1,) * len(steps), "", "length", Usage(1, len(steps)), logprobs=steps)
+    return checks.collapse({"fact": answer}, 0.005).reason
+
+
 def test_a_probability_that_is_no_number_is_no_entropy() -> None:
-    """NaN is not averaged away."""
-    with pytest.raises(ValueError, match="not a number"):
-        detectors.mean_entropy([{1: -0.1}, {1: math.nan}])
-
-
-def test_certainty_collapses_and_nothing_is_infinite() -> None:
-    """A distribution on one token has no entropy; where nothing was listed, nothing collapsed."""
-    assert detectors.mean_entropy([{1: 0.0, 2: -math.inf}]) == 0
-    assert detectors.mean_entropy([]) == math.inf
-
-
-@pytest.mark.parametrize("wrong", [{"share": 1.5}, {"distinct": 0.0}, {"run": 0}, {"ratio": -1.0}, {"entropy": math.nan}])
-def test_bounds_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    """A bound that can never be met, or always is, is a typing error."""
-    with pytest.raises(ValueError, match="out of range"):
-        Bounds(**wrong)  # type: ignore[arg-type]  # a float where an int belongs is also what a file may hold
+    """NaN is not averaged away, and a distribution on one token has none."""
+    assert collapse({1: -0.1}, {1: math.nan}) == "logprob-nan"
+    assert collapse({1: 0.0, 2: -math.inf}) == "entropy-collapsed"
+    assert collapse({1: -0.7, 2: -0.7}) == ""
+    assert collapse() == "no-answers"

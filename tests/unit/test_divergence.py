@@ -43,7 +43,7 @@ def listed(chances: Floats, token: int, top: int) -> Scores:
         logs = np.log(chances)
     ranked = np.argsort(-chances, kind="stable")[:top]
     told = {int(one): float(logs[one]) for one in [*ranked, token]}
-    return divergence.scores([(token, float(logs[token]), told)], top + 1)
+    return divergence.scores([(token, told)], top + 1)
 
 
 def bound(p: Floats, q: Floats, token: int, top: int) -> float:
@@ -83,7 +83,7 @@ def test_the_bound_is_at_least_the_plain_one(size: int, seed: int, sharp: float,
     """The groups of what only one list holds never give less than the tokens in both lists and one rest."""
     p, q = drawn(size, seed, sharp, near)
     top, token = min(top, size), token % size
-    common = [one for one in listed(p, token, top).ids[0] if one != divergence.NOTHING and one in listed(q, token, top).ids[0]]
+    common = [one for one in listed(p, token, top).ids[0] if one != divergence.PADDING and one in listed(q, token, top).ids[0]]
     # Up to three masses of q are lifted to what rounding hides.
     rest_p, rest_q = 1 - p[common].sum(), 1 - q[common].sum() + 3 * divergence.ROUNDING
     rest = rest_p * np.log(rest_p / rest_q) if rest_p > 1e-12 else 0.0
@@ -92,34 +92,26 @@ def test_the_bound_is_at_least_the_plain_one(size: int, seed: int, sharp: float,
     assert bound(p, q, token, top) >= plain - 2e-6
 
 
-def least_by_search(p: Floats, q: Floats, token: int, top: int) -> float:
-    """Return the bound found by trying the box of what is not known, point by point."""
+def smallest_by_search(p: Floats, q: Floats, token: int, top: int) -> float:
+    """Return the divergence of the groups, the smallest over the mass of q that is not known, point by point."""
     one, other = listed(p, token, top), listed(q, token, top)
-    in_p, in_q = set(one.ids[0].tolist()) - {divergence.NOTHING}, set(other.ids[0].tolist()) - {divergence.NOTHING}
-    common, m, n = sorted(in_p & in_q), sorted(in_p - in_q), sorted(in_q - in_p)
-    a, b = 1 - p[common].sum() - p[m].sum(), 1 - q[common].sum() - q[n].sum()
-    xs = np.linspace(0, min(len(m) * np.exp(other.tops[0, top - 1]), b), 401)[:, None] if m else np.zeros((1, 1))
-    ys = np.linspace(0, min(len(n) * np.exp(one.tops[0, top - 1]), a), 401)[None, :] if n else np.zeros((1, 1))
+    in_p, in_q = set(one.ids[0].tolist()) - {divergence.PADDING}, set(other.ids[0].tolist()) - {divergence.PADDING}
+    common, only = sorted(in_p & in_q), sorted(in_p - in_q)
+    mass, rest, left = p[only].sum(), 1 - p[common].sum() - p[only].sum(), 1 - q[common].sum()
+    most = min(len(only) * np.exp(other.tops[0, top - 1]), 1 - np.exp(other.tops[0]).sum())
+    x = np.linspace(0, max(most, 0), 20_001) if only else np.zeros(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = [
-            np.where(p[m].sum() > 0, p[m].sum() * np.log(p[m].sum() / xs), 0),
-            np.where(ys > 0, ys * np.log(ys / q[n].sum()), 0),
-            np.where(a - ys > 0, (a - ys) * np.log((a - ys) / (b - xs)), 0),
-        ]
-    total = float(np.nanmin(parts[0] + parts[1] + parts[2]))
-    return max(0.0, float((p[common] * np.log(p[common] / q[common])).sum()) + total)
+        groups = np.where(mass > 0, mass * np.log(mass / x), 0) + np.where(rest > 0, rest * np.log(rest / (left - x)), 0)
+    return max(0.0, float((p[common] * np.log(p[common] / q[common])).sum()) + float(np.nanmin(groups)))
 
 
 @settings(max_examples=60)
 @given(st.integers(8, 40), seeds, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 6), st.integers(0, 39))
-def test_the_four_candidates_hold_the_least(size: int, seed: int, sharp: float, near: float, top: int, token: int) -> None:
-    """The formula is nowhere above what a search of the whole box finds, and hardly below: it is the least value, not just a bound."""
+def test_the_formula_is_the_smallest_over_what_is_not_known(size: int, seed: int, sharp: float, near: float, top: int, token: int) -> None:
+    """It is nowhere above what a search finds, and hardly below."""
     p, q = drawn(size, seed, sharp, near)
 
-    found, searched = bound(p, q, token % size, top), least_by_search(p, q, token % size, top)
-
-    assert found <= searched + 1e-5
-    assert found >= searched - 0.05 * searched - 1e-3
+    assert bound(p, q, token % size, top) == pytest.approx(smallest_by_search(p, q, token % size, top), abs=2e-3, rel=0.02)
 
 
 def test_lists_without_a_common_token_are_far_apart() -> None:
@@ -143,55 +135,36 @@ def test_both_of_two_equally_likely_tokens_are_the_best() -> None:
     tie = {3: -0.7, 5: -0.7, 9: -5.0}
     other = {5: -0.6, 3: -0.8, 9: -5.0}
     third = {9: -0.1, 5: -3.0, 3: -4.0}
-    rows = [divergence.scores([(3, -0.7, one)], 4) for one in (tie, other, third)]
+    rows = [divergence.scores([(3, one)], 4) for one in (tie, other, third)]
 
     assert divergence.agreement(rows[0], rows[1])[0]
     assert divergence.agreement(rows[1], rows[0])[0]
     assert not divergence.agreement(rows[0], rows[2])[0]
 
 
-@pytest.mark.parametrize(
-    ("top", "logprob", "which"),
-    [
-        ({1: -0.1, 2: -3.0}, -0.1, None),
-        ({1: -0.1, 2: -3.0}, -200.0, None),
-        ({1: float("nan"), 2: -3.0}, -0.1, 0),
-        ({1: -0.1, 2: -3.0}, float("nan"), 0),
-        ({1: -0.1, 2: float("-inf")}, -0.1, 0),
-        ({1: -0.1, 2: -3.0}, -9999.0, 0),
-        ({1: -0.1, 2: -0.1}, -0.1, 1),
-        ({1: 0.5, 2: -9.0}, -0.1, 1),
-        ({1: -0.1, 2: -3.0}, 0.5, 1),
-        ({1: float("inf"), 2: -3.0}, -0.1, 1),
-        ({1: -0.1}, -0.1, 2),
-    ],
-)
-def test_what_no_softmax_gives_is_seen(top: dict[int, float], logprob: float, which: int | None) -> None:
-    """Not a number, minus infinity (also as vLLM writes it), a sum or a part above 1, and a list that is too short each have their mark."""
-    marks = [bool(mark[0]) for mark in divergence.unsound(divergence.scores([(1, logprob, top)], 3), 2)]
+@pytest.mark.parametrize(("top", "sound", "enough"), [
+    ({1: -0.1, 2: -3.0}, True, True), ({1: -200.0, 2: -0.1}, True, True), ({1: float("nan"), 2: -3.0}, False, True),
+    ({1: -0.1, 2: float("-inf")}, False, True), ({1: -0.1, 2: -9999.0}, False, True), ({1: -0.1, 2: -0.1}, False, True),
+    ({1: 0.5, 2: -9.0}, False, True), ({1: float("inf"), 2: -3.0}, False, True), ({1: -0.1}, True, False),
+])  # fmt: skip
+def test_what_no_softmax_gives_is_seen(top: dict[int, float], sound: bool, enough: bool) -> None:
+    """NaN, minus infinity (also as vLLM writes it), a sum or a part above 1, and a list that is too short."""
+    unsound, few = divergence.unsound(divergence.scores([(1, top)], 3), 2)
 
-    assert marks[which] if which is not None else not any(marks)
+    assert (unsound[0], few[0]) == (not sound, not enough)
 
 
 def test_the_interval_covers_the_truth() -> None:
-    """Of 400 experiments with 64 skewed texts, each limit at 99 % misses the true mean in no more than 4 % (a percentile bootstrap is a
-    little short where the tail is heavy)."""
+    """Of 300 experiments with 64 skewed texts, each limit at 99 % misses the true mean in no more than 5 %."""
     draw = np.random.default_rng(1)
-    low_misses = high_misses = 0
-    for _ in range(400):
-        blocks = draw.gamma(2.0, 0.5, size=(64, 1))
-        low, high = divergence.bootstrap(lambda means: means[:, 0], blocks, confidence=0.99, times=800)
-        low_misses += low > 1.0
-        high_misses += high < 1.0
+    found = [divergence.limits(draw.gamma(2.0, 0.5, size=64), 0.99) for _ in range(300)]
 
-    assert low_misses <= 16
-    assert high_misses <= 16
+    assert sum(low > 1.0 for low, _ in found) <= 15
+    assert sum(high < 1.0 for _, high in found) <= 15
 
 
 def test_the_interval_is_the_same_each_time() -> None:
-    """The same numbers give the same verdict: the drawing is not left to chance."""
-    blocks = np.random.default_rng(2).random((64, 3))
+    """The same numbers give the same verdict."""
+    values = np.random.default_rng(2).random(64)
 
-    assert divergence.bootstrap(lambda m: m[:, 0] - m[:, 1], blocks, confidence=0.99) == divergence.bootstrap(
-        lambda m: m[:, 0] - m[:, 1], blocks, confidence=0.99
-    )
+    assert divergence.limits(values, 0.99) == divergence.limits(values, 0.99)

@@ -1,226 +1,422 @@
-"""The words gate: its policy file, prompts made to length, and what it makes of answers."""
+"""G4: its policy, its pure checks, and whole runs on servers of a small model that are sound or wrong in one way."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
+from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Message, Step
 
-from sparkwright.bench.server.openai_schema import Completion, Usage
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server.client import Client, Completion, Usage
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.generation import checks as saidwords
-from sparkwright.gates.generation import detectors
-from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation import policy as prompts
-from sparkwright.gates.generation.checks import Said
-from sparkwright.gates.generation.policy import Fitted, Long, Prompt
+from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.generation import checks, policy
+from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.generation.policy import GenerationPolicy, Prompt
 
 ROOT = Path(__file__).parents[2]
-POLICY_FILE = ROOT / "ci" / "gates" / "generation.yaml"
-POLICY = strict_yaml.load(POLICY_FILE, prompts.GenerationPolicy)
-LONG = next(prompt for prompt in POLICY.prompts if prompt.kind == "long")
-FACT = Prompt("fact", "fact", "Two and two are", r"\bfour\b")
+FILE = ROOT / "ci" / "gates" / "generation.yaml"
+REAL = strict_yaml.load(FILE, GenerationPolicy)
+TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[str, str])
+#: A byte is a token, so texts are longer in tokens, and the lengths of contexts smaller.
+POLICY = replace(
+    REAL, deep=policy.Deep(prompt=64, temperature=0.8, every=16, kl_max=0.2),
+    profiles={"default": replace(REAL.profiles["default"], context=(1500, 2500, "maximum"), deep=160)},
+)  # fmt: skip
+LONG = 2200
 
 
 def count(text: str) -> int:
-    """Return a number of tokens as a tokenizer of words would count them."""
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 
-def said(name: str = "fact", tokens: tuple[int, ...] = tuple(range(1, 201)), text: str = "four, of course", finish: str = "length") -> Said:
-    """Return what was said to a prompt of that *name*."""
-    prompt = replace(FACT, name=name)
-    return Said(Fitted(prompt, prompt.text, 4), Completion(tokens, text, finish, Usage(4, len(tokens))), None, text, tokens)
+def completion(tokens: Sequence[int] = tuple(range(1, 201)), text: str = "four, of course", **fields: Any) -> Completion:
+    return Completion(tuple(tokens), text, "length", Usage(4, len(tokens)), **fields)
 
 
-def test_the_policy_asks_what_the_issue_asks() -> None:
-    """Twelve prompts of every kind, 200 tokens, eleven right answers; every reference has its explanation."""
-    assert len(POLICY.prompts) == 12
-    assert {prompt.kind for prompt in POLICY.prompts} == {"fact", "arithmetic", "translation", "code", "cjk", "long"}
-    assert (POLICY.tokens, POLICY.profiles["default"].answers, POLICY.profiles["default"].not_run) == (200, 11, {})
-    assert {detector.reference for detector in detectors.DETECTORS} <= set(words.REASONS)
+CALL = {"town": "Lisbon", "crates": 12, "urgent": True}
+QUIET = {"town": "Oslo", "crates": 7, "urgent": False}
 
 
-def test_no_prompt_gives_its_answer_away() -> None:
-    """A model that repeats what it was asked has not answered; only the needle stands in its own prompt, far from its end."""
-    for prompt in POLICY.prompts:
-        assert not prompts.answered(prompt, prompt.text), prompt.name
+def called(arguments: object) -> Message:
+    function = {"name": "record_delivery", "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    return {"tool_calls": [{"index": 0, "id": "1", "function": function}]}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("tokens: 200", "tokens: 0", "tokens to be said"),
-        ("name: fact-water", "name: fact-capital", "unique names"),
-        ("answer: Canberra", 'answer: "("', "no regular expression"),
-        ("answer: Canberra", 'answer: ".*"', "in every text"),
-        ("kind: long", "kind: fact", "just the long prompts"),
-        ("answers: 11", "answers: 13", "More right answers"),
-        ("      answers: random", "      answer: random", "no check that may be left out"),
-        ("      depth: 0.35", "      depth: 3.5", "depth from 0 to 1"),
-        ('line: "Entry {number}', 'line: "Entry {count}', "no place for the {number}"),
-        ("  run: 16 ", "  run: 0 ", "bounds out of range"),
-        ("batch: 8 ", "bach: 8 ", "bach"),
-    ],
-)
-def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str) -> None:
-    """Every number of the file is held against its range when it is read."""
-    text = POLICY_FILE.read_text("utf-8")
-    assert before in text
-
-    with refusal("file-invalid") as refused:
-        strict_yaml.parse(text.replace(before, after, 1), prompts.GenerationPolicy, "generation.yaml")
-
-    assert message.lower() in "\n".join(refused.value.details).lower()
+#: What a sound model answers to each chat of the policy.
+ANSWERS: Mapping[str, tuple[Message, str]] = {
+    "chat-capital": ({"content": "Canberra"}, "stop"), "chat-cut": ({"content": "Once upon"}, "length"),
+    "tool-auto": (called(CALL), "tool_calls"), "tool-required": (called(QUIET), "stop"),
+    "reasoning-trains": ({"reasoning": "95 minutes later", "content": "At 11:15."}, "stop"),
+    "structured-delivery": ({"content": json.dumps(CALL)}, "stop"),
+    "image-red": ({"content": "Red."}, "stop"), "image-blue": ({"content": "It is blue."}, "stop"),
+}  # fmt: skip
 
 
-@given(st.integers(60, 3000))
-def test_a_long_prompt_is_as_long_as_asked(target: int) -> None:
-    """It has at most the tokens that were asked for and nearly as many, and its needle stands in it once."""
-    text, tokens = prompts.grown(LONG, "{prompt}", target, count)
-
-    assert tokens == count(text) <= target
-    assert tokens >= min(0.9 * target, target - 20)
-    assert LONG.long
-    assert text.count(LONG.long.needle) == 1
-    assert text.endswith(LONG.text)
+def recipe(**fields: Any) -> Recipe:
+    """Return a recipe of a model with every ability."""
+    abilities = tuple(generation.ABILITIES)
+    return replace(recipes.load(ROOT, "toy-cpu"), **{"abilities": abilities, "tool_parser": "hermes", **fields})
 
 
-def test_a_long_prompt_that_is_longer_without_filling_is_as_short_as_it_can_be() -> None:
-    """The question itself is never cut; that it does not fit is found by the one who knows the model's length."""
-    text, tokens = prompts.grown(LONG, "{prompt}", 10, count)
-
-    assert tokens > 10
-    assert text.endswith(LONG.text)
-
-
-def test_the_needle_lies_where_it_should() -> None:
-    """The depth is a share of the filling, and the lines around it are all different."""
-    made = prompts.filling(Long("Line {number} of {other}.", "Here.", 0.25), 100).splitlines()
-
-    assert made.index("Here.") == 25
-    assert len(set(made)) == 101
+def memory() -> dict[str, str]:
+    """Return the continuations of all prompts, and the facts."""
+    known = {prompt.text: TEXTS[prompt.name] for prompt in POLICY.prompts}
+    words = {"fact-door": " marigold, says the note.", "fact-bell": " Henrik Solberg, it says.", "fact-boat": " nineteenth of each month."}
+    return known | {fact.text: words[fact.name] for fact in POLICY.facts}
 
 
-def test_long_prompts_ask_the_tokenizer_a_dozen_times() -> None:
-    """Each question is a request to the server, over a text as long as the prompt."""
-    asked: list[int] = []
-    prompts.grown(LONG, "{prompt}", 8000, lambda text: asked.append(1) or count(text))  # type: ignore[func-returns-value]  # counts on the way
+class Fleet:
+    """A sound server that drafts tokens, and the launches that the gate asks for."""
 
-    assert len(asked) <= 14
+    def __init__(self) -> None:
+        self.servers = [self.start()]
+        self.launches: list[tuple[str, ...]] = []
+        self.relaunch_damage: dict[tuple[str, ...], Damage] = {}
 
+    def start(self) -> ByteModelServer:
+        chats = {chat.image or chat.text: ANSWERS[chat.name] for chat in POLICY.chats}
+        server = ByteModelServer(memory(), chats)
+        server.drafts = True
+        return server
 
-@pytest.mark.parametrize(
-    ("text", "again", "held"),
-    [
-        ("The sea is calm.", "<s> The sea is calm.", True),
-        ("café", "cafe\u0301", True),
-        ("two  blanks\nand lines", "two blanks and lines", True),
-        ("日本の山", "日本の山", True),
-        ("日本の山", "<unk><unk>の山", False),
-        ("日本の山", "\ufffd\ufffd\ufffd", False),
-        ("def f():", "def f", False),
-    ],
-)
-def test_a_prompt_that_a_tokenizer_cannot_hold_is_seen(text: str, again: str, held: bool) -> None:
-    """Unknown characters make another prompt of it; blanks and normal forms do not."""
-    assert prompts.holds(text, again) is held
+    @property
+    def server(self) -> ByteModelServer:
+        return self.servers[0]
 
-
-def test_reruns_that_differ_are_shown_at_the_place() -> None:
-    """The sample says which prompt and which token."""
-    one, other = Completion((1, 2, 3, 4), "", "length", Usage(4, 4)), Completion((1, 2, 9, 4), "", "length", Usage(4, 4))
-
-    check = saidwords.identity([("fact", one, one), ("code", one, other)])
-
-    assert (check.state, check.reason) == ("fail", "rerun-differs")
-    assert [(sample.case, sample.expected, sample.actual) for sample in check.samples] == [("code, token 2", "3 4", "9 4")]
-    assert saidwords.identity([("fact", one, one)]).state == "pass"
+    @contextlib.contextmanager
+    def relaunch(self, without: Sequence[str]) -> Iterator[Client]:
+        self.launches.append(tuple(without))
+        self.servers.append(self.start())
+        self.servers[-1].damage = self.relaunch_damage.get(tuple(without), lambda logits, _: logits)
+        yield self.servers[-1].client
 
 
-def test_nothing_that_was_not_seen_passes() -> None:
-    """Without answers every check says that there were none."""
-    empty = [replace(said(), first=None)]
-    checks = [
-        saidwords.count(empty, 200), saidwords.identity([]), saidwords.entropy({}, 0.01), saidwords.answers(empty, 1),
-        saidwords.batch({}, {}, 8), *(saidwords.detected(empty, detector, POLICY.bounds) for detector in detectors.DETECTORS),
-    ]  # fmt: skip
-
-    assert {check.state for check in checks} == {"not-run"}
+@pytest.fixture(name="fleet")
+def _fleet() -> Iterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    for server in fleet.servers:
+        server.stop()
 
 
-def test_a_wrong_number_of_tokens_fails() -> None:
-    """With the end token ignored, every answer has the length that was asked for."""
-    assert saidwords.count([said()], 200).state == "pass"
-    assert saidwords.count([said(tokens=(1, 2))], 200).reason == "token-count-wrong"
-    assert saidwords.count([said(finish="stop")], 200).reason == "token-count-wrong"
+def judged(fleet: Fleet, **options: Any) -> dict[str, Check]:
+    """Return the checks of the fleet's server; each reason is declared."""
+    options = {"recipe": recipe(), "relaunch": fleet.relaunch, **options}
+    found = generation.run(options.pop("policy", POLICY), fleet.server.client, **options)
+    assert {check.reason for check in found} - {""} <= set(generation.REASONS)
+    return {check.name: check for check in found}
 
 
-@pytest.mark.parametrize(("right", "wrong", "missing", "state"), [
-    (12, 0, 0, "pass"), (11, 1, 0, "pass"), (10, 2, 0, "fail"), (10, 0, 2, "inconclusive"), (8, 2, 2, "fail"), (11, 0, 1, "pass"),
-    (0, 0, 12, "not-run"),
+def test_a_sound_server_passes_every_check(fleet: Fleet) -> None:
+    """Answers, contexts, abilities, a long generation and a launch without speculation."""
+    found = judged(fleet)
+
+    assert {name: check.message for name, check in found.items() if check.state != "pass"} == {}
+    assert set(generation.ABILITIES.values()) | {"context-1500", "context-maximum", "deep-decode", "speculation"} < set(found)
+    assert found["answers"].figures[0].value == len(POLICY.prompts)
+    assert fleet.launches == [("speculation",)]
+
+
+def test_after_a_soak_only_the_answers_are_judged(fleet: Fleet) -> None:
+    found = judged(fleet, quick=True)
+
+    assert worst(check.state for check in found.values()) == "pass"
+    assert not {"deep-decode", "speculation", "context-1500", "chat"} & set(found)
+
+
+def reverse(logits: Floats, _: Step) -> Floats:
+    return logits[::-1]
+
+
+def far(logits: Floats, step: Step) -> Floats:
+    return reverse(logits, step) if len(step.tokens) > LONG else logits
+
+
+def deep(logits: Floats, step: Step) -> Floats:
+    return reverse(logits, step) if step.decoded > 100 and len(step.tokens) < 64 + 200 else logits
+
+
+def deep_after_hit(logits: Floats, step: Step) -> Floats:
+    return deep(logits, step) if step.cached else logits
+
+
+def racing(logits: Floats, step: Step) -> Floats:
+    return np.asarray(logits + np.random.default_rng().standard_normal(256) * 20) if step.decoded == 50 else logits
+
+
+def nothing(logits: Floats, _: Step) -> Floats:
+    return logits * np.nan
+
+
+#: What is wrong → the damage, the check that must fail, and why.
+MUTANTS: Mapping[str, tuple[Damage, str, str]] = {
+    "long-context damage": (far, "context-2500", "facts-missing"),
+    "long-context damage at the maximum": (far, "context-maximum", "facts-missing"),
+    "deep-decode garbage": (deep, "deep-decode", "deep-damage"),
+    "deep-decode garbage after a prefix hit": (deep_after_hit, "deep-decode", "deep-damage"),
+    "a kernel that races": (racing, "identical-reruns", "rerun-differs"),
+    "NaN logits": (nothing, "nan-tokens", "token-zero-run"),
+    "logits scaled by 8": (lambda logits, _: logits * 8, "entropy", "entropy-collapsed"),
+    "everything wrong": (reverse, "answers", "answers-wrong"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, mutant: str) -> None:
+    fleet.server.damage, name, reason = MUTANTS[mutant]
+    found = judged(fleet)[name]
+
+    assert (found.state, found.reason) == ("fail", reason)
+
+
+@pytest.mark.parametrize(("still", "cause", "launches"), [
+    ([], "graphs decides", 1), ([("graphs",)], "speculation decides", 2), ([("graphs",), ("graphs", "speculation")], "neither", 2),
 ])  # fmt: skip
-def test_eleven_of_twelve_answers_must_be_right(right: int, wrong: int, missing: int, state: str) -> None:
-    """Answers that did not arrive are neither right nor wrong."""
-    made = [said(f"r{at}") for at in range(right)] + [said(f"w{at}", text="five") for at in range(wrong)]
-    made += [replace(said(f"m{at}"), first=None) for at in range(missing)]
+def test_deep_damage_is_repeated_with_less_and_the_switch_is_named(fleet: Fleet, still: list[tuple[str, ...]], cause: str, launches: int) -> None:
+    """The depth is that of the first comparison behind the damage; the cause is where it vanishes."""
+    fleet.server.damage = deep
+    fleet.relaunch_damage = dict.fromkeys(still, deep)
+    found = judged(fleet)["deep-decode"]
 
-    assert saidwords.answers(made, 11).state == state
-
-
-@pytest.mark.parametrize(("before", "after", "state", "reference"), [
-    ({}, {}, "not-run", "counter-absent"),
-    ({"c": 0.0}, {"c": 0.0}, "pass", ""),
-    ({"c": 0.0}, {"c": 1.0}, "fail", "requests-corrupted"),
-    ({"c": 2.0}, {"c": 2.0}, "fail", "requests-corrupted"),
-    ({"c": 2.0}, {"c": 0.0}, "fail", "requests-corrupted"),
-    ({"c": 0.0}, {"c": float("nan")}, "fail", "requests-corrupted"),
-])  # fmt: skip
-def test_the_counter_is_there_and_zero(before: dict[str, float], after: dict[str, float], state: str, reference: str) -> None:
-    """A counter that is absent is no zero, and one that began anew hides nothing."""
-    check = saidwords.corrupted(before, after, "c")
-
-    assert (check.state, check.reason) == (state, reference)
+    assert cause in found.message
+    assert "from token 112 on (prefix miss)" in found.message
+    assert len(fleet.launches) == launches + 1
 
 
-def test_a_batch_only_informs() -> None:
-    """Known differences of batched kernels decide nothing, but they are shown."""
-    alone = {"fact": Completion((1, 2), "", "length", Usage(4, 2)), "code": Completion((1, 2), "", "length", Usage(4, 2))}
-    check = saidwords.batch(alone, {"fact": alone["fact"], "code": "stream-truncated: half"}, 8)
+def test_deep_damage_of_a_server_of_others_is_not_repeated(fleet: Fleet) -> None:
+    fleet.server.damage = deep
+    found = judged(fleet, relaunch=None)
 
-    assert (check.state, check.required, len(check.samples)) == ("fail", False, 1)
-    assert saidwords.batch(alone, dict(alone), 8).state == "pass"
+    assert "not repeated" in found["deep-decode"].message
+    assert (found["speculation"].state, found["speculation"].reason) == ("not-run", "not-relaunched")
 
 
-def test_answers_cannot_write_to_the_terminal() -> None:
-    """What a server says is shown without its control characters."""
-    assert saidwords.excerpt("a\x1b[2Jb\nc\u202ed") == "a [2Jb c d"
-    assert len(saidwords.excerpt("x" * 1000)) == 160
+def test_text_that_depends_on_speculation_fails(fleet: Fleet) -> None:
+    """Drafts that are accepted wrongly change words that are sure without them."""
+    fleet.relaunch_damage = {("speculation",): lambda logits, step: logits[::-1] if step.decoded == 30 else logits}
+    found = judged(fleet)["speculation"]
+
+    assert (found.state, found.reason) == ("fail", "speculation-differs")
+
+
+def test_a_server_that_does_not_draft_fails_a_recipe_that_does(fleet: Fleet) -> None:
+    fleet.server.drafts = False
+    drafting = recipes.load(ROOT, "qwen3.6-35b-a3b-nvfp4-mtp3").speculation
+
+    assert judged(fleet, recipe=recipe(speculation=drafting))["speculation"].reason == "speculation-absent"
+    found = judged(fleet)["speculation"]
+    assert (found.state, found.reason, found.required) == ("not-run", "no-speculation", False)
+
+
+#: A fault of the template, a parser or the model → the chat, what comes in place of its answer, and the check.
+CHATS: Mapping[str, tuple[str, Message, str, str]] = {
+    "endless answer": ("chat-capital", {"content": "Canberra Canberra"}, "length", "chat"),
+    "answer that does not stop at the limit": ("chat-cut", {"content": "Once"}, "stop", "chat"),
+    "wrong template": ("chat-capital", {"content": "Sydney, of course"}, "stop", "chat"),
+    "marks of the template in the answer": ("chat-capital", {"content": "<|im_start|>Canberra"}, "stop", "chat"),
+    "tool call left in the text": ("tool-auto", {"content": '<tool_call>{"town": "Lisbon"}'}, "stop", "tool-calls"),
+    "tool not called": ("tool-required", {"content": "All right."}, "stop", "tool-calls"),
+    "arguments of another schema": ("tool-required", called({**QUIET, "crates": "seven"}), "tool_calls", "tool-calls"),
+    "arguments cut": ("tool-auto", called('{"town": "Lis'), "tool_calls", "tool-calls"),
+    "wrong arguments": ("tool-auto", called({**CALL, "crates": 21}), "tool_calls", "tool-calls"),
+    "reasoning left in the answer": ("reasoning-trains", {"content": "<think>hm</think>11:15"}, "stop", "reasoning"),
+    "reasoning not separated": ("reasoning-trains", {"content": "Well, 11:15"}, "stop", "reasoning"),
+    "no JSON": ("structured-delivery", {"content": "Lisbon, 12, urgent"}, "stop", "structured-output"),
+    "image not seen": ("image-blue", {"content": "Red."}, "stop", "images"),
+}
+
+
+@pytest.mark.parametrize("fault", CHATS)
+def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, fault: str) -> None:
+    name, message, finish, check = CHATS[fault]
+    chat = next(chat for chat in POLICY.chats if chat.name == name)
+    fleet.server.chats[chat.image or chat.text] = (message, finish)
+    found = {one.name: one for one in generation._chats(POLICY, fleet.server.client, recipe())}
+
+    assert [one.name for one in found.values() if one.state != "pass"] == [check]
+    assert (found[check].state, found[check].reason) == ("fail", f"{check}-wrong")
+    assert found[check].samples[0].case == name
+
+
+def test_abilities_that_no_recipe_declares_are_not_asked(fleet: Fleet) -> None:
+    """A recipe without an ability is not judged by it; without a recipe the gate is no pass."""
+    some = generation._chats(POLICY, fleet.server.client, recipe(abilities=("chat",)))
+    none = generation._chats(POLICY, fleet.server.client, None)
+
+    assert {check.name: check.required for check in some if check.state == "not-run"} == dict.fromkeys(list(generation.ABILITIES.values())[1:], False)
+    assert {(check.reason, check.required) for check in none} == {("not-asked", True)}
+
+
+@pytest.mark.parametrize(("designed", "required"), [(4096, True), (1024, False)])
+def test_a_context_beyond_the_server_is_not_run(fleet: Fleet, designed: int, required: bool) -> None:
+    """It counts, unless the recipe keeps the context short by design."""
+    fleet.server.limit = 1024
+    plan = replace(recipe().plan, max_model_len=designed)
+    found = judged(fleet, recipe=recipe(plan=plan), policy=replace(POLICY, profiles={"default": replace(POLICY.profiles["default"], deep=1000)}))
+
+    assert {found[name].reason for name in ("context-1500", "context-2500", "deep-decode")} == {"context-too-short"}
+    assert {found[name].required for name in ("context-1500", "context-2500", "deep-decode")} == {required}
+    assert found["context-maximum"].state == "pass"
+
+
+def test_a_tokenizer_without_tokens_for_a_prompt_is_invalid(fleet: Fleet) -> None:
+    fleet.server.shift = 1
+    found = judged(fleet, quick=True)
+
+    assert (found["prompts"].state, found["prompts"].reason) == ("invalid", "prompt-unencodable")
+
+
+def test_a_profile_leaves_checks_out_with_its_reason(fleet: Fleet) -> None:
+    kind = replace(POLICY.profiles["default"], not_run={"answers": "it knows nothing"})
+    found = judged(fleet, quick=True, policy=replace(POLICY, profiles={"default": kind}))["answers"]
+
+    assert (found.state, found.reason, found.message) == ("not-run", "policy-skips", "it knows nothing")
+
+
+def test_a_server_that_is_not_there_is_invalid_and_given_up() -> None:
+    found = generation.run(POLICY, Client("http://127.0.0.1:9", deadline=5))
+
+    assert [(check.state, check.reason) for check in found] == [("invalid", "server-unreachable")]
+
+
+def test_a_server_that_fails_again_and_again_is_given_up(fleet: Fleet) -> None:
+    fleet.server.name = "bytes"
+    client = fleet.server.client
+    client.model()
+    fleet.server.name = "another"
+    found = {check.name: check for check in generation.run(POLICY, client, quick=True)}
+
+    assert (found["streams"].state, found["streams"].reason) == ("invalid", "model-mismatch")
+    assert len(found["streams"].samples) == generation.MAX_FAILURES
+    assert {found[name].state for name in ("identical-reruns", "token-count", "answers", "entropy", "same-token-run")} == {"not-run"}
 
 
 def test_an_unknown_profile_is_refused() -> None:
-    """The kind of model decides what is judged, so a name mistyped must not fall back to another."""
     with pytest.raises(ValueError, match="no profile 'radnom'"):
-        words.run(POLICY, None, "radnom")  # type: ignore[arg-type]  # refused before any server is asked
+        generation.run(POLICY, Client("http://127.0.0.1:9"), "radnom")
 
 
-@given(st.lists(st.sampled_from(["pass", "fail", "none"]), min_size=1, max_size=12))
-def test_a_detector_fails_with_every_answer_that_alarms(kinds: list[str]) -> None:
+def test_no_prompt_gives_its_answer_away() -> None:
+    """A model that repeats what it was asked has not answered; facts stand in their lines alone."""
+    for prompt in (*REAL.prompts, *REAL.facts):
+        assert not re.search(prompt.answer, prompt.text), prompt.name
+    assert all(re.search(fact.answer, fact.line) for fact in REAL.facts)
+
+
+@pytest.mark.parametrize(("before", "after", "message"), [
+    ("tokens: 200", "tokens: 0", "tokens"), ("name: fact-water", "name: fact-capital", "unique names"),
+    ("answer: Canberra", 'answer: "("', "no regular expression"), ("answer: Canberra", 'answer: ".*"', "in every text"),
+    ("answers: 10 ", "answers: 13 ", "more right answers"), ("depth: 0.1", "depth: 3.5", "depth"),
+    ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  run: 16 ", "  run: 0 ", "run"),
+    ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "tye: 0.2", "tye"), ("ability: tools", "ability: magic", "ability"),
+])  # fmt: skip
+def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str) -> None:
+    text = FILE.read_text("utf-8")
+    assert before in text
+
+    with refusal("file-invalid") as refused:
+        strict_yaml.parse(text.replace(before, after, 1), GenerationPolicy, "generation.yaml")
+
+    assert message in "\n".join(refused.value.details).lower()
+
+
+@given(st.integers(300, 6000))
+def test_a_long_text_is_nearly_as_long_as_asked(tokens: int) -> None:
+    """With a question it has at most so many tokens, and each fact stands in it once."""
+    text = policy.filled_text(REAL, "{prompt}", tokens, count)
+    question = max((fact.text for fact in REAL.facts), key=len)
+
+    assert 0.85 * tokens - 60 <= count(text + question) <= tokens
+    assert all(text.count(fact.line) == 1 for fact in REAL.facts)
+
+
+def test_facts_lie_at_their_depths() -> None:
+    text = policy.long_text(REAL.line, 100, REAL.facts).splitlines()
+
+    assert [text.index(fact.line) for fact in REAL.facts] == pytest.approx([100 * fact.depth for fact in REAL.facts], abs=3)
+    assert len(set(text)) == 103
+
+
+@pytest.mark.parametrize(("text", "decoded", "held"), [
+    ("The sea is calm.", "<s> The sea is calm.", True), ("café", "cafe\u0301", True), ("two  blanks\nand", "two blanks and", True),
+    ("日本の山", "<unk><unk>の山", False), ("日本の山", "\ufffd\ufffd\ufffd", False), ("def f():", "def f", False),
+])  # fmt: skip
+def test_a_prompt_that_a_tokenizer_cannot_hold_is_seen(text: str, decoded: str, held: bool) -> None:
+    assert checks.encodable(text, decoded) is held
+
+
+def test_reruns_that_differ_are_shown_at_the_place() -> None:
+    one, other = completion((1, 2, 3, 4)), completion((1, 2, 9, 4))
+    check = checks.identity({"fact": (one, one), "code": (one, other)})
+
+    assert [(sample.case, sample.expected, sample.actual) for sample in check.samples] == [("code, token 2", "3 4", "9 4")]
+
+
+@pytest.mark.parametrize(("gap", "length", "state"), [(0.1, 3, "pass"), (0.5, 3, "fail"), (0.1, 1, "fail")])
+def test_tokens_that_are_equally_probable_may_change_places(gap: float, length: int, state: str) -> None:
+    """Without speculation other kernels run; an answer that ends elsewhere differs all the same."""
+    steps = ({1: -0.1}, {2: -0.7, 3: -0.7 - gap}, {4: -0.1})
+    other = ({1: -0.1}, {2: -0.7 - gap, 3: -0.7}, {5: -0.1})
+    pair = completion((1, 2, 4), logprobs=steps), completion((1, 3, 5)[:length], logprobs=other[:length])
+
+    assert checks.without_speculation({"fact": pair}, 0.2).state == state
+
+
+@pytest.mark.parametrize(("right", "wrong", "missing", "state"), [
+    (12, 0, 0, "pass"), (11, 1, 0, "pass"), (10, 2, 0, "fail"), (10, 0, 2, "inconclusive"), (8, 2, 2, "fail"), (0, 0, 12, "not-run"),
+])  # fmt: skip
+def test_answers_that_did_not_arrive_are_neither_right_nor_wrong(right: int, wrong: int, missing: int, state: str) -> None:
+    asked = [Prompt(f"p{at}", "Two and two are", r"\bfour\b") for at in range(right + wrong + missing)]
+    answers = {f"p{at}": completion(text="four" if at < right else "five") for at in range(right + wrong)}
+
+    assert checks.right("answers", "answers-wrong", asked, answers, 11).state == state
+
+
+@pytest.mark.parametrize(("before", "after", "state"), [
+    ({}, {}, "not-run"), ({"c": 0.0}, {"c": 0.0}, "pass"), ({"c": 0.0}, {"c": 1.0}, "fail"), ({"c": 2.0}, {"c": 2.0}, "fail"),
+    ({"c": 2.0}, {"c": 0.0}, "fail"), ({"c": 0.0}, {"c": float("nan")}, "fail"),
+])  # fmt: skip
+def test_the_counter_of_nan_exists_and_is_zero(before: dict[str, float], after: dict[str, float], state: str) -> None:
+    assert checks.corrupted(before, after, "c").state == state
+
+
+@pytest.mark.parametrize(("distances", "depth"), [
+    ([0.0, 0.1, 9.0, 0.0, 0.1], None), ([0.0, 9.0, 0.1, 9.0, 9.0, 9.0], 2), ([0.0, 0.0, float("inf"), float("inf")], 3), ([9.0, 9.0], None),
+])  # fmt: skip
+def test_damage_begins_where_most_comparisons_are_far(distances: list[float], depth: int | None) -> None:
+    """One token of a mixture of experts may go another way."""
+    assert checks.damaged_from(list(enumerate(distances, 1)), 0.5) == depth
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_a_detector_fails_with_every_answer_that_alarms(bad: list[bool]) -> None:
     """The check lists exactly the answers that alarm, and its figure is the worst of all."""
-    bad = (*range(1, 150), *[7] * 51)
-    made = [said(f"p{at}", tokens=bad) if kind == "fail" else said(f"p{at}") for at, kind in enumerate(kinds)]
-    made = [replace(one, first=None) if kind == "none" else one for one, kind in zip(made, kinds, strict=True)]
-    run = next(detector for detector in detectors.DETECTORS if detector.name == "same-token-run")
+    answers = {f"p{at}": completion((*range(1, 150), *[7] * 51) if alarm else range(1, 201)) for at, alarm in enumerate(bad)}
+    run = next(detector for detector in checks.DETECTORS if detector.name == "same-token-run")
+    check = checks.detected(answers, run, REAL.bounds)
 
-    check: Check = saidwords.detected(made, run, POLICY.bounds)
-
-    assert check.state == ("fail" if "fail" in kinds else "pass" if "pass" in kinds else "not-run")
-    assert [sample.case for sample in check.samples] == [f"p{at}" for at, kind in enumerate(kinds) if kind == "fail"]
+    assert check.state == ("fail" if any(bad) else "pass")
+    assert [sample.case for sample in check.samples] == [f"p{at}" for at, alarm in enumerate(bad) if alarm]
     assert msgspec.json.decode(msgspec.json.encode(check), type=Check) == check
+
+
+def test_answers_cannot_write_to_the_terminal() -> None:
+    text = "a\x1b[2Jb" + "x" * 1000
+    check = checks.right("answers", "answers-wrong", [Prompt("p", "x", "never")], {"p": completion(text=text)}, 1)
+
+    assert "\x1b" not in check.samples[0].actual
+    assert len(check.samples[0].actual) <= 160

@@ -32,6 +32,7 @@ class State:
     Attributes:
         fault: Its name; empty for none.
         options: The file's other fields.
+        decoded: Tokens generated since the last prefill, whose length is *prompt*.
         steps: Forward passes since the fault was chosen; the embeddings, which come first, count them.
         poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees.
@@ -40,6 +41,7 @@ class State:
 
     def __init__(self) -> None:
         self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
+        self.decoded = self.prompt = 0
         self.kept: list[bytearray] = []
         self.last = self.waited = 0.0
         self._seen: tuple[int, int] | None = None
@@ -66,8 +68,9 @@ class State:
             return
 
     def is_(self, *faults: str) -> bool:
-        """Return whether one of *faults* is at work: chosen, and the first ``after`` steps are over."""
-        return self.fault in faults and self.steps > int(self.options.get("after", 0))
+        """Return whether one of *faults* is at work: chosen, and its ``after``, ``depth`` and ``longer`` are reached."""
+        limits = (("after", self.steps), ("depth", self.decoded), ("longer", self.prompt))
+        return self.fault in faults and all(value > int(self.options.get(name, -1)) for name, value in limits)
 
     def number(self, name: str, default: float) -> float:
         return float(self.options.get(name, default))
@@ -125,6 +128,7 @@ def _embeddings(ids: Any, found: Any) -> Any:
     """
     STATE.look()
     STATE.steps += 1
+    STATE.decoded, STATE.prompt = (0, ids.numel()) if ids.numel() > 1 else (STATE.decoded + 1, STATE.prompt)
     if not STATE.is_("garbage"):
         return found
     hits = (ids == int(STATE.number("trigger", 0))).flatten()

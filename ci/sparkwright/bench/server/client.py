@@ -151,6 +151,7 @@ class Client:
         prompt_logprobs: int | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        cache_salt: str | None = None,
         stream: bool = True,
     ) -> Completion:
         """
@@ -163,6 +164,7 @@ class Client:
                 returns them only without *stream*, which is ignored then.
             stop: Texts that end the completion.
             ignore_eos: Continue after the token that ends a text, up to *max_tokens*.
+            cache_salt: Use only blocks of the prefix cache that were stored under the same salt.
 
         Raises:
             ServerInvalid: Among others ``prompt-too-long`` if *prompt* leaves no room for
@@ -180,6 +182,7 @@ class Client:
             "prompt_logprobs": prompt_logprobs,
             "stop": list(stop),
             "ignore_eos": ignore_eos,
+            "cache_salt": cache_salt,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }

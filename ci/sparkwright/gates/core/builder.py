@@ -209,20 +209,18 @@ class GateBuilder:
         if profile not in rules.profiles:
             what = f"generation.yaml has no profile {profile!r}."
             raise UsageError("usage", what, todo=f"Choose: {', '.join(rules.profiles)}.")
-        return lambda: generation.run(rules, self.server.client(), profile)
+        relaunch = self.server.relaunched if self._options.serve else None
+        return lambda: generation.run(
+            rules, self.server.client(), profile, recipe=self._recipe, relaunch=relaunch
+        )
 
     def _logprobs(self) -> tuple[Check, ...]:
         return logprobs.run(
             self._policies.logprobs,
             self.server.client(),
             self._against("logprobs.json", Client),
-            paragraphs=self.paragraphs(),
             served=self.server.identity,
         )
-
-    def paragraphs(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the corpus of G5."""
-        return reference.load_corpus(self._context.project.root / "ci" / "gates" / "corpus.yaml")
 
     def _against(self, name: str, client: Callable[[str], Any]) -> Any:
         """Return the reference: *client* of its URL, or the file *name* of its folder."""
@@ -256,8 +254,15 @@ class GateBuilder:
         )
 
     def _soak(self) -> Run:
-        gates = zip(soak.REPEATED, (self.gate("G4"), self.gate("G5")), strict=True)
-        again = {name: gate.run for name, gate in gates if gate.policy}
+        words, distributions = soak.REPEATED
+        rules, profile = self._policies.generation, self._options.profile
+
+        def answers() -> tuple[Check, ...]:
+            return generation.run(rules, self.server.client(), profile, quick=True)
+
+        again: dict[str, Run] = {words: answers}
+        if self._possible("G5"):
+            again[distributions] = self._logprobs
         return lambda: soak.run(
             self._policies.soak,
             self.server.url,
@@ -315,9 +320,7 @@ class GateBuilder:
         scored, answers = folder / "logprobs.json", folder / f"{task}.json"
         try:
             with console.step("record the distributions"):
-                known = logprobs.record(
-                    rules.logprobs, self.paragraphs(), server.client(), server.identity
-                )
+                known = logprobs.record(rules.logprobs, server.client(), server.identity)
                 reference.save(known, scored)
             with console.step(f"record the answers to {task}"):
                 harness_task = rules.accuracy.tasks[task]

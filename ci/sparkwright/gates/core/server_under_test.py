@@ -8,7 +8,7 @@ judge one launch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -39,11 +39,15 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         wheel: The sha256 of the wheel that it was installed from; empty if unknown.
         model: A digest of the model's files; empty if unknown, and then the model's name is used.
         host: Facts of the machine that bear on the numbers (GPU, driver), by name.
+        flags: Arguments of ``vllm serve``; None if unknown.
+        backends: The backends of the recipe's contract, by kind of layer; None without a recipe.
     """
 
     wheel: str = ""
     model: str = ""
     host: dict[str, str] = {}
+    flags: tuple[str, ...] | None = None
+    backends: dict[str, str] | None = None
 
 
 def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
@@ -84,6 +88,26 @@ class ServerUnderTest:
     def end(self) -> None:
         """End the server that we started, if we did."""
         self._stack.close()
+        self.__dict__.pop("started", None)
+
+    @contextlib.contextmanager
+    def relaunched(self, without: Sequence[str]) -> Iterator[Client]:
+        """
+        Serve without ``graphs`` or ``speculation`` for a block.
+
+        The server under test ends first, as two rarely fit, and starts again when it is used.
+        """
+        self.end()
+        plan = self.launch()
+        flags = [
+            flag
+            for flag in plan.flags
+            if "speculation" not in without or not flag.startswith("--speculative-config")
+        ]
+        flags += ["--enforce-eager"] if "graphs" in without else []
+        log = self._folder / f"without-{'-'.join(without)}.log"
+        with Server(replace(plan, flags=tuple(flags)), log) as server:
+            yield server.client()
 
     def launch(self) -> LaunchPlan:
         """
@@ -130,7 +154,15 @@ class ServerUnderTest:
         """What is known of the server from outside."""
         folder = self._options.serve or self._options.model_folder
         wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
-        return ServerIdentity(wheel, model_digest(folder) if folder else "", self._host)
+        flags, backends = None, None
+        if self._options.serve and self._options.python:
+            flags = self.launch().flags
+            if self._recipe:
+                variant = self._recipe.variant(wheel_identity.version(self._options.python))
+                contract = variant.contract or self._recipe.contract
+                backends = {kind: layer.backend for kind, layer in contract.layers.items()}
+        model = model_digest(folder) if folder else ""
+        return ServerIdentity(wheel, model, self._host, flags, backends)
 
     def pid(self) -> int | None:
         """Return the process of the server that we started; None for one that ran already."""

@@ -1,153 +1,123 @@
-"""The policy of the generation gate: its prompts, one of them made to length around a needle, and the profiles of kinds of model."""
+"""The policy of G4: prompts with their answers, facts in a long context, chats, and bounds."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from sparkwright.gates.generation import detectors
-from sparkwright.gates.generation.detectors import Bounds
+from sparkwright.bench.recipes.recipe import Ability
 
-Kind = Literal["fact", "arithmetic", "translation", "code", "cjk", "long"]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
 
 
-class Long(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+def _require_pattern(answer: str) -> None:
+    """Raise `ValueError` unless *answer* is a regular expression that some texts lack."""
+    try:
+        everywhere = re.search(answer, "")
+    except re.error as error:
+        raise ValueError(f"the answer {answer} is no regular expression: {error}") from error
+    if everywhere:
+        raise ValueError(f"the answer {answer} is in every text")
+
+
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What a long prompt is made of.
+    From where on a measure of an answer is an alarm.
 
     Attributes:
-        line: A line of the filling, with a ``{number}`` that counts up and an ``{other}`` that looks random.
-        needle: The line that the answer is in.
-        depth: Where the needle lies, as a share of the filling.
+        run: Tokens of one kind in a row, at least.
+        zeros: Tokens with the id 0 in a row, at least: the argmax of logits that are all NaN.
+        share: Share of the most frequent token, at least.
+        distinct: Share of different runs of four tokens, below.
+        ratio: Compression by zlib, at least.
+        replacement: Share of U+FFFD among the characters, at least.
+        entropy: Mean entropy in nat over all answers, below.
+        short: Tokens of an answer, below.
     """
 
-    line: str
-    needle: str
-    depth: float = 0.35
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.depth <= 1:
-            raise ValueError("a needle lies at a depth from 0 to 1")
-        if "{number}" not in self.line:
-            raise ValueError("a line of the filling has no place for the {number}")
+    run: Count
+    zeros: Count
+    share: Share
+    distinct: Share
+    ratio: Positive
+    replacement: Share
+    entropy: Positive
+    short: Count
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text that the model continues, and a regular expression that a right answer contains."""
+
+    name: str
+    text: str
+    answer: str
+
+    def __post_init__(self) -> None:
+        _require_pattern(self.answer)
+
+
+class Fact(Prompt, frozen=True, forbid_unknown_fields=True):
     """
-    One prompt.
+    A fact in a long text, and the question for it.
 
     Attributes:
-        name: Unique, kebab-case.
-        text: What the model continues; of a long one, what stands after the filling.
-        answer: A regular expression that what the model says must contain.
-        long: The filling of a long one.
+        line: The line that states the fact.
+        depth: Where it lies, as a share of the text.
+    """
+
+    line: str
+    depth: Annotated[float, Meta(ge=0, le=1)]
+
+
+class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A question in a chat.
+
+    Attributes:
+        ability: The model that is asked declares it in its recipe.
+        answer: A regular expression for the answer; of a tool call and of structured output, for
+            the values in their order. Empty if every answer is right.
+        image: The URL of an image, ``data:`` included.
+        tool_choice: ``auto`` or ``required``.
+        finish: How the answer must end.
+        max_tokens: The most tokens of the answer, reasoning included.
     """
 
     name: str
-    kind: Kind
+    ability: Ability
     text: str
-    answer: str
-    long: Long | None = None
+    answer: str = ""
+    image: str = ""
+    tool_choice: Literal["auto", "required", ""] = ""
+    finish: Literal["stop", "length"] = "stop"
+    max_tokens: Count = 4096
 
     def __post_init__(self) -> None:
-        try:
-            empty = re.search(self.answer, "")
-        except re.error as error:
-            raise ValueError(f"the answer of {self.name} is no regular expression: {error}") from error
-        if empty:
-            raise ValueError(f"the answer of {self.name} is in every text")
-        if (self.kind == "long") != (self.long is not None):
-            raise ValueError(f"{self.name} is {self.kind}; just the long prompts have a filling")
+        if self.answer:
+            _require_pattern(self.answer)
 
 
-class Fitted(msgspec.Struct, frozen=True):
-    """A prompt as it is sent, with its length in tokens of the model."""
-
-    prompt: Prompt
-    text: str
-    tokens: int
-
-
-def filling(long: Long, lines: int) -> str:
-    """Return *lines* lines, the needle among them; the same for the same arguments."""
-    # A multiplicative walk: the numbers look unrelated and need no generator whose sequence may change between versions of Python.
-    made = [
-        long.line.replace("{number}", str(number + 1)).replace("{other}", str((number * 7919 + 17) % 9973)) for number in range(lines)
-    ]
-    made.insert(round(long.depth * lines), long.needle)
-    return "\n".join(made) + "\n"
-
-
-def grown(prompt: Prompt, wrap: str, target: int, count: Callable[[str], int]) -> tuple[str, int]:
+class Deep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    Return the long *prompt* filled up to at most *target* tokens and at least nine tenths of that, and its length in tokens.
+    A long generation that is compared with its own recomputation.
 
-    Args:
-        wrap: What stands around every prompt, with ``{prompt}``.
-        count: Tokens of a text; asked a dozen times.
+    Attributes:
+        prompt: Tokens of the prompt.
+        temperature: At which it is sampled.
+        every: Tokens between two comparisons; fewer in a short generation.
+        kl_max: Nat; damage is where the median of three comparisons in a row is beyond.
     """
-    assert prompt.long is not None
 
-    def made(lines: int) -> str:
-        assert prompt.long is not None
-        return wrap.replace("{prompt}", filling(prompt.long, lines) + prompt.text)
-
-    # The number of tokens grows with the lines, so bisection holds; a line has at least a token, which bounds it from above.
-    least, most = 0, max(1, target)
-    text = made(0)
-    tokens = count(text)
-    per_line = max(1.0, (count(made(50)) - tokens) / 50)
-    guess = int((target - tokens) / per_line)
-    while least < most and tokens < 0.9 * target:
-        guess = min(max(guess, least + 1), most)
-        found = made(guess)
-        length = count(found)
-        if length <= target:
-            least, text, tokens = guess, found, length
-        else:
-            most = guess - 1
-        guess = (least + most + 1) // 2
-    return text, tokens
-
-
-def fit(prompt: Prompt, wrap: str, target: int, count: Callable[[str], int]) -> Fitted:
-    """Return *prompt* as it is sent, a long one filled up to *target* tokens."""
-    if prompt.long:
-        return Fitted(prompt, *grown(prompt, wrap, target, count))
-    text = wrap.replace("{prompt}", prompt.text)
-    return Fitted(prompt, text, count(text))
-
-
-def _essence(text: str) -> str:
-    return re.sub(r"\s+", "", unicodedata.normalize("NFKC", text))
-
-
-def holds(text: str, again: str) -> bool:
-    """
-    Return whether *again*, which is *text* through the tokenizer and back, is still that text.
-
-    Blanks and forms of characters that mean the same (NFKC) may differ, as some tokenizers normalise, and marks that the
-    tokenizer adds may stand around it; characters that became unknown ones may not.
-    """
-    return _essence(text) in _essence(again)
-
-
-def answered(prompt: Prompt, text: str) -> bool:
-    """Return whether *text* has the prompt's answer in it."""
-    return re.search(prompt.answer, unicodedata.normalize("NFKC", text)) is not None
-
-
-def unique(prompts: Sequence[Prompt]) -> bool:
-    """Return whether every prompt has a name of its own."""
-    return len({prompt.name for prompt in prompts}) == len(prompts)
-
-
-#: Every check that a profile may leave out.
-OPTIONAL = ("answers", "entropy", *(detector.name for detector in detectors.DETECTORS))
+    prompt: Count
+    temperature: Positive
+    every: Count
+    kl_max: Positive
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,57 +127,83 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         about: Which kind it is.
         answers: How many answers must be right.
-        long: Length of the long prompt in tokens.
-        wrap: What stands around every prompt, with ``{prompt}``.
-        ends: Texts of tokens that end an answer; those that are no single token of the model are passed over.
-        not_run: Checks that this kind cannot be judged by, and why.
+        context: Lengths in tokens at which facts are retrieved; ``maximum`` is the server's.
+        deep: Tokens of the long generation.
+        wrap: The text around each prompt, with ``{prompt}``.
+        not_run: Checks that cannot judge this kind, and why.
     """
 
     about: str
-    answers: int
-    long: int
-    wrap: str = "{prompt}"
-    ends: tuple[str, ...] = ()
+    answers: Annotated[int, Meta(ge=0)]
+    context: tuple[Count | Literal["maximum"], ...]
+    deep: Annotated[int, Meta(ge=64)]
+    wrap: Annotated[str, Meta(pattern=r"\{prompt\}")] = "{prompt}"
     not_run: dict[str, str] = {}
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.not_run) - set(OPTIONAL)):
-            raise ValueError(f"no check that may be left out is named {', '.join(unknown)}")
-        if "{prompt}" not in self.wrap:
-            raise ValueError("wrap has no place for the {prompt}")
-        if self.long < 1 or self.answers < 0:
-            raise ValueError("a long prompt has at least a token, and answers are counted from 0")
-
-
-class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pass that asks for log probabilities: its tokens, and how many of the likeliest; 0 tokens leave it out."""
-
-    tokens: int
-    top: int
 
 
 class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    ``ci/gates/generation.yaml``, which says where each threshold comes from.
+    ``ci/gates/generation.yaml``, which states the source of each threshold.
 
     Attributes:
-        tokens: Of each answer (gates.md §3.3: 200).
-        bounds: Of the detectors.
-        logprobs: For the entropy.
-        batch: How many prompts are asked at once for the row that informs; 0 leaves it out.
-        profiles: By kind of model.
-        prompts: At least one; names are unique.
+        tokens: The most tokens of each answer.
+        top: Logarithms of probabilities per token.
+        tie: Nat; two tokens that are nearer may change places when speculation is switched off.
+        line: Of a long text, with a ``{number}`` that counts up and an ``{other}`` that varies.
     """
 
-    tokens: int
+    tokens: Count
+    top: Count
+    tie: Positive
     bounds: Bounds
-    logprobs: Logprobs
-    batch: int
     profiles: dict[str, Profile]
-    prompts: tuple[Prompt, ...]
+    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
+    line: Annotated[str, Meta(pattern=r"\{number\}")]
+    facts: Annotated[tuple[Fact, ...], Meta(min_length=1)]
+    chats: tuple[Chat, ...]
+    deep: Deep
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or not self.prompts or not unique(self.prompts):
-            raise ValueError("there are prompts with unique names, and tokens to be said")
-        if few := [name for name, profile in self.profiles.items() if profile.answers > len(self.prompts)]:
-            raise ValueError(f"more right answers than prompts are asked for by {', '.join(few)}")
+        names = [prompt.name for prompt in (*self.prompts, *self.facts)]
+        names += [chat.name for chat in self.chats]
+        if len(set(names)) < len(names):
+            raise ValueError("prompts, facts and chats have unique names")
+        if max(profile.answers for profile in self.profiles.values()) > len(self.prompts):
+            raise ValueError("a profile asks for more right answers than there are prompts")
+
+
+def long_text(line: str, lines: int, facts: Sequence[Fact] = ()) -> str:
+    """Return *lines* lines and those of *facts*, the same for the same arguments."""
+    # A multiplicative walk looks random and does not change between releases of Python.
+    text = [
+        line.replace("{number}", str(number + 1)).replace(
+            "{other}", str((number * 7919 + 17) % 9973)
+        )
+        for number in range(lines)
+    ]
+    for fact in sorted(facts, key=lambda fact: -fact.depth):
+        text.insert(round(fact.depth * lines), fact.line)
+    return "\n".join(text) + "\n"
+
+
+def filled_text(
+    policy: GenerationPolicy, wrap: str, tokens: int, count: Callable[[str], int]
+) -> str:
+    """
+    Return a text with all facts that has, with a question, at most *tokens* tokens.
+
+    Args:
+        wrap: As in `Profile`.
+        count: From a text to its tokens; called a few times.
+    """
+    question = max((fact.text for fact in policy.facts), key=len)
+
+    def length(lines: int) -> int:
+        text = long_text(policy.line, lines, policy.facts) + question
+        return count(wrap.replace("{prompt}", text))
+
+    # Numbers grow longer, so the first estimate is a little too large.
+    lines = int(tokens * 50 / max(50, length(100) - length(50)))
+    while lines and (actual := length(lines)) > tokens:
+        lines = min(lines - 1, int(lines * tokens / actual))
+    return long_text(policy.line, lines, policy.facts)

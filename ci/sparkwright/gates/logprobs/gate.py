@@ -1,362 +1,417 @@
 """
-G5: is the candidate's distribution over the next token that of the reference, at every place of the same texts?
+G5: compare the candidate's next-token distributions with a reference's, and decode with prefill.
 
-Both servers score the same tokens (teacher forcing), so one odd token does not carry the comparison away, and a kernel that is a
-little wrong everywhere shows although greedy answers still read well. The reference scores twice, and how far it is from itself (A/A)
-is the floor below which nobody can be asked to be. Every limit is held against an interval, not a point: what the texts do not decide
-is inconclusive.
+Both servers score the same tokens (teacher forcing), so one odd token does not end the comparison,
+and a kernel that is a little wrong everywhere is seen although greedy answers still read well. The
+reference scores twice; its distance from itself (A/A) is the floor of what can be asked.
+
+Prefill alone does not show damage in decode or in the prefix cache. So the candidate also generates
+tokens (greedy and sampled, alone and in a batch, with a cold and with a cached prefix), and the
+distribution behind each is compared with the one that prefill, without the cache, gives for the
+same tokens. Each limit is compared with an interval; texts that do not decide are inconclusive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from sparkwright.bench.server import openai_schema
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import Client, Completion, ServerInvalid
+from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    State,
     declare,
     failed,
-    inconclusive,
     invalid,
     not_run,
     passed,
 )
 from sparkwright.gates.logprobs import divergence, reference
-from sparkwright.gates.logprobs.divergence import Floats, Scores
+from sparkwright.gates.logprobs.divergence import Floats, Ids, Scores
 from sparkwright.gates.logprobs.reference import LogprobsPolicy, Reference, ReferenceInvalid
 
-__all__ = ["CHECKS", "COMPARED", "REASONS", "TITLE", "LogprobsPolicy", "record", "run"]
+TITLE = "next-token distributions"
 
-TITLE = "distributions against a reference"
+#: A token, and logarithms of probabilities at its position.
+Row = tuple[int, Mapping[int, float]]
+
+#: How tokens are generated, by check: temperature, concurrency 1 or the policy's, prefix cached.
+MODES: Mapping[str, tuple[float, bool, bool]] = {
+    "decode-greedy": (0.0, False, False),
+    "decode-sampled": (1.0, False, False),
+    "decode-greedy-batch": (0.0, True, False),
+    "decode-sampled-batch": (1.0, True, False),
+    "cached-prefix": (0.0, False, True),
+}
+
+#: The checks after those of the reference and of the candidate's answers.
+COMPARED = ("divergence", "best-token", "perplexity")
+DECODED = (*MODES, "sampling", "acceptance")
+
+CHECKS = (*declare("reference", *COMPARED, *DECODED, measured=True), *declare("candidate"))
 
 REASONS: Mapping[str, str] = {
-    **openai_schema.REASONS,
-    "reference-unstable": "The reference differs from itself by more than the policy allows, so nothing can be held against it: "
-    "score it at concurrency 1, without other load, or take another backend as the reference.",
-    "reference-unsound": "The reference gives logarithms that no softmax gives (not a number, a sum above 1): take another reference.",
-    "reference-damaged": "The saved reference cannot be read, was cut short or changed: make it again.",
-    "reference-other-model": "The reference is of another model, tokenizer or corpus than the candidate's run: make it with the same ones.",
-    "reference-other-policy": "The reference has other numbers of texts, tokens or logarithms than the policy asks: make it again.",
-    "corpus-too-short": "With this tokenizer a text has fewer tokens than the policy asks: lower `tokens` or lengthen the corpus.",
-    "too-few-logprobs": "The server gives fewer logarithms per position than asked: raise its --max-logprobs.",
-    "not-a-number": "The candidate gives a logarithm that is not a number or minus infinity: a kernel writes NaN or does not write at all.",
-    "not-a-distribution": "The candidate's probabilities add up to more than 1: its logits or its softmax are damaged.",
-    "distribution-differs": "The candidate's distributions are further from the reference's than the policy allows: a kernel, "
-    "a scale or a weight is wrong, however well the text reads.",
-    "text-differs": "Some texts come out far from the reference's although the average may be good: garbage that depends on the prompt.",
-    "best-token-differs": "The candidate's most likely token is another one too often.",
-    "perplexity-differs": "The texts are more, or less, likely to the candidate than to the reference.",
-    "texts-do-not-decide": "The interval holds the limit: score more texts (`texts` in the policy), or make the reference steadier.",
+    **SERVER_REASONS,
+    "reference-unstable": "The reference differs from itself by more than the policy allows. Score "
+    "it without other load, or take another backend as the reference.",
+    "reference-unsound": "The reference gives logarithms that no softmax gives (NaN, a sum above "
+    "1). Take another reference.",
+    "reference-damaged": "The recorded reference cannot be read, was cut short or changed. Record "
+    "it again.",
+    "reference-unnamed": "The recorded reference does not name its wheel, flags, backends or model "
+    "digest, so it may be the candidate's own. Record it with WHEEL, --serve and --recipe.",
+    "reference-is-candidate": "The reference was recorded from the candidate's own wheel, so both "
+    "share every fault. Record it from the official wheel or from an earlier release.",
+    "reference-other-model": "The reference is of other weights, another tokenizer or other texts. "
+    "Record it with the same ones.",
+    "reference-other-policy": "The reference has other numbers of texts, tokens or logarithms than "
+    "the policy. Record it again.",
+    "corpus-too-short": "With this tokenizer a text has fewer tokens than the policy asks for. "
+    "Lower `tokens` or lengthen the corpus.",
+    "too-few-logprobs": "The server gives fewer logarithms per position than asked for. Raise its "
+    "--max-logprobs.",
+    "not-a-number": "Logarithms are NaN or minus infinity, or their probabilities add up to more "
+    "than 1: a kernel writes NaN, does not write, or damages logits or softmax.",
+    "distribution-differs": "The distributions differ from the reference's by more than the policy "
+    "allows: a kernel, a scale or a weight is wrong, however well the text reads.",
+    "text-differs": "Some texts differ although the average may be good: damage that depends on "
+    "the prompt.",
+    "best-token-differs": "The most probable token is another one too often.",
+    "perplexity-differs": "The texts are more, or less, probable to the candidate.",
+    "decode-differs": "The distributions of generated tokens are not those that prefill gives for "
+    "the same tokens: a decode kernel, the KV cache, a CUDA graph or speculation is wrong.",
+    "cache-differs": "After a prefix from the cache the distributions are not those of a cold run: "
+    "the prefix cache returns wrong blocks.",
+    "sampling-differs": "Sampled tokens do not follow their own distribution: the sampler or the "
+    "rejection of drafts is wrong.",
+    "acceptance-differs": "Another share of the drafts is accepted than with the reference: the "
+    "draft model or its kernels differ.",
+    "no-speculation": "Neither server drafts tokens, so there is no acceptance to compare.",
+    "reference-without-speculation": "The candidate drafts tokens and the reference does not. "
+    "Record the reference with the recipe's flags.",
+    "prefix-cache-unused": "The server found no prefix in its cache. Check its flags and "
+    "--enable-prefix-caching.",
+    "texts-do-not-decide": "The interval holds the limit. Score more texts (`texts` in the policy) "
+    "or make the reference steadier.",
     "not-measured": "An earlier check of this gate ended before this could be measured.",
-}  # fmt: skip
+}
 
-#: What follows the two checks of the measurement itself, in order.
-COMPARED = ("divergence", "worst-text", "best-token", "perplexity", "tails")
+#: What vLLM answers if a logarithm that it was asked for is NaN (seen with 0.32.0).
+NOT_A_NUMBER = "Out of range float values"
 
-CHECKS = (
-    *declare("reference", *COMPARED[:-1], measured=True),
-    *declare("candidate"),
-    *declare(COMPARED[-1], measured=True, role="informs"),
-)
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+CACHE_HITS = "vllm:prefix_cache_hits_total"
+
+
+class Decoded(msgspec.Struct, frozen=True):
+    """
+    The generated tokens of one mode, compared with their recomputation by prefill.
+
+    Attributes:
+        kl: Per text, the mean lower bound of KL in nat.
+        scores: The distributions behind the generated tokens.
+        cache_hits: Tokens that were found in the prefix cache meanwhile.
+        acceptance: The accepted share of the drafted tokens; None if none was drafted.
+    """
+
+    kl: Floats
+    scores: Scores
+    cache_hits: float
+    acceptance: float | None
+
+
+def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Reference:
+    """
+    Return what *server* reports of the texts, and how well it agrees with itself.
+
+    Raises:
+        ServerInvalid: The server does not answer as it should, or a text has too few tokens.
+    """
+    texts = _tokens(policy, server)
+    first, second = (_score(policy, texts, server) for _ in range(2))
+    decoded = {name: _decode(policy, texts, server, name) for name in MODES}
+    return Reference(
+        served,
+        server.model(),
+        server.version(),
+        policy.shape,
+        texts,
+        first,
+        _distances(policy, first, second)[:, :2],
+        {name: mode.kl for name, mode in decoded.items()},
+        decoded["decode-greedy"].acceptance,
+    )
 
 
 def run(
-    policy: LogprobsPolicy, candidate: Client, against: Client | Reference | Path, *,
-    paragraphs: Mapping[str, tuple[str, ...]], served: ServerIdentity, reference_served: ServerIdentity | None = None, again: Client | None = None,
-) -> tuple[Check, ...]:  # fmt: skip
+    policy: LogprobsPolicy, candidate: Client, against: Client | Path, *, served: ServerIdentity
+) -> tuple[Check, ...]:
     """
     Return the checks of the gate.
 
     Args:
-        candidate: The server of the wheel in question, about which *served* tells what is known.
-        against: The server of the reference, or what it said earlier, or the file with that.
-        paragraphs: The corpus, as `reference.load_corpus` reads it.
-        reference_served: About the reference's server; what is known of the candidate's, less its wheel, where it is not given.
-        again: A second launch of the reference, for the floor.
-
-    Raises:
-        file-invalid: The corpus is not the one that the policy names.
+        candidate: The server of the candidate, whose identity is *served*.
+        against: The server of the reference, or the file that was recorded of it.
     """
+    checks: list[Check] = []
     try:
-        if isinstance(against, Client):
-            about = reference_served or msgspec.structs.replace(served, wheel="")
-            against = record(policy, paragraphs, against, about, again)
-        known = against if isinstance(against, Reference) else reference.load(against)
+        known = _reference(policy, candidate, against, served)
+        checks.append(_stability(policy, known))
+        same = same_model(served, candidate.model(), known.served, known.name)
+        if not same or not np.array_equal(_tokens(policy, candidate), known.texts):
+            message = f"the reference is of {known.name}, its tokenizer or other texts"
+            raise ReferenceInvalid("reference-other-model", message)
+        measured = _score(policy, known.texts, candidate)
+        decoded = {mode: _decode(policy, known.texts, candidate, mode) for mode in MODES}
     except ServerInvalid as error:
-        return _ended(invalid("reference", f"The reference's server: {error.says}.", error.reference))
-    except ReferenceInvalid as error:
-        return _ended(invalid("reference", f"{error.says[:1].upper()}{error.says[1:]}.", error.reference))
-    stable = _reference_check(policy, known)
-    if stable.state != "pass":
-        return _ended(stable)
-    measured = candidate_scores(policy, candidate, known, served, made_texts(policy, paragraphs))
-    if isinstance(measured, Check):
-        return _ended(stable, measured)
-    sound = passed("candidate", f"The candidate scored {len(measured)} positions of {policy.texts} texts; each is a distribution.")
-    return (stable, sound, *compare(policy, known, measured, same_host=known.served.host == served.host))
+        name, make, reason = "reference", invalid, error.reason
+        damaged = reason == "not-a-number" or NOT_A_NUMBER in error.message
+        if checks:
+            name, make = "candidate", failed if damaged else invalid
+        if damaged:
+            reason = "not-a-number" if checks else "reference-unsound"
+        checks.append(make(name, f"The {name}: {error.message}.", reason))
+        rest = ("reference", "candidate", *COMPARED, *DECODED)[len(checks) :]
+        message = f"The check {name} ended the gate."
+        return (*checks, *(not_run(skipped, message, "not-measured") for skipped in rest))
+    message = f"The candidate gave a distribution at each of {len(measured.tokens)} positions."
+    checks.append(passed("candidate", message))
+    # The floor of another machine says nothing about this one.
+    own = float(known.served.host == served.host)
+    checks += _prefill_checks(policy, known, measured, own * known.floor)
+    for name, mode in decoded.items():
+        if name == "cached-prefix" and not mode.cache_hits:
+            # Without a prefix cache by design there is nothing to compare.
+            required = "--no-enable-prefix-caching" not in (served.flags or ())
+            message = "The server found no prefix in its cache."
+            checks.append(not_run(name, message, "prefix-cache-unused", required=required))
+        else:
+            reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
+            checks.append(
+                _kl_check(policy, name, (reason, reason), mode.kl, own * known.decode[name])
+            )
+    checks.append(_sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]]))
+    return (*checks, _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance))
 
 
-def _ended(*done: Check) -> tuple[Check, ...]:
-    missing = ("candidate", *COMPARED) if len(done) == 1 else COMPARED
-    return (
-        *done,
-        *(not_run(name, f"{done[-1].name} ended the gate.", "not-measured", required=name != "tails") for name in missing),
-    )
-
-
-def _reference_check(policy: LogprobsPolicy, known: Reference) -> Check:
-    """Return whether the reference fits the policy, is sound and agrees with itself."""
-    if known.corpus != policy.corpus:
-        return invalid("reference", "The reference is of another corpus than the policy names.", "reference-other-model")
-    if (len(known.texts), len(known.texts[0]), known.top) != (policy.texts, policy.tokens, policy.top):
-        return invalid("reference", "The reference has other texts, tokens or logarithms than the policy asks.", "reference-other-policy")
-    wrong, above, few = divergence.unsound(known.scores, policy.top)
-    if (wrong | above | few).any():
-        return invalid("reference", "The reference's logarithms are those of no distribution.", "reference-unsound")
-    floor, same, _ = known.floor.mean(axis=0)
-    apart = [spread(known.floor[:, column]) for column in (0, 1)]
-    figures = [
-        Figure("A/A floor of the mean KL", float(floor), "nat", policy.texts, apart[0], policy.floor_most),
-        Figure("A/A best tokens the same", 100 * float(same), "%", policy.texts, 100 * apart[1], 100 * policy.agreement_least),
-    ]
-    if floor > policy.floor_most or same < policy.agreement_least:
-        says = f"The reference differs from itself by {floor:.4f} nat and agrees with itself on {same:.1%} of the best tokens."
-        return invalid("reference", says, "reference-unstable", figures=figures)
-    says = f"The reference differs from itself by {floor:.2g} nat and agrees with itself on {same:.2%} of the best tokens."
-    return passed("reference", says, figures=figures)
-
-
-#: What vLLM answers when a logarithm that it was asked for is not a number (seen with 0.32.0).
-NOT_A_NUMBER = "Out of range float values"
-
-
-def record(
-    policy: LogprobsPolicy, paragraphs: Mapping[str, tuple[str, ...]], server: Client, served: ServerIdentity, again: Client | None = None
+def _reference(
+    policy: LogprobsPolicy, candidate: Client, against: Client | Path, served: ServerIdentity
 ) -> Reference:
-    """
-    Return what *server* says of the corpus, with its floor from a second pass.
-
-    Args:
-        again: A second launch of the same reference, for the second pass; *server* itself without one.
-
-    Raises:
-        ServerInvalid: The server does not answer as it should.
-        ReferenceInvalid: What it says is sound for nobody, or a text is too short for its tokenizer.
-        file-invalid: The corpus is not the one that the policy names.
-    """
-    made = made_texts(policy, paragraphs)
-    tokens = _tokens(policy, made, server)
-    first = _score(policy, tokens, server, "reference")
-    second = _score(policy, tokens, again or server, "reference, again")
-    for scores in (first, second):
-        wrong, above, few = divergence.unsound(scores, policy.top)
-        if few.any():
-            raise ReferenceInvalid("too-few-logprobs", f"the reference gives fewer than {policy.top} logarithms at {few.sum()} positions")
-        if wrong.any() or above.any():
-            raise ReferenceInvalid("reference-unsound", f"{(wrong | above).sum()} positions of the reference are no distribution")
-    floor = by_text(columns(first, second, policy.top), policy.texts)
-    return Reference(served, server.model(), server.version(), policy.corpus, policy.top, tokens, first, floor)
+    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another server."""
+    if isinstance(against, Client):
+        if against.url == candidate.url:
+            raise ReferenceInvalid("reference-is-candidate", "it is the candidate's own server")
+        return record(policy, against, replace(served, wheel=""))
+    known = reference.load(against)
+    identity = known.served
+    required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
+    if missing := [name for name, value in required.items() if value in ("", None)]:
+        raise ReferenceInvalid("reference-unnamed", f"it does not name its {', '.join(missing)}")
+    if identity.wheel == served.wheel:
+        message = "it was recorded from the candidate's own wheel"
+        raise ReferenceInvalid("reference-is-candidate", message)
+    if known.shape != policy.shape:
+        message = "it has other texts, tokens or logarithms than the policy"
+        raise ReferenceInvalid("reference-other-policy", message)
+    return known
 
 
-def made_texts(policy: LogprobsPolicy, paragraphs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the texts of the policy; raise `file-invalid` where the corpus gives others than it names."""
-    made = reference.corpus_texts(paragraphs, policy.texts)
-    if reference.digest_of(made) != policy.corpus:
-        raise FileError(
-            "file-invalid",
-            "The corpus is not the one that the policy of the distributions names.",
-            details=[f"policy: {policy.corpus}", f"corpus: {reference.digest_of(made)}"],
-        )
-    return made
+def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
+    """Return the check of the reference; raise `ReferenceInvalid` if it disagrees with itself."""
+    _require_sound(policy, known.scores)
+    floor, other = map(float, known.floor.mean(axis=0))
+    message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
+    if not (floor <= policy.floor_max and other <= policy.other_best_max):
+        raise ReferenceInvalid("reference-unstable", message)
+    figures = [
+        Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
+        Figure("A/A other best tokens", other, count=policy.texts, bound=policy.other_best_max),
+    ]
+    return passed("reference", f"The reference: {message}.", figures=figures)
 
 
-def _tokens(policy: LogprobsPolicy, made: tuple[str, ...], server: Client) -> tuple[tuple[int, ...], ...]:
-    """Return the first tokens of each text; raise `ReferenceInvalid` where one has too few, `ServerInvalid` where they do not fit."""
-    if server.max_model_len() <= policy.tokens:
-        raise ServerInvalid("prompt-too-long", f"its context holds {server.max_model_len()} tokens; {policy.tokens} and one to write are needed")
-    tokens = tuple(server.tokenize(text)[: policy.tokens] for text in made)
-    short = [number for number, text in enumerate(tokens) if len(text) < policy.tokens]
-    if short:
-        raise ReferenceInvalid("corpus-too-short", f"text {short[0]} has {len(tokens[short[0]])} tokens instead of {policy.tokens}")
-    return tokens
+def _tokens(policy: LogprobsPolicy, server: Client) -> Ids:
+    """Return the first tokens of each text; raise `ReferenceInvalid` if one has too few."""
+    tokens = [server.tokenize(text)[: policy.tokens] for text in policy.corpus_texts()]
+    if (shortest := min(map(len, tokens))) < policy.tokens:
+        message = f"a text has {shortest} tokens instead of {policy.tokens}"
+        raise ReferenceInvalid("corpus-too-short", message)
+    return np.array(tokens, np.int64)
 
 
-def _score(policy: LogprobsPolicy, tokens: Sequence[Sequence[int]], server: Client, who: str) -> Scores:
-    """Return what *server* says of *tokens*, one text at a time: batches would bring differences that no candidate is to blame for."""
-    rows: list[tuple[int, float, Mapping[int, float]]] = []
-    with console.progress(f"scores of the {who}", len(tokens), "texts") as line:
-        for number, text in enumerate(tokens):
-            positions = server.complete(text, max_tokens=1, prompt_logprobs=policy.top).prompt_logprobs
-            if [position.token for position in positions] != list(text[1:]):
-                raise ServerInvalid("answer-unreadable", f"text {number}: it scored other tokens than it was sent")
-            if widest := max((len(position.top) for position in positions), default=0) > policy.top + 1:
-                raise ServerInvalid("answer-unreadable", f"text {number}: it gave {widest} logarithms where {policy.top} were asked")
-            rows += [(position.token, position.logprob, position.top) for position in positions]
+def _score(policy: LogprobsPolicy, texts: Ids, server: Client) -> Scores:
+    """Return the scores of *texts*, one at a time, as batches differ by more than a kernel may."""
+    rows: list[Row] = []
+    with console.progress("scores", len(texts), "texts") as line:
+        for number, text in enumerate(texts.tolist()):
+            rows += _prefill(policy, server, text)
             line.update(number + 1)
-    return divergence.scores(rows, policy.top + 1)
+    return _require_sound(policy, divergence.scores(rows, policy.top + 1))
 
 
-def candidate_scores(
-    policy: LogprobsPolicy, server: Client, known: Reference, served: ServerIdentity, made: tuple[str, ...]
-) -> Scores | Check:
-    """Return the candidate's scores, or the check that says why there are none that count."""
-    try:
-        name = server.model()
-        if not same_model(served, name, known.served, known.name):
-            return invalid("candidate", f"The candidate serves {name!r}, the reference is of {known.name!r}.", "reference-other-model")
-        if _tokens(policy, made, server) != known.texts:
-            says = "The candidate's tokenizer gives other tokens for the corpus than the reference's."
-            return invalid("candidate", says, "reference-other-model")
-        scores = _score(policy, known.texts, server, "candidate")
-    except ServerInvalid as error:
-        if NOT_A_NUMBER in error.says:
-            return failed("candidate", f"The candidate's server cannot write its own logarithms: {error.says}.", "not-a-number")
-        return invalid("candidate", f"The candidate's server: {error.says}.", error.reference)
-    except ReferenceInvalid as error:
-        return invalid("candidate", f"The candidate: {error.says}.", error.reference)
-    wrong, above, few = divergence.unsound(scores, policy.top)
+def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> list[Row]:
+    """Return each token of *text* but the first, with the logarithms that prefill gives for it."""
+    # vLLM computes such a request without its prefix cache.
+    scored = server.complete(text, max_tokens=1, prompt_logprobs=policy.top).prompt_logprobs
+    return [(place.token, {**place.top, place.token: place.logprob}) for place in scored]
+
+
+def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
+    """Return *scores*; raise `ReferenceInvalid` if a position is no distribution."""
+    wrong, few = divergence.unsound(scores, policy.top)
     if wrong.any():
-        says = f"{wrong.sum()} of {len(scores)} positions hold a logarithm that is not a number or minus infinity."
-        return failed("candidate", says, "not-a-number", samples=_where(wrong, scores, policy))
-    if above.any():
-        says = f"The probabilities of {above.sum()} of {len(scores)} positions add up to more than 1."
-        return failed("candidate", says, "not-a-distribution", samples=_where(above, scores, policy))
+        message = f"{wrong.sum()} of {len(wrong)} positions are no distribution"
+        raise ReferenceInvalid("not-a-number", message)
     if few.any():
-        says = f"{few.sum()} positions have fewer than {policy.top} logarithms."
-        return invalid("candidate", says, "too-few-logprobs")
+        message = f"{few.sum()} positions have fewer than {policy.top} logarithms"
+        raise ReferenceInvalid("too-few-logprobs", message)
     return scores
 
 
-def _where(marked: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], scores: Scores, policy: LogprobsPolicy) -> list[Sample]:
-    return [
-        Sample(place(int(index), policy), actual=f"token {scores.tokens[index]}: {scores.logprobs[index]}, best {scores.tops[index, 0]}")
-        for index in np.flatnonzero(marked)[:5]
-    ]
+def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> Decoded:
+    """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
+    temperature, batched, cached = MODES[name]
+    prompts = texts[: policy.decode_texts, : policy.decode_prompt].tolist()
+
+    def generate(number: int) -> Completion:
+        # A block of the cache is found only under the salt that it was stored with.
+        salt, prompt = uuid.uuid4().hex, prompts[number]
+        if cached:
+            server.complete(prompt, max_tokens=1, cache_salt=salt)
+        return server.complete(
+            prompt,
+            max_tokens=policy.decode_tokens,
+            temperature=temperature,
+            seed=number,
+            logprobs=policy.top,
+            ignore_eos=True,
+            cache_salt=salt,
+        )
+
+    before = server.metrics()
+    with ThreadPoolExecutor(policy.decode_batch if batched else 1) as pool:
+        completions = list(pool.map(generate, range(len(prompts))))
+    after = server.metrics()
+    growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in (CACHE_HITS, ACCEPTED, DRAFTED)]
+    rows: tuple[list[Row], list[Row]] = ([], [])
+    for prompt, completion in zip(prompts, completions, strict=True):
+        rows[0].extend(zip(completion.tokens, completion.logprobs, strict=True))
+        recomputed = _prefill(policy, server, [*prompt, *completion.tokens])
+        rows[1].extend(recomputed[-policy.decode_tokens :])
+    scores, expected = (
+        _require_sound(policy, divergence.scores(part, policy.top + 1)) for part in rows
+    )
+    kl = divergence.lower_bound(expected, scores, policy.top).reshape(len(prompts), -1).mean(axis=1)
+    return Decoded(kl, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
 
 
-def columns(one: Scores, other: Scores, top: int) -> Floats:
-    """Return per position: lower bound of KL(one ‖ other), same best token, and ln p(one) − ln p(other) of the token that is there."""
-    same = divergence.agreement(one, other).astype(np.float64)
-    return np.stack([divergence.lower_bound(one, other, top), same, one.logprobs - other.logprobs], axis=1)
+def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
+    """Return, per text: mean KL(one ‖ other), share of other best tokens, difference of ln p."""
+    columns = (
+        divergence.lower_bound(one, other, policy.top),
+        ~divergence.agreement(one, other),
+        one.logprobs - other.logprobs,
+    )
+    return np.stack([column.reshape(policy.texts, -1).mean(axis=1) for column in columns], axis=1)
 
 
-def by_text(of: Floats, texts: int) -> Floats:
-    """Return the means over each text of a row per position."""
-    means: Floats = of.reshape(texts, -1, of.shape[1]).mean(axis=1)
-    return means
+def _prefill_checks(
+    policy: LogprobsPolicy, known: Reference, measured: Scores, floor: Floats
+) -> Iterator[Check]:
+    """Yield the checks of the scores; *floor* holds the reference's own distances."""
+    kl, other, shift = _distances(policy, known.scores, measured).T
+    reasons = ("distribution-differs", "text-differs")
+    yield _kl_check(policy, "divergence", reasons, kl, floor[:, 0])
+    limit = min(policy.other_best_max, float(floor[:, 1].mean()) + policy.other_best_rise)
+    label = "share of other best tokens"
+    yield _mean_check(policy, "best-token", "best-token-differs", label, other, limit)
+    label, limit = "change of ln perplexity", policy.perplexity_max
+    yield _mean_check(policy, "perplexity", "perplexity-differs", label, shift, limit)
 
 
-def place(position: int, policy: LogprobsPolicy) -> str:
-    """Return where a position of the scores is, in words."""
-    text, token = divmod(position, policy.tokens - 1)
-    return f"text {text}, token {token + 1}"
+def _kl_check(
+    policy: LogprobsPolicy, name: str, reasons: tuple[str, str], kl: Floats, floor: Floats
+) -> Check:
+    """
+    Return whether the texts are near on average, and each by itself.
+
+    That one text is damaged is no accident of the choice of texts, so there is no interval.
+    """
+    decoded = name in MODES
+    limit = policy.decode_text_max if decoded else policy.text_max
+    limit = max(limit, policy.kl_floors * float(floor.max()))
+    if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
+        samples = [
+            Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
+            for index in bad
+        ]
+        message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average."
+        return failed(name, message, reasons[1], samples=samples)
+    limit = policy.decode_kl_max if decoded else policy.kl_max
+    limit = max(limit, policy.kl_floors * float(floor.mean()))
+    return _mean_check(policy, name, reasons[0], "mean KL in nat, lower bound", kl, limit)
 
 
-def spread(values: Floats) -> float:
-    """Return the standard deviation over texts."""
-    return float(values.std(ddof=1))
+def _mean_check(
+    policy: LogprobsPolicy, name: str, reason: str, label: str, values: Floats, limit: float
+) -> Check:
+    """Return whether the mean of *values*, one per text, lies within *limit* of 0."""
+    low, high = divergence.limits(values, policy.confidence)
+    low, high = max(low, -high), max(high, -low)
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    figure = Figure(label, mean, "", len(values), spread, limit)
+    state: State = "pass" if high <= limit else "fail" if low > limit else "inconclusive"
+    reason = {"pass": "", "fail": reason}.get(state, "texts-do-not-decide")
+    message = (
+        f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}."
+    )
+    return Check(name, state, message, reason, figures=(figure,))
 
 
-def compare(policy: LogprobsPolicy, known: Reference, measured: Scores, *, same_host: bool) -> tuple[Check, ...]:
-    """Return the checks of *measured* against the reference; its floor counts on the same host alone."""
-    found = columns(known.scores, measured, policy.top)
-    # The floor of another machine says nothing about this one; then the limits stand alone.
-    floor = known.floor if same_host else np.tile([0.0, 1.0, 0.0], (policy.texts, 1))
-    blocks = np.concatenate([by_text(found, policy.texts), floor], axis=1)
-    worst = [_sample(int(index), known.scores, measured, found, policy) for index in np.argsort(-found[:, 0])[:5]]
-    return (
-        _divergence(policy, blocks, worst),
-        _worst_text(policy, blocks),
-        _best_token(policy, blocks),
-        _perplexity(policy, blocks),
-        _tails(found),
+def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
+    """
+    Return whether sampled tokens follow their own distributions.
+
+    A token drawn from its distribution is the most probable one with that one's probability p, so
+    their count less Σ p has mean 0 and variance Σ p (1 - p); each p is known before the drawing,
+    so the terms are uncorrelated.
+    """
+    tops = np.concatenate([mode.scores.tops for mode in sampled])
+    drawn = np.concatenate([mode.scores.logprobs for mode in sampled]) >= tops[:, 0]
+    chance = np.where(tops >= tops[:, :1], np.exp(tops), 0).sum(axis=1).clip(max=1)
+    error = float((drawn - chance).sum() / np.sqrt((chance * (1 - chance)).sum() + 1))
+    message = f"The most probable token was drawn {error:+.1f} standard errors too often."
+    figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=policy.sampling_max)
+    return _verdict(
+        "sampling", message, "sampling-differs", figure, abs(error) <= policy.sampling_max
     )
 
 
-def _sample(position: int, known: Scores, measured: Scores, apart: Floats, policy: LogprobsPolicy) -> Sample:
-    expected, found = (f"token {scores.ids[position, 0]} at {np.exp(scores.tops[position, 0]):.3f}" for scores in (known, measured))
-    return Sample(place(position, policy), expected, f"{found}; KL at least {apart[position, 0]:.3f} nat")
+def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | None) -> Check:
+    """Return whether as many drafts are accepted as with the reference."""
+    if known is None:
+        reason = "no-speculation" if measured is None else "reference-without-speculation"
+        message = "The reference drafts no tokens."
+        return not_run("acceptance", message, reason, required=measured is not None)
+    share, band = measured or 0.0, policy.acceptance_band
+    message = f"{share:.1%} of the drafted tokens were accepted, {known:.1%} by the reference."
+    figure = Figure("accepted drafts", share, bound=known - band)
+    return _verdict("acceptance", message, "acceptance-differs", figure, abs(share - known) <= band)
 
 
-def _divergence(policy: LogprobsPolicy, blocks: Floats, worst: Sequence[Sample]) -> Check:
-    limit = max(policy.kl_floors * float(blocks[:, 3].mean()), policy.kl_most)
-    mean = float(blocks[:, 0].mean())
-    figure = Figure("mean KL, lower bound", mean, "nat", policy.texts, spread(blocks[:, 0]), limit)
-
-    def excess(means: Floats) -> Floats:
-        return np.asarray(means[:, 0] - np.maximum(policy.kl_floors * means[:, 3], policy.kl_most))
-
-    says = f"KL is at least {mean:.4g} nat on average; the limit is {limit:.4g}."
-    return _decided("divergence", says, "distribution-differs", _limits(policy, excess, blocks), figure, worst)
-
-
-def _worst_text(policy: LogprobsPolicy, blocks: Floats) -> Check:
-    """Return whether each text is near; one that is not is no accident of the choice of texts, so there is no interval."""
-    limit, text = max(policy.kl_floors * float(blocks[:, 3].max()), policy.text_most), int(blocks[:, 0].argmax())
-    most, beyond = float(blocks[text, 0]), int((blocks[:, 0] > limit).sum())
-    figures = [Figure("largest mean KL of a text", most, "nat", policy.texts, bound=limit), Figure("texts beyond the limit", beyond)]
-    says = f"The furthest text is at least {most:.4g} nat away on average; the limit is {limit:.4g}."
-    if not beyond:
-        return passed("worst-text", says, figures=figures)
-    samples = [Sample(f"text {index}", actual=f"KL at least {blocks[index, 0]:.4g} nat") for index in np.argsort(-blocks[:, 0])[:beyond]]
-    return failed("worst-text", says, "text-differs", figures=figures, samples=samples)
-
-
-def _best_token(policy: LogprobsPolicy, blocks: Floats) -> Check:
-    limit = max(float(blocks[:, 4].mean()) - policy.agreement_drop, policy.agreement_least)
-    mean = float(blocks[:, 1].mean())
-    figure = Figure("best tokens the same", 100 * mean, "%", policy.texts, 100 * spread(blocks[:, 1]), 100 * limit)
-
-    def excess(means: Floats) -> Floats:
-        return np.asarray(np.maximum(means[:, 4] - policy.agreement_drop, policy.agreement_least) - means[:, 1])
-
-    says = f"The best token is the same at {mean:.2%} of the positions; the limit is {limit:.2%}."
-    return _decided("best-token", says, "best-token-differs", _limits(policy, excess, blocks), figure)
-
-
-def _perplexity(policy: LogprobsPolicy, blocks: Floats) -> Check:
-    mean = float(blocks[:, 2].mean())
-    figure = Figure("ln perplexity, candidate less reference", mean, "", policy.texts, spread(blocks[:, 2]), policy.perplexity_most)
-    low, high = _limits(policy, lambda means: np.asarray(means[:, 2]), blocks)
-    # Beyond the limit on either side fails; an interval within both passes.
-    excess = (max(low, -high) - policy.perplexity_most, max(high, -low) - policy.perplexity_most)
-    says = f"ln perplexity differs by {mean:+.5f}; the limit is ±{policy.perplexity_most:g}."
-    return _decided("perplexity", says, "perplexity-differs", excess, figure)
-
-
-def _limits(policy: LogprobsPolicy, statistic: Callable[[Floats], Floats], blocks: Floats) -> tuple[float, float]:
-    return divergence.bootstrap(statistic, blocks, confidence=policy.confidence)
-
-
-def _decided(
-    name: str, says: str, reference: str, excess: tuple[float, float], figure: Figure, samples: Sequence[Sample] = ()
-) -> Check:
-    """Return the check whose excess over its limit lies in the interval *excess*."""
-    low, high = excess
-    if high <= 0:
-        return passed(name, says, figures=[figure], samples=samples)
-    if low > 0:
-        return failed(name, says, reference, figures=[figure], samples=samples)
-    return inconclusive(name, f"{says} The texts do not decide.", "texts-do-not-decide", figures=[figure], samples=samples)
-
-
-def _tails(apart: Floats) -> Check:
-    high, most = (float(value) for value in np.quantile(apart[:, 0], [0.999, 1]))
-    worst = float(np.abs(apart[:, 2]).max())
-    figures = [
-        Figure("KL, 99.9 % of positions below", high, "nat", len(apart)),
-        Figure("KL, largest", most, "nat", len(apart)),
-        Figure("largest difference of one logarithm", worst, "nat", len(apart)),
-    ]
-    says = f"99.9 % of the positions are below {high:.3g} nat, the largest is {most:.3g}; it only informs."
-    return passed("tails", says, figures=figures, required=False)
+def _verdict(name: str, message: str, reason: str, figure: Figure, good: bool) -> Check:
+    return Check(
+        name, "pass" if good else "fail", message, "" if good else reason, figures=(figure,)
+    )

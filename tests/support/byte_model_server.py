@@ -1,0 +1,242 @@
+"""
+A server that speaks as vLLM does, of a model of bytes whose distributions a test can damage.
+
+The model guesses the next byte from the last one, and knows some texts by heart. Its answers follow
+from its logits (prefill, decode, greedy, sampled, prefix cache, drafts), so a test that changes the
+logits of some steps makes a server that is wrong in exactly that way.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkwright.bench.server.client import Client
+
+Floats = NDArray[np.float64]
+#: Ends a text.
+END = 4
+BLOCK = 16
+
+
+class Step(msgspec.Struct, frozen=True):
+    """
+    A step of the model.
+
+    Attributes:
+        tokens: All tokens before the one that is predicted.
+        decoded: How many of them were generated; 0 in prefill.
+        cached: How many of the prompt came from the prefix cache.
+        running: How many requests are answered at this moment.
+    """
+
+    tokens: list[int]
+    decoded: int
+    cached: int
+    running: int
+
+
+Damage = Callable[[Floats, Step], Floats]
+Message = dict[str, Any]
+
+
+class ByteModelServer(http.server.ThreadingHTTPServer):
+    """
+    A running server.
+
+    Attributes:
+        memory: Texts that are known by heart: the beginning, and what follows.
+        damage: Changes the logits of a step.
+        sharpen: The temperature that the sampler multiplies with the one it was asked for.
+        drafts: Whether tokens are drafted; *acceptance*: the share that is accepted.
+        chats: The message that answers a chat, by its question; the second is how it ends.
+        answer: Changes a complete reply that holds scores.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, memory: Mapping[str, str] | None = None, chats: Mapping[str, tuple[Message, str]] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.logits: Floats = np.random.default_rng(1).standard_normal((256, 256)) * 2
+        self.memory = {key.encode(): value.encode() + bytes([END]) for key, value in (memory or {}).items()}
+        self.chats = dict(chats or {})
+        self.damage: Damage = lambda logits, step: logits
+        self.answer: Callable[[Message], object] = lambda reply: reply
+        self.sharpen, self.drafts, self.acceptance = 1.0, False, 0.8
+        self.name, self.limit, self.shift = "bytes", 4096, 0
+        self.counts, self.lock = Counter[str](), threading.Lock()
+        self.stored: dict[str, list[list[int]]] = {}
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url, deadline=60)
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def logprobs(self, step: Step) -> Floats:
+        """Return the logarithms of the probabilities of all bytes after those of *step*."""
+        logits = self.logits[step.tokens[-1]].copy()
+        text = bytes(step.tokens[-4000:]) if self.memory else b""
+        for beginning, rest in self.memory.items():
+            at = text.rfind(beginning, max(0, len(text) - len(beginning) - len(rest)))
+            done = text[at + len(beginning) :]
+            if at >= 0 and len(done) < len(rest) and rest.startswith(done):
+                logits[rest[len(done)]] += 14
+        logits = self.damage(logits, step)
+        top = logits.max()
+        found: Floats = (logits - top - np.log(np.exp(logits - top).sum())).astype(np.float32).astype(np.float64)
+        return found
+
+    def reuse(self, salt: str, prompt: list[int]) -> int:
+        """Store *prompt* in the prefix cache, and return how many of its tokens were there."""
+        with self.lock:
+            stored = self.stored.setdefault(salt, [])
+            shared = [
+                next((i for i, (a, b) in enumerate(zip(old, prompt, strict=False)) if a != b), min(len(old), len(prompt))) for old in stored
+            ]
+            stored.append(prompt)
+            hits = max(shared, default=0) // BLOCK * BLOCK
+            self.counts["vllm:prefix_cache_hits_total"] += hits
+        return hits
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: ByteModelServer
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+    def _send(self, reply: object, status: int = 200, kind: str = "") -> None:
+        text = isinstance(reply, str)
+        body = reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind or ("text/html" if text else "application/json"))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        own = self.server
+        if self.path == "/metrics":
+            counts = {"vllm:corrupted_requests_total": 0, "vllm:prefix_cache_hits_total": 0, **own.counts}
+            return self._send("".join(f"{name} {value}\n" for name, value in counts.items()), kind="text/plain")
+        models = {"data": [{"id": own.name, "max_model_len": own.limit}]}
+        return self._send(models if self.path == "/v1/models" else {"version": "0.0.0"})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        own = self.server
+        if self.path == "/tokenize":
+            return self._send({"tokens": [(byte + own.shift) % 256 for byte in request["prompt"].encode()]})
+        if self.path == "/detokenize":
+            return self._send({"prompt": bytes(request["tokens"]).decode("utf-8", "replace")})
+        with own.lock:
+            own.counts["running"] += 1
+        try:
+            reply, stream = (self._chat if "chat" in self.path else self._completion)(request), request.get("stream")
+        finally:
+            with own.lock:
+                own.counts["running"] -= 1
+        if "error" in reply:
+            return self._send(reply, 400)
+        if not stream:
+            return self._send(own.answer(reply))
+        usage = reply.pop("usage")
+        events = [reply, {"model": own.name, "choices": [], "usage": usage}]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        return self._send("".join([*lines, "data: [DONE]\n\n"]), kind="text/event-stream")
+
+    def _chat(self, request: Message) -> Message:
+        own, content = self.server, request["messages"][-1]["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        image = "".join(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
+        question = image or parts[-1]["text"]
+        message, finish = own.chats.get(question, ({"content": "I do not know."}, "stop"))
+        choice = {"index": 0, "delta" if request.get("stream") else "message": message, "finish_reason": finish}
+        return {"model": own.name, "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+    def _completion(self, request: Message) -> Message:
+        own, prompt = self.server, request["prompt"]
+        prompt = list(prompt.encode()) if isinstance(prompt, str) else prompt
+        if len(prompt) + request["max_tokens"] > own.limit:
+            return {"error": {"message": "too long", "code": 400}}
+        scored, top = request.get("prompt_logprobs"), request.get("logprobs")
+        choice: Message = {"index": 0, "prompt_token_ids": prompt}
+        if scored is not None:
+            steps = [Step(prompt[:at], 0, 0, own.counts["running"]) for at in range(1, len(prompt))]
+            rows = [own.logprobs(step) for step in steps]
+            if any(np.isnan(row).any() for row in rows):
+                # In vLLM's own words, of 0.32.0.
+                return {"error": {"message": "Out of range float values are not JSON compliant", "code": 400}}
+            pairs = zip(prompt[1:], rows, strict=True)
+            choice["prompt_logprobs"] = [
+                None,
+                *({str(at): {"logprob": float(row[at])} for at in [token, *_best(row, scored)]} for token, row in pairs),
+            ]
+        tokens, names, finish = self._generate(request, prompt, top)
+        choice |= {
+            "text": bytes(token for token in tokens if token != END).decode("utf-8", "replace"),
+            "token_ids": tokens,
+            "finish_reason": finish,
+        }
+        if top is not None:
+            own_logprobs = [row[f"token_id:{token}"] for token, row in zip(tokens, names, strict=True)]
+            choice["logprobs"] = {
+                "tokens": [f"token_id:{token}" for token in tokens],
+                "token_logprobs": own_logprobs,
+                "top_logprobs": names,
+            }
+        return {"model": own.name, "choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}}
+
+    def _generate(self, request: Message, prompt: list[int], top: int | None) -> tuple[list[int], list[dict[str, float | None]], str]:
+        own = self.server
+        cached = 0 if request.get("prompt_logprobs") is not None else own.reuse(request.get("cache_salt", ""), prompt)
+        if top is not None:
+            # Requests that come at the same time are all there when the first is answered.
+            time.sleep(0.01)
+        running = own.counts["running"]
+        draw = np.random.default_rng(request.get("seed", 0))
+        temperature = request["temperature"] * own.sharpen
+        tokens: list[int] = []
+        names: list[dict[str, float | None]] = []
+        while len(tokens) < request["max_tokens"]:
+            row = own.logprobs(Step([*prompt, *tokens], len(tokens), cached, running))
+            if np.isnan(row).any():
+                token = 0
+            elif temperature:
+                chances = np.exp(row / temperature)
+                token = int(draw.choice(256, p=chances / chances.sum()))
+            else:
+                token = int(row.argmax())
+            tokens.append(token)
+            listed = {token, *_best(row, top or 0)}
+            names.append({f"token_id:{at}": None if np.isnan(row[at]) else float(row[at]) for at in listed})
+            if own.drafts:
+                with own.lock:
+                    own.counts["vllm:spec_decode_num_drafts_total"] += 1
+                    own.counts["vllm:spec_decode_num_draft_tokens_total"] += 100
+                    own.counts["vllm:spec_decode_num_accepted_tokens_total"] += round(100 * own.acceptance)
+            if token == END and not request.get("ignore_eos"):
+                return tokens, names, "stop"
+        return tokens, names, "length"
+
+
+def _best(row: Floats, top: int) -> list[int]:
+    return [int(at) for at in np.argsort(-row, kind="stable")[:top]]
