@@ -40,6 +40,7 @@ class Noise(msgspec.Struct, frozen=True):
     Attributes:
         slow: Whether the machine is in its hidden slow state at a second.
         throttled: Throttle reasons that a measurement of a side leaves behind.
+        broken: Why launches of a side break the kernel contract.
     """
 
     launch: float = 0.003
@@ -47,6 +48,7 @@ class Noise(msgspec.Struct, frozen=True):
     slowdown: float = 0.0
     slow: Callable[[float], bool] = lambda _: False
     throttled: Mapping[Side, tuple[str, ...]] = {}
+    broken: Mapping[Side, Reason] = {}
 
 
 class SimulatedServer(ExternalServer):
@@ -140,7 +142,7 @@ class SimulatedServers(ServerPair):
     @contextlib.contextmanager
     def launch(self, sides: Sequence[Side]) -> Iterator[None]:
         self.now += LAUNCH
-        self._servers = {}
+        self._servers, self._broken = {}, dict(self.noise.broken)
         for side in sides:
             number = self.numbers[side]
             self.numbers[side] += 1

@@ -218,7 +218,7 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
     asked = question(place, kind="gate", candidate=slow, baseline=base)
     result = answered(place, asked)
     assert result.resumed == 1
-    assert len(result.cells[0].series[0].differences) >= 3
+    assert len(result.cells[0].series[0].differences) >= 3, result.says
     assert [leg.block for leg in result.legs if leg.counts].count(0) == 4
     assert result.attempt == 1
 

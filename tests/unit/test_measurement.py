@@ -151,7 +151,7 @@ class Throttled(Still):
         return Snapshot(float(self._shots), float(self._shots))
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
-        throttled = self._before or after.time > 1
+        throttled = self._before or after.time > before.time
         return (Reason("throttled", "thermal slowdown"),) if throttled else ()
 
 

@@ -19,7 +19,7 @@ from tests.support.simulated_servers import Noise, SimulatedLoad, SimulatedServe
 from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Side
+from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core import journal as journal_file
@@ -290,6 +290,15 @@ def test_a_candidate_that_crashes_stops_the_gate(tmp_path: Path) -> None:
     outcome = ran(tmp_path / "j", breaking(crashes=1))
     assert outcome.stopped
     assert outcome.stopped.reference == "candidate-crashed"
+
+
+def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(tmp_path: Path) -> None:
+    """It is not measured: its figures would be those of other kernels."""
+    broken = Reason("candidate-contract", "moe-backend: MARLIN")
+    servers = simulated(Noise(broken={"candidate": broken}))
+    outcome = ran(tmp_path / "j", servers)
+    assert outcome.stopped == broken
+    assert not [one for one in outcome.measurements if one.side == "candidate" and one.run]
 
 
 def test_a_baseline_that_crashes_is_started_again(tmp_path: Path) -> None:

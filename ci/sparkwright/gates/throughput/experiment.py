@@ -37,13 +37,21 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.contract import gate as contract
+from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput import journal as journals
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.journal import Begun, Ended, Journal
-from sparkwright.gates.throughput.measurement import CRASHED, MeasurementContext, decode_traffic
+from sparkwright.gates.throughput.measurement import (
+    BROKEN,
+    CRASHED,
+    MeasurementContext,
+    decode_traffic,
+)
 from sparkwright.gates.throughput.records import (
     CONTROL_BLOCK,
     CellResult,
@@ -203,7 +211,7 @@ class Experiment:
         self, context: RunContext, spec: ExperimentSpec, generator: LoadGenerator | None = None
     ) -> None:
         self._context, self._spec = context, spec
-        gates = context.project.root / "ci" / "gates"
+        gates = self._gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
         self._generator_policy = strict_yaml.load(
@@ -258,8 +266,10 @@ class Experiment:
                 versions: dict[Side, str] = {"candidate": candidate.version}
                 versions["baseline"] = baseline.version if baseline else ""
                 launches = spec.launches(versions)
-                servers_ = ServerPair(self._measuring(machine), launches, self._logs, spec.url)
-                outcome = Runner(runner_spec, servers_, journal).run()
+                pair = ServerPair(
+                    self._measuring(machine), launches, self._logs, spec.url, self._contract_fault
+                )
+                outcome = Runner(runner_spec, pair, journal).run()
             result = self._result(machine, journal, runner_spec, outcome)
             # A run that the machine spoiled continues where it was, once the machine is better.
             passing = (*state_checks.REASONS, runner.UNSTEADY)
@@ -367,6 +377,17 @@ class Experiment:
             self._workloads.rule, self._machine_policy.cooldown,
         )  # fmt: skip
 
+    def _contract_fault(self, log: Path) -> Reason | None:
+        """Return the first check of the recipe's kernel contract that *log* fails, in a gate."""
+        recipe = self._spec.recipe
+        if recipe is None or self._spec.kind != "gate":
+            return None
+        expected = contract.contract_of(recipe, self._subjects[0].version)
+        policy = strict_yaml.load(self._gates / "contract.yaml", ContractPolicy)
+        checks = contract.check_contract(policy, expected, ObservedServer(log))
+        failed = (Reason(BROKEN, f"{one.name}: {one.message}") for one in checks if one.state == "fail")
+        return next(failed, None)
+
     def _result(
         self, machine: MachineMonitor, journal: Journal, run: RunSpec, outcome: RunOutcome
     ) -> Result:
@@ -428,8 +449,8 @@ class Experiment:
 def _state(kind: Kind, outcome: RunOutcome) -> tuple[State, str]:
     """Return the verdict of a run, and it in a sentence."""
     if stopped := outcome.stopped:
-        message = f"{stopped.says} ({stopped.reference})"
-        return "fail" if kind == "gate" and stopped.reference == CRASHED else "invalid", message
+        fails = kind == "gate" and stopped.reference in (CRASHED, BROKEN)
+        return "fail" if fails else "invalid", f"{stopped.says} ({stopped.reference})"
     if kind != "gate":
         launches = {one.launch for one in outcome.measurements if one.counts}
         return "not-run", f"{len(launches)} launches were measured; nothing is judged"

@@ -29,18 +29,20 @@ from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.throughput.records import Measurement, Speculation, ThroughputPolicy
 
-#: The reference of a candidate whose server.failure after it had started.
+#: The reference of a candidate whose server ended after it had started.
 CRASHED = "candidate-crashed"
+#: The reference of a candidate whose launch breaks the kernel contract of its recipe.
+BROKEN = "candidate-contract"
 #: Why a measurement does not count → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "answer-other": "Answers are shorter or longer than ordered: the server.failure them early, or it "
+    "answer-other": "Answers are shorter or longer than ordered: the server ended them early, or it "
     "does not know ignore_eos.",
     "prompt-other": "Prompts have another number of tokens than ordered, so another workload than "
     "the named one was measured.",
     "request-failed": "A request failed, or its stream broke; a rate over the others flatters the "
     "wheel. Look at the server's log.",
     "requests-missing": "The generator reports another number of requests than it was told to make.",
-    "finish-other": "The server.failure requests for another reason than their length: it aborted "
+    "finish-other": "The server ended requests for another reason than their length: it aborted "
     "them, or saw a stop token.",
     "usage-mismatch": "The server's metrics do not agree with the token counts of its answers, so "
     "the tok/s is not known.",
@@ -56,7 +58,9 @@ REASONS: Mapping[str, str] = {
     "it gave, so steps/s cannot be told.",
     "counters-missing": "The server does not give the metrics that the check needs, or they go "
     "backwards, as after a restart.",
-    CRASHED: "The candidate's server.failure during the gate. Look at its log: the wheel fails.",
+    BROKEN: "A launch of the candidate broke the kernel contract of its recipe: another backend, an "
+    "emulation or a fallback. G3 tells which; its figures would be those of other kernels.",
+    CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel fails.",
 }
 #: Reasons that are repeated: a single failed request says little, a repeated one ends the gate.
 REPEATED = frozenset({"request-failed", "stream-merged"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ class ServerPair:
     Args:
         launches: How each side is started. *url*: of a running server, in their place.
         logs: Folder for the logs of the servers.
+        check: Returns why the candidate's log breaks the kernel contract; None if it does not.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class ServerPair:
         launches: Mapping[Side, LaunchPlan],
         logs: Path,
         url: str = "",
+        check: Callable[[Path], Reason | None] = lambda _: None,
     ) -> None:
         self._context, self._launches, self._logs, self._url = context, launches, logs, url
         self._servers: dict[Side, RunningServer] = {}
+        self._check, self._broken = check, dict[Side, Reason]()
 
     @contextlib.contextmanager
     def launch(self, sides: Sequence[Side]) -> Iterator[None]:
@@ -63,7 +66,9 @@ class ServerPair:
             # A server that loads its weights takes memory faster than any other may.
             for server in servers.values():
                 stack.enter_context(watch_memory(self._context.machine.policy.memory, server.kill))
-            self._servers = {**servers}
+            self._servers, candidate = {**servers}, servers.get("candidate")
+            broken = self._check(candidate.log) if candidate and candidate.guard() else None
+            self._broken = {"candidate": broken} if broken else {}
             yield
 
     def alive(self, side: Side) -> bool:
@@ -71,7 +76,9 @@ class ServerPair:
         return self._servers[side].guard()
 
     def measure(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
-        """Return *blank* with the result of one measurement of *cell*."""
+        """Return *blank* with a measurement of *cell*, or why its launch does not count."""
+        if broken := self._broken.get(blank.side):
+            return replace(blank, began=time.time(), reasons=(broken,))
         return measure(self._context, self._servers[blank.side], cell, blank, seed)
 
     def requests(self, cell: WorkloadCell, side: Side) -> int:
