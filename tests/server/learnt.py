@@ -1,5 +1,5 @@
 """
-A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER WORDS.YAML``.
+A language model that has learnt to answer the prompts of G4, in a minute on one core: ``python learnt.py FOLDER GENERATION.YAML``.
 
 With random weights nothing can be asked about meaning. This model knows texts by heart, the continuations of the prompts, so
 every check of the gate has a sound original, and a fault of the server that changes words makes right answers wrong. It runs in the
