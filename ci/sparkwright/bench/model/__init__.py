@@ -1,1 +1,1 @@
-"""A model as its files tell: which modules it has, what they read per token, and the ceiling that follows."""
+"""A model by its files: its modules, the bytes that a token reads, and the speed that follows."""

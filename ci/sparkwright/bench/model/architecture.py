@@ -139,7 +139,7 @@ def _state(config: Mapping[str, Any]) -> int:
 
 
 def _size(config: Mapping[str, Any], *names: str) -> int:
-    """Return the bytes of a number of the type in the first of *names*, else of the model's type."""
+    """Return the bytes of a number of the type in the first of *names*, else of the model's."""
     types = (config.get(name) for name in (*names, "dtype", "torch_dtype"))
     name = next((text for text in types if isinstance(text, str)), "")
     return SIZES.get(name.removeprefix("torch."), 2)

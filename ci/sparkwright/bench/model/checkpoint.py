@@ -42,7 +42,9 @@ BITS: Mapping[str, int] = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
 }
 
 
@@ -80,7 +82,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 def invalid(message: str, details: object = "") -> ModelError:
     """Return the error ``checkpoint-invalid``."""
-    return ModelError("checkpoint-invalid", message, details=[str(details)[:300]] if details else [])
+    lines = [str(details)[:300]] if details else []
+    return ModelError("checkpoint-invalid", message, details=lines)
 
 
 def read(folder: Path) -> Checkpoint:
@@ -141,7 +144,9 @@ def header(path: Path) -> list[Tensor]:
             raise invalid(f"{path.name}: {name[:200]!r} has an impossible type or shape.", entry)
         count, rest = divmod(math.prod(entry.shape, start=BITS[entry.dtype]), 8)
         if rest or entry.data_offsets != (end, end + count):
-            raise invalid(f"{path.name}: {name[:200]!r} is not at {end:,} to {end + count:,}.", entry)
+            raise invalid(
+                f"{path.name}: {name[:200]!r} is not at {end:,} to {end + count:,}.", entry
+            )
         end += count
         tensors.append(Tensor(name, entry.dtype, tuple(entry.shape), count))
     if end != size - 8 - length:
@@ -209,7 +214,7 @@ def _weight_map(index: dict[str, Any]) -> dict[str, str]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Return the files of a model without an index; ``consolidated`` ones hold the weights again."""
+    """Return the files of a model without an index; ``consolidated`` ones are duplicates."""
     listed = [path.name for path in itertools.islice(folder.iterdir(), 4 * MOST_SHARDS + 1)]
     if len(listed) > 4 * MOST_SHARDS:
         raise invalid(f"{folder.name} holds too many files.")

@@ -48,7 +48,8 @@ _EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
 #: The first that is found in a name decides its group.
 _RULES = (
     ("mtp", r"^(model\.)?(mtp|nextn|eagle|draft)\w*\."),
-    ("vision", r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*|embed_(vision|audio))(\.|$)"),
+    ("vision", r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*"
+     r"|embed_(vision|audio))(\.|$)"),
     ("lm_head", r"(^|\.)(lm_head|embed_out)$|^output$"),
     ("embeddings", r"(^|\.)(embed_tokens\w*|wte|wpe|word_embeddings|tok_embeddings|embeddings)$"),
     ("norms", r"(norm\d*|layernorm\w*|_norm|\.ln_\w+|\.norm_\w+)$"),
@@ -61,7 +62,8 @@ _RULES = (
     ("attention k", r"(attn|attention|mixer)\.(k_proj|wk)$"),
     ("attention v", r"(attn|attention|mixer)\.(v_proj|wv)$"),
     ("attention o", r"(attn|attention|mixer)\.(o_proj|wo|dense|c_proj|out_proj)$"),
-    ("attention qkv", r"(attn|attention|mixer)\.(qkv\w*|query_key_value|c_attn|W?pack|kv_[ab]_proj\w*|fused_qkv\w*)$"),
+    ("attention qkv", r"(attn|attention|mixer)"
+     r"\.((fused_)?qkv\w*|query_key_value|c_attn|W?pack|kv_[ab]_proj\w*)$"),
     ("attention", r"(attn|attention)(\.|$)"),
     ("mlp", r"\.(mlp|feed_forward|ffn|block_sparse_moe|mixer)\."),
 )  # fmt: skip

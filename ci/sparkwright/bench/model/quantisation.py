@@ -142,7 +142,8 @@ def _matching(patterns: Sequence[str], modules: Sequence[str], *, by_part: bool)
     found = _by_regex([text[3:] for text in patterns if text.startswith("re:")], modules)
     for module in modules:
         plain = _plain(module)
-        if _parents(module) & names or any(part in plain for part in parts) or any(fnmatch.fnmatchcase(plain, text) for text in wild):
+        by_pattern = any(fnmatch.fnmatchcase(plain, text) for text in wild)
+        if by_pattern or _parents(module) & names or any(part in plain for part in parts):
             found.add(module)
     return found
 

@@ -1,9 +1,9 @@
 """
 A client of vLLM's OpenAI-compatible server that trusts no reply.
 
-Each reply is complete, in time, of the model that was asked, and its token counts are right, or the
-method raises `ServerInvalid` with a stable reason (`sparkwright.bench.server.openai_schema.REASONS`)
-and nothing else. Calls share no state, so threads may use one client at the same time.
+Each reply is complete, in time, of the requested model, and its token counts are right, or the
+method raises `ServerInvalid` with a stable reason (`REASONS` of `openai_schema`) and nothing else.
+Calls share no state, so threads may use one client at the same time.
 
     client = Client("http://127.0.0.1:8000")
     completion = client.complete("One, two,", max_tokens=16, logprobs=5)
@@ -201,7 +201,11 @@ class Client:
                 self._require_room(len(self.tokenize(prompt)), max_tokens)
             raise
         completion = reply.completion(codes, with_logprobs=logprobs is not None)
-        if prompt_logprobs is not None and codes and len(completion.prompt_logprobs) < len(codes) - 1:
+        if (
+            prompt_logprobs is not None
+            and codes
+            and len(completion.prompt_logprobs) < len(codes) - 1
+        ):
             raise ServerInvalid("answer-unreadable", "the reply has no prompt_logprobs")
         if completion.finish_reason == "length" and len(completion.tokens) < max_tokens:
             self._require_room(completion.usage.prompt_tokens, max_tokens)

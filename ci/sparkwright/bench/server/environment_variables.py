@@ -63,9 +63,7 @@ def _table(path: Path) -> frozenset[str]:
         match node:
             case (
                 ast.AnnAssign(target=ast.Name("environment_variables"), value=ast.Dict(keys=keys))
-                | ast.Assign(
-                    targets=[ast.Name("environment_variables")], value=ast.Dict(keys=keys)
-                )
+                | ast.Assign(targets=[ast.Name("environment_variables")], value=ast.Dict(keys=keys))
             ):
                 names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
                 plain = frozenset(name for name in names if isinstance(name, str))

@@ -260,4 +260,3 @@ def is_ready(url: str, name: str, key: str = "") -> bool:
         return bool(client.model())
     except ServerInvalid:
         return False
-

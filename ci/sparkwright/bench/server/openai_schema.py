@@ -1,9 +1,9 @@
 """
-Messages of vLLM's OpenAI-compatible server as records, decoded strictly and compared with the request.
+Messages of vLLM's OpenAI-compatible server as records, decoded strictly and compared with requests.
 
 The fields are those of OpenAI's completions and chat protocols and of vLLM's additions to them
-(``token_ids``, ``prompt_token_ids``, ``prompt_logprobs``, ``reasoning``), as vLLM 0.20 to 0.33 sends
-them. Unknown fields are ignored, so later releases may add to them.
+(``token_ids``, ``prompt_token_ids``, ``prompt_logprobs``, ``reasoning``). Unknown fields are
+ignored, so later releases may add to them.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def version(python: Path, name: str = "vllm") -> str:
 
 def mismatches(python: Path, wheel: Path) -> tuple[Mismatch, ...]:
     """
-    Return how the environment of *python* differs from *wheel*; empty if it holds exactly its files.
+    Return how the environment of *python* differs from *wheel*; empty if it does not.
 
     Every byte is compared. Files that an installer adds to ``.dist-info``, scripts, which it
     changes, and compiled Python do not count.
