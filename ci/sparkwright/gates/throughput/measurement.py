@@ -68,6 +68,8 @@ REPEATED = frozenset({"request-failed", "stream-merged"})
 OWN_LOAD = frozenset({"throttled", "too-hot"})
 #: Seconds within which the end of a server's process is noticed.
 NOTICED_S = 3.0
+#: Seconds after which a server has counted the requests that it answered.
+SETTLE_S = 0.5
 
 #: Seconds that every decode step exceeds: a kernel launch takes microseconds, a step has dozens.
 SHORTEST_STEP_S = 50e-6
@@ -154,6 +156,10 @@ def measure(
             line.update(0, f"{order.requests} requests")
             run = context.generator.measure(order)
         change = counter_change(counters, context.counters(server.url))
+        if change and change.tokens != change.finished * order.output_tokens:
+            # The client may have the last token before the server has counted the request.
+            time.sleep(SETTLE_S)
+            change = counter_change(counters, context.counters(server.url))
     except (LoadError, ServerInvalid) as error:
         if _has_ended(server):
             return _ended(server, started)
