@@ -17,8 +17,19 @@ from sparkwright.gates.device.gate import DevicePolicy
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 
-#: Smaller shapes of the products that take a CPU minutes.
+
+def _one(name: str, index: int) -> operators.Cases:
+    """Return the cases of *name* without all but one."""
+    cases = operators.CASES[name]
+    return lambda random, bounds: iter([list(cases(random, bounds))[index]])
+
+
+#: Fewer or smaller shapes of the products, which take a CPU minutes.
 SMALL: Mapping[str, operators.Cases] = {
+    "fp4-gemm": _one("fp4-gemm", -1),
+    "fp4-moe": _one("fp4-moe", 0),
+    "marlin-fp4": _one("marlin-fp4", -1),
+    "marlin-int4": _one("marlin-int4", -1),
     "fp8-gemm": operators.scaled_mm(operators.FP8, (17, 96, 4096), (1, 64, 512)),
     "int8-gemm": operators.scaled_mm(np.dtype(np.int8), (17, 96, 512)),
 }

@@ -7,6 +7,7 @@ As much of torch as the operators' script needs, on NumPy, with vLLM's operators
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -55,6 +56,9 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 _ORDER = np.array([i + 8 * j for i in range(8) for j in range(8)])
 
 
+_RUNS = itertools.count()
+
+
 def faulty(name: str) -> bool:
     """Return whether *name* is the fault of this process."""
     return name == FAULT
@@ -70,7 +74,7 @@ def _write(out: Any, values: Array) -> None:
     if faulty("NaN in an output"):
         values[0, 0] = np.nan
     if faulty("order of sums left to chance"):
-        values[0, 0] *= 1 + np.frombuffer(os.urandom(2), np.uint16)[0] / 2**17
+        values *= 1 + next(_RUNS) % 2 / 64
     kept = slice(None)
     if faulty("odd M: last row skipped"):
         kept = slice(0, len(values) // 2 * 2)
@@ -87,8 +91,6 @@ def _write(out: Any, values: Array) -> None:
 
 def _codes(packed: Any) -> Array:
     low, high = np.asarray(packed) & 15, np.asarray(packed) >> 4
-    if faulty("swapped nibbles"):
-        low, high = high, low
     return np.stack([low, high], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
@@ -152,6 +154,8 @@ def cutlass_scaled_fp4_mm(
     out: Any, a: Any, b: Any, block_scale_a: Any, block_scale_b: Any, alpha: Any
 ) -> None:
     """Multiply."""
+    if faulty("swapped nibbles in one operand"):
+        b = b >> 4 | b << 4
     _write(out, _scaled(_fp4(a, block_scale_a) @ _fp4(b, block_scale_b).T, alpha))
 
 
@@ -200,7 +204,12 @@ def marlin_gemm(
 ) -> Any:  # fmt: skip
     """Multiply by weights in Marlin's layout."""
     factor = None if global_scale is None else global_scale[0]
-    _write(c_or_none, _wide(a) @ _marlin(b_q_weight, b_scales, factor, b_type_id).T)
+    weights, values = _marlin(b_q_weight, b_scales, factor, b_type_id), np.zeros(c_or_none.shape)
+    step = 256 if faulty("sums kept in bfloat16") else size_k
+    for k in range(0, size_k, step):
+        values = values + _wide(a[:, k : k + step]) @ weights[:, k : k + step].T
+        values = _wide(values.astype(bfloat16)) if step < size_k else values
+    _write(c_or_none, values)
     return c_or_none
 
 
@@ -221,11 +230,6 @@ def moe_wna16_marlin_gemm(
 def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
     """Multiply."""
     values = _wide(a) @ _wide(b)
-    if faulty("sums kept in bfloat16"):
-        values = np.zeros(values.shape)
-        for k in range(0, a.shape[1], 32):
-            part = _wide(a[:, k : k + 32]) @ _wide(b[k : k + 32])
-            values = _wide((values + part).astype(bfloat16))
     scales = _wide(b_scales)
     if faulty("scale of the first channel for all"):
         scales = scales[:, :1]
