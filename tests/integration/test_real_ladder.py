@@ -67,7 +67,9 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(demo_session: RunContext,
     missing = {fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())] for fork, path in paths.items()}
     # The miniature sources lack the real converters, and the fake server's model cannot hold the prompts: both gates say so.
     found = [("G1", "fail", "converter-missing"), ("G2", "not-run", "no-gpu"), ("G4", "invalid", "prompt-unencodable")]
-    assert sorted(missing["vllm"]) == sorted([*found, *((name, "not-run", "not-climbed") for name in SERVED)])
+    # Throughput is asked for once, the other served gates for a recipe of each group.
+    wanted = [(name, "not-run", "not-climbed") for name in (*SERVED, *SERVED[:-1])]
+    assert sorted(missing["vllm"]) == sorted([*found, *wanted])
     assert missing["flashinfer"] == missing["cutlass"] == [("set", "not-run", "companion-unbound")]
     assert {verdict.recipe for verdict in ladder.verdicts} == {"", RECIPE}
     log = next(demo_session.output.glob("mini_vllm-*.attempts.jsonl")).read_text().splitlines()
