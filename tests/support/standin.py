@@ -83,7 +83,7 @@ def add(group):
     for flag in ("--model", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--dtype",
                  "--tensor-parallel-size", "--distributed-executor-backend", "--enforce-eager", "--max-num-batched-tokens", "--seed",
                  "--attention-backend", "--kv-cache-dtype", "--moe-backend", "--linear-backend", "--speculative-config", "--quantization",
-                 "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching"):
+                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching"):
         group.add_argument(flag)
 """
 FRONTEND = """

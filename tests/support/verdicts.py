@@ -76,6 +76,8 @@ BEGAN = 1_795_305_600.0
 SPEED, NOISE = 0.024, 0.003
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
 RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
+#: One of each group that the repository's policy asks for.
+RECIPES = ("qwen3-30b-a3b-nvfp4", RECIPE)
 MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
     "fail": failed,
     "invalid": invalid,
@@ -97,7 +99,7 @@ def companions_of(paths: Sequence[Path]) -> dict[str, str]:
 
 def ladder(
     path: Path, *, companions: Sequence[Path] = (), worse: Mapping[str, State] | None = None, without: Collection[str] = (),
-    host: Mapping[str, str] | None = None, stack: str = wheels.STACK, sha256: str = "",
+    host: Mapping[str, str] | None = None, stack: str = wheels.STACK, sha256: str = "", recipes: Sequence[str] = (RECIPE,),
 ) -> Ladder:  # fmt: skip
     """
     Return verdicts about the wheel at *path*, with every gate that its fork needs.
@@ -106,6 +108,7 @@ def ladder(
         companions: Wheels of ours that are installed beside it.
         worse: Gate → the state of its first check. *without*: gates that nobody climbed.
         host: Facts in place of those of a GB10. *sha256*: of another wheel, which they are about instead.
+        recipes: Those that were served.
     """
     about = wheels.subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
@@ -117,10 +120,11 @@ def ladder(
         checks = list(_checks(path, name))
         if state := (worse or {}).get(name):
             checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
-        recipe = RECIPE if name in SERVED else ""
-        judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
-        gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
-        made.append(ladders.verdict(gate, checks, subject, facts, began=BEGAN, seconds=60.0))
+        served = (RECIPE,) if name == "G8" else recipes
+        for recipe in served if name in SERVED else ("",):
+            judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
+            gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
+            made.append(ladders.verdict(gate, checks, subject, facts, began=BEGAN, seconds=60.0))
     return Ladder(stack, subject, tuple(made))
 
 

@@ -207,6 +207,7 @@ def judge(path: Path, *, companions: Sequence[Path] = (), **changed: Any) -> Non
     """Write verdicts beside the wheel at *path*, and the measurement behind G8 where they have it; see `tests.support.verdicts.ladder`."""
     from tests.support import verdicts  # the two import each other
 
+    changed = {"recipes": verdicts.RECIPES, **changed}
     ladder = verdicts.ladder(path, companions=companions, **changed)
     verdicts.write(path, ladder)
     if any(verdict.gate == "G8" for verdict in ladder.verdicts):

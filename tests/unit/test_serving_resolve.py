@@ -169,7 +169,7 @@ def test_an_environment_of_another_release_is_refused_by_the_recipe(tmp_path: Pa
     world = World(tmp_path)
     (world.site / f"vllm-{standin.VERSION}.dist-info").rename(world.site / "vllm-0.12.0.dist-info")
     (world.site / "vllm-0.12.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.12.0\n")
-    with refusal("recipe-unfit", match=r"does not know vLLM 0\.12\.0"):
+    with refusal("recipe-unfit", match=r"does not know vLLM '0\.12\.0'"):
         world.ready()
     shutil.rmtree(world.site / "vllm-0.12.0.dist-info")
     with refusal("environment-unusable", match="no vLLM"):

@@ -88,9 +88,11 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as responses:
         os.dup2(2, 1)
         device = Device()
-        print(json.dumps(device.about), file=responses, flush=True)
+        responses.write(json.dumps(device.about) + "\n")
+        responses.flush()
         for line in sys.stdin:
-            print(json.dumps(measure(device, json.loads(line))), file=responses, flush=True)
+            responses.write(json.dumps(measure(device, json.loads(line))) + "\n")
+            responses.flush()
             if device.item_bytes == 2:
                 device.library.cuda.empty_cache()
 

@@ -141,13 +141,13 @@ def run(
     names = [entry.name for entry in CHECKS]
     gpu = gpus.ask(policy.seconds, scratch)
     unable = _unable(gpu, wheel, target)
-    if isinstance(gpu, str) or unable:
+    if unable:
         return tuple(
             not_run(name, unable[1], unable[0], required=name in required) for name in names
         )
+    assert wheel is not None and not isinstance(gpu, str)
     message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
     checks = [passed("gpu", message)]
-    assert wheel is not None
     with console.step("device code of the wheel"):
         code = gpus.unpack(wheel, gpu, policy.operators.libraries, scratch)
         checks.append(gpus.load_check(code, policy.seconds, scratch))
@@ -166,15 +166,15 @@ def run(
     return tuple(checks)
 
 
-def _unable(gpu: Gpu | str, wheel: Path | None, target: str) -> tuple[str, str]:
-    """Return the reason and message why nothing can be run; empty if it can."""
+def _unable(gpu: Gpu | str, wheel: Path | None, target: str) -> tuple[str, str] | None:
+    """Return the reason and message why nothing can be run; None if it can."""
     if isinstance(gpu, str):
         return "no-gpu", gpu
     if wheel is None:
         return "wheel-unnamed", "no wheel was named"
     if not device_code.loads(target, (gpu.major, gpu.minor)):
         return "gpu-foreign", f"the wheel is for {target}; {gpu.name} is SM {gpu.major}.{gpu.minor}"
-    return "", ""
+    return None
 
 
 def operator_check(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
 from sparkwright.gates.core.verdict import ORDER, State, Verdict
 from sparkwright.gates.throughput.records import Result, Subject
-from sparkwright.release.decide import hollow, speeds
+from sparkwright.release.decide import hollow
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ForkRule, ReleasePolicy
 from sparkwright.release.decide.verdicts import Judged, check_subject
@@ -57,6 +57,9 @@ def decide(
         hollow.check(ladder, policy)
     measured = verdicts.get(("G8", result.recipe if result else ""))
     if any(one.gate == "G8" and one.state == "pass" for one in verdicts.values()):
+        # The plain installation, which verifies, lacks NumPy.
+        from sparkwright.release.decide import speeds
+
         speeds.check(measured, result, policy)
     rule = policy.forks.get(wheel.fork)
     lacking = [Missing("policy", "not-run", "fork-unknown", f"there is no rule for {wheel.fork}")]
@@ -129,6 +132,8 @@ def _gates(
         compared = [measured, *(one for (gate, _), one in verdicts.items() if gate == "G8")]
         counts = next((one for one in compared if one and one.recipe in by_recipe), None)
         lacking += _lacks(inspected, "G8", counts, counts.recipe if counts else "", policy)
+        from sparkwright.release.decide import speeds
+
         lacking += speeds.missing(result, policy) if counts and counts.state == "pass" and result else ()
     worse = (one for one in verdicts.values() if one.gate in rule.gates and one.state in ("fail", "invalid"))
     lacking += [Missing(one.gate, one.state, *_why(one)) for one in worse]
