@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
+from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.cli.main import parse
+from sparkwright.cli.options import checkout
 from sparkwright.core.files import sha256_file
-from sparkwright.gates.core import verdict_file
+from sparkwright.gates.core import policy, verdict_file
+from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import Ladder
 from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.server_under_test import ServerUnderTest
@@ -135,6 +140,38 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
     ready = json.loads(cli("gate", *options, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *common).stdout)
     assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"
+
+
+def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(served: GateOptions, wheel: Path, common: list[str], silent: str) -> None:
+    """An environment with other files fails each served gate, a server that was not started here is not run; neither can be recorded as that wheel."""
+    context, names = checkout(parse(["gate", *common])), ("G4", "G5", "G7")
+    ours = replace(served, wheel=wheel, against=silent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    theirs = replace(ours, serve=None, server=silent)
+    for options, state, reason in ((ours, "fail", "wheel-not-served"), (theirs, "not-run", "wheel-unseen")):
+        with GateBuilder(context, options, {}) as builder:
+            for name in names if options is theirs else ("G4",):
+                rows = {check.name: check for check in builder.gate(name).run()}
+                assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
+    with GateBuilder(context, ours, {}) as builder, refusal("measurement-invalid") as refused:
+        builder.record(wheel.parent / "reference")
+    assert "would name a wheel that did not answer" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True), ({"profile": "chatml"}, True), ({"profile": "learnt"}, False), ({"flag": ("--enforce-eager",)}, False),
+        ({"variable": (("VLLM_USE_V1", "1"),)}, False),
+    ],
+)  # fmt: skip
+def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
+    common: list[str], silent: str, changed: dict[str, Any], same: bool
+) -> None:
+    """`verified` counts the digests of the reviewed policy and recipe alone."""
+    options, plan = GateOptions(server=silent, recipe="toy-cpu"), recipes.load(ROOT, "toy-cpu")
+    with GateBuilder(checkout(parse(["gate", *common])), replace(options, **changed), {}) as builder:
+        for name in ("G4", "G7"):
+            assert (builder.gate(name).policy == policy.load(ROOT).digest(name, plan)) is same
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,7 @@ TITLE = "what the server says it runs"
 
 CHECKS = (
     *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal"),
-    *declare(
-        "no-fallback", "no-fallback-kernel", "graph-memory", "variables", "flags", "wheel-served"
-    ),
+    *declare("no-fallback", "no-fallback-kernel", "graph-memory", "variables", "flags"),
     *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("log", role="reports"),
 )

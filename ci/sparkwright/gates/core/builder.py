@@ -20,6 +20,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
@@ -129,7 +130,10 @@ class GateBuilder:
             "G7": self._soak,
             "G8": lambda: self._throughput,
         }
-        return Gate(name, self._digest(name), table, build[name](), recipe)
+        run = build[name]()
+        if name in SERVED and name != "G8" and self._options.wheel:
+            return Gate(name, self._digest(name), table, lambda: (*run(), self._served), recipe)
+        return Gate(name, self._digest(name), table, run, recipe)
 
     def _possible(self, name: str) -> bool:
         """Return whether the command line names everything that the gate *name* needs."""
@@ -152,7 +156,13 @@ class GateBuilder:
             return self._audit.policy
         if name == "G8":
             return self._experiment.digest
-        return self._policies.digest(name, self._recipe if name in SERVED else None)
+        options = self._options
+        if name not in SERVED:
+            return self._policies.digest(name)
+        digest = self._policies.digest(name, self._recipe, options.profile)
+        further = (options.flag, options.variable)
+        # A server with other settings than the recipe's is judged by something else than the recipe.
+        return sha256_bytes(canonical((digest, further))) if any(further) else digest
 
     def _folder(self, name: str) -> Path:
         folder = self._scratch / name
@@ -163,6 +173,15 @@ class GateBuilder:
     def _audit(self) -> AuditReport:
         assert self._options.wheel
         return cached_audit(self._context, self._options.wheel)
+
+    @cached_property
+    def _served(self) -> Check:
+        """Whether the server of the run serves the wheel that its verdicts are about."""
+        options, name = self._options, "wheel-served"
+        if options.serve:
+            return same_wheel(options.wheel, options.python, name)
+        message = "what a server that was not started here is installed from cannot be seen"
+        return not_run(name, message, "wheel-unseen")
 
     def device_code(self) -> str:
         """Return the wheel's device-code digest; empty until the audit has run."""
@@ -190,8 +209,7 @@ class GateBuilder:
         remote = options.against.startswith(("http://", "https://"))
         baseline = Path(options.against, BACKENDS) if options.against and not remote else None
         rules, identity = self._policies.contract, self.server.identity
-        served = same_wheel(options.wheel, options.python, "wheel-served")
-        return (*contract.run(rules, recipe, self._observed(), identity, baseline), served)
+        return contract.run(rules, recipe, self._observed(), identity, baseline)
 
     def _observed(self) -> ObservedServer:
         """Return the server as G3 judges it: its log, environment and profile."""
@@ -204,11 +222,17 @@ class GateBuilder:
         client = self.server.client()
         return ObservedServer(options.server_log, client, options.trace, package=package)
 
-    def _generation(self) -> Run:
-        rules, profile = self._policies.generation, self._options.profile
+    @property
+    def _profile(self) -> str:
+        """The kind of model for G4, which G7 runs again."""
+        profile, rules = self._options.profile, self._policies.generation
         if profile not in rules.profiles:
             what = f"generation.yaml has no profile {profile!r}."
             raise UsageError("usage", what, todo=f"Choose: {', '.join(rules.profiles)}.")
+        return profile
+
+    def _generation(self) -> Run:
+        rules, profile = self._policies.generation, self._profile
         relaunch = self.server.relaunched if self._options.serve else None
         return lambda: generation.run(
             rules, self.server.client(), profile, recipe=self._recipe, relaunch=relaunch
@@ -255,7 +279,7 @@ class GateBuilder:
 
     def _soak(self) -> Run:
         words, distributions = soak.REPEATED
-        rules, profile = self._policies.generation, self._options.profile
+        rules, profile = self._policies.generation, self._profile
 
         def answers() -> tuple[Check, ...]:
             return generation.run(rules, self.server.client(), profile, quick=True)
@@ -312,10 +336,14 @@ class GateBuilder:
         Write the server's distributions and answers into *folder*, and return the files.
 
         Raises:
-            measurement-invalid: The server does not answer as it should, or not twice the same.
+            measurement-invalid: The server does not answer as it should, or not twice the same, or
+                its environment is not the wheel's.
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
         server, task, rules = self.server, self._options.task, self._policies
+        if self._options.serve and self._served.state != "pass":
+            what = "The reference would name a wheel that did not answer."
+            raise GateError("measurement-invalid", what, details=[self._served.message])
         folder.mkdir(parents=True, exist_ok=True)
         scored, answers = folder / "logprobs.json", folder / f"{task}.json"
         try:

@@ -56,6 +56,9 @@ REASONS: Mapping[str, str] = {
 #: The check by which the ladder reports, for any gate, that an earlier one stopped it.
 STOPPED = declare("ladder", role="reports")
 
+#: The check that binds what a server answers to the wheel that the verdict is about.
+WHEEL_SERVED = declare("wheel-served")
+
 FORMAT = 2
 
 

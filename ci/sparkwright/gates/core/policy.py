@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.core import strict_yaml
@@ -19,7 +20,7 @@ from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.errors import GateError
-from sparkwright.gates.core.ladder import GATES, STOPPED
+from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
 from sparkwright.gates.core.verdict import Declared
 from sparkwright.gates.device.gate import DevicePolicy
 from sparkwright.gates.generation.policy import GenerationPolicy
@@ -39,10 +40,20 @@ class GatePolicies(msgspec.Struct, frozen=True):
     accuracy: AccuracyPolicy
     soak: SoakPolicy
 
-    def digest(self, gate: str, recipe: Recipe | None = None) -> str:
-        """Return the sha256 of the policy of *gate*, with the recipe that it is judged with."""
-        policy = getattr(self, PACKAGES[gate])
-        return sha256_bytes(canonical((policy, recipe) if recipe else policy))
+    def digest(self, gate: str, recipe: Recipe | None = None, profile: str = "default") -> str:
+        """
+        Return the sha256 of what *gate* judges by: its policy, and the recipe if there is one.
+
+        Args:
+            profile: Of G4, which G7 runs again. One that asks for less than the default is another
+                policy; the text around prompts is not.
+        """
+        parts = [getattr(self, PACKAGES[gate]), *filter(None, [recipe])]
+        if gate in ("G4", "G7"):
+            kind, default = (self.generation.profiles[name] for name in (profile, "default"))
+            if replace(kind, about=default.about, wrap=default.wrap) != default:
+                parts.append(profile)
+        return sha256_bytes(canonical(parts if len(parts) > 1 else parts[0]))
 
 
 #: Gate → its package, which is also the name of its policy file.
@@ -74,7 +85,8 @@ def declared(gate: str) -> tuple[Declared, ...]:
     """Return every check that *gate* can emit."""
     module = "wheel_audit" if gate == "G0" else f"{PACKAGES[gate]}.gate"
     table: tuple[Declared, ...] = importlib.import_module(f"sparkwright.gates.{module}").CHECKS
-    return (*table, *STOPPED)
+    served = WHEEL_SERVED if gate in SERVED and gate != "G8" else ()
+    return (*table, *served, *STOPPED)
 
 
 def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:

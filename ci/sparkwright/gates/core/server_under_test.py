@@ -26,6 +26,8 @@ from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passe
 
 REASONS: Mapping[str, str] = {
     "not-asked": "The command line names no wheel, or no environment that it is installed in.",
+    "wheel-unseen": "The server was not started here, so nothing shows that the wheel is what it "
+    "serves. Use --serve and --python; a run without a WHEEL judges the server alone.",
     "wheel-not-served": "The environment that serves holds other files than the wheel, so no "
     "answer says anything about it. Install the wheel into a fresh environment.",
 }
