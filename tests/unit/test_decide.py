@@ -278,6 +278,15 @@ def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
         decided(case, with_check(case.ladder, "G8", row, lambda _: None))
 
 
+def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
+    """Nothing shows it: the measurement is that of the last recipe, which is one that no group names."""
+    toy = for_recipe(case, TOY)[-1]
+    assert (toy.gate, toy.recipe) == ("G8", TOY)
+    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
+    assert lacking(decided(case, both)) == []
+    assert lacking(decided(case, both, replace(case.result, recipe=TOY))) == [("G8", "not-climbed")]
+
+
 def test_without_verdicts_everything_is_missing(case: Case) -> None:
     """A wheel that nobody judged lacks every gate; it may still be a candidate."""
     proved = decision.decide(case.served, None, None, made.policy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
@@ -226,10 +227,34 @@ def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.Monkey
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
 
-    assert [collect.gpu_memory(pids) for pids in ({7, 9}, {8}, {1})] == [105, 10, 0]
-    entries.clear()
+    assert [collect.gpu_memory(pids) for pids in ({7}, {8}, {1}, {7, 9})] == [105, 10, 0, 0]
     monkeypatch.setattr(nvml, "nvmlInit", lambda: (_ for _ in ()).throw(RuntimeError))
     assert collect.gpu_memory({7}) is None
+
+
+def test_a_gpu_whose_memory_cannot_be_read_is_not_a_machine_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that refuses the list of processes, at first or later, leaves the memory unknown, and that is no pass."""
+    replies: list[list[types.SimpleNamespace]] = []
+
+    def listed(_: int) -> list[types.SimpleNamespace]:
+        if not replies:
+            raise RuntimeError("not supported")
+        return replies.pop()
+
+    nvml = types.SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetComputeRunningProcesses=listed,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    assert Monitor(os.getpid(), tmp_path / "kmsg").unwatched["gpu-memory-growth"][0] == "gpu-memory-unknown"
+    replies += [[types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=100)]] * 2
+    monitor = Monitor(os.getpid(), tmp_path / "kmsg")
+    monitor.sample(1)
+    assert "gpu-memory-growth" not in monitor.unwatched
+    monitor.sample(2)
+    end = SoakEnd(7200, running=0, unwatched=monitor.unwatched)
+    assert states(sound(), end)["gpu-memory-growth"] == ("not-run", "gpu-memory-unknown")
 
 
 @pytest.mark.parametrize(

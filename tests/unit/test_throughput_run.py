@@ -14,7 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.mounts import mounting_shell
-from tests.support.simulated_servers import Noise, SimulatedLoad, SimulatedServers
+from tests.support.simulated_servers import (
+    Noise,
+    SimulatedLoad,
+    SimulatedServer,
+    SimulatedServers,
+)
 
 from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.state_checks import MachinePolicy
@@ -290,6 +295,27 @@ def test_a_candidate_that_crashes_stops_the_gate(tmp_path: Path) -> None:
     outcome = ran(tmp_path / "j", breaking(crashes=1))
     assert outcome.stopped
     assert outcome.stopped.reference == "candidate-crashed"
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_a_candidate_that_ends_between_two_measurements_crashed_too(tmp_path: Path, disturbed: bool) -> None:
+    """It had answered in this launch; a disturbance of the machine beside it does not start it again in silence."""
+
+    class Ending(SimulatedServers):
+        def measure(self, cell: WorkloadCell, blank: Measurement, seed: int) -> Measurement:
+            result = super().measure(cell, blank, seed)
+            server = self._servers[blank.side]
+            if (blank.side, blank.block, self.measured > 30) != ("candidate", 1, True):
+                return result
+            assert isinstance(server, SimulatedServer)
+            server.end()
+            why = (Reason("slow-state", "made up"),) if disturbed else ()
+            return msgspec.structs.replace(result, reasons=(*result.reasons, *why), discarded=disturbed)
+
+    outcome = ran(tmp_path / "j", Ending(Noise(), POLICY, MACHINE))
+    assert outcome.stopped
+    assert outcome.stopped.reference == "candidate-crashed"
+    assert len({one.launch for one in outcome.measurements if (one.side, one.block) == ("candidate", 1)}) == 1
 
 
 def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(tmp_path: Path) -> None:

@@ -159,6 +159,9 @@ class Monitor:
             self._memory["memory"].append((at, float(resident)))
         if gpu := gpu_memory({process.pid for process in processes}):
             self._memory["gpu-memory"].append((at, gpu))
+        elif processes:
+            reason = "gpu-memory-unknown"
+            self.unwatched.setdefault("gpu-memory-growth", (reason, MEANINGS[reason]))
 
     def interval(
         self, at: float, concurrency: int, requests: tuple[SoakRequest, ...]
@@ -197,18 +200,27 @@ class Monitor:
 
 
 def gpu_memory(pids: Container[int]) -> float | None:
-    """Return the bytes that *pids* hold on all GPUs by the driver's count; None without a GPU."""
+    """
+    Return the bytes that *pids* hold on all GPUs by the driver's count.
+
+    It is None without a GPU, and 0 if the driver does not count the memory of all of them.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
+        if not (count := pynvml.nvmlDeviceGetCount()):
+            return None
     except pynvml.NVMLError:
         return None
-    # The driver says None for what it does not count.
-    used = (entry.usedGpuMemory or 0 for entries in lists for entry in entries if entry.pid in pids)
-    return float(sum(used))
+    try:
+        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
+        lists = [pynvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices]
+    except pynvml.NVMLError:
+        return 0.0
+    used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
+    # The driver says None for what it does not count; the rest of a sum says nothing.
+    return 0.0 if None in used else float(sum(used))
 
 
 def _alive(process: psutil.Process) -> bool:

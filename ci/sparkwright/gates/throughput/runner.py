@@ -28,6 +28,7 @@ from sparkwright.gates.throughput.journal import (
     Sized,
     discarded,
 )
+from sparkwright.gates.throughput.measurement import CRASHED
 from sparkwright.gates.throughput.paired_differences import History
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
 from sparkwright.gates.throughput.server_pair import ServerPair
@@ -264,6 +265,9 @@ class Runner:
             if result.counts:
                 return
             reason = result.reasons[0]
+            if side == "candidate" and not self._servers.alive(side) and self._answered(launch):
+                says = f"its server ended after it had answered; {reason.says}"
+                raise _Stop(Reason(CRASHED, says))
             if not result.discarded:
                 raise _Stop(reason)
             self._servers.tell(f"{cell.name}, {side}: measured again, {reason.says}")
@@ -276,6 +280,11 @@ class Runner:
         text = f"{spec.attempts} times in a row: {reason.says} ({reason.reference})"
         reference = UNSTEADY if reason.reference in state_checks.REASONS else reason.reference
         raise _Stop(Reason(reference, text))
+
+    def _answered(self, launch: int) -> bool:
+        """Return whether the candidate gave a measurement in *launch* before it ended."""
+        own = (one for one in self._measurements if (one.side, one.launch) == ("candidate", launch))
+        return any(one.run for one in own)
 
     def _sized(self, cell: WorkloadCell, side: Side) -> WorkloadCell:
         """Return *cell* with its number of requests, which then holds for both sides."""

@@ -129,8 +129,10 @@ def _gates(
         least: list[Missing] = min((by_recipe[recipe] for recipe in group), key=len)
         lacking += least
     if "G8" in rule.gates:
-        compared = [measured, *(one for (gate, _), one in verdicts.items() if gate == "G8")]
-        counts = next((one for one in compared if one and one.recipe in by_recipe), None)
+        # A pass counts with its measurement alone, and a wheel has one: that of the last recipe.
+        compared = [one for (gate, _), one in verdicts.items() if gate == "G8"]
+        compared = [measured, *(one for one in compared if one.state != "pass")] if measured else compared
+        counts = next((one for one in compared if one.recipe in by_recipe), None)
         lacking += _lacks(inspected, "G8", counts, counts.recipe if counts else "", policy)
         from sparkwright.release.decide import speeds
 
