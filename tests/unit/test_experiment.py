@@ -231,6 +231,14 @@ def test_a_recipe_says_how_both_are_served(place: Path) -> None:
         asked.launches({"candidate": "0.16.0"})
 
 
+def test_a_launch_whose_log_is_gone_does_not_keep_the_contract(place: Path) -> None:
+    """What cannot be read shows nothing; it is the candidate's fault only where the log says so."""
+    asked = question(place, kind="gate", recipe=recipes.load(place, "toy-cpu"), baseline=environment(place, "base"))
+    fault = Experiment(context(place), asked, ThreadLoad())._contract_fault(place / "no.log")
+    assert fault
+    assert fault.reference == "log-unreadable"
+
+
 @pytest.mark.parametrize(
     ("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")]
 )

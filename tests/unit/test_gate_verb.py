@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved
+from tests.support import refserved, verdicts
 from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import sha256_file
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
@@ -155,6 +157,21 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
     with GateBuilder(context, ours, {}) as builder, refusal("measurement-invalid") as refused:
         builder.record(wheel.parent / "reference")
     assert "would name a wheel that did not answer" in refused.value.what
+
+
+def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
+    common: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G8's journal has ended by then, so its result is kept whatever happens to the verdicts."""
+
+    def climb(context: object, options: object, builder: GateBuilder, *_: object) -> None:
+        builder.throughput = verdicts.result(wheel)
+        raise FileError("file-invalid", "made up")
+
+    monkeypatch.setattr(gate_verb, "climb", climb)
+    with refusal("file-invalid"):
+        gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", *common]))
+    assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
 
 
 @pytest.mark.parametrize(

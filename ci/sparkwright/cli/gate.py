@@ -314,9 +314,12 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     with GateBuilder(context, gate_options, facts) as builder:
         if arguments.record:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
-        result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
-        if builder.throughput:
-            console.note(f"throughput: {keep_result(context, builder.throughput)}")
+        try:
+            result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
+        finally:
+            # Its journal has ended, so it is kept even if the verdicts cannot be stored.
+            if builder.throughput:
+                console.note(f"throughput: {keep_result(context, builder.throughput)}")
     report.show(result)
     console.document({"ladder": verdict_file.document(result)})
     report.raise_for_state(result)

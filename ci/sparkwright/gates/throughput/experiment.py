@@ -378,15 +378,23 @@ class Experiment:
         )  # fmt: skip
 
     def _contract_fault(self, log: Path) -> Reason | None:
-        """Return the first check of the recipe's kernel contract that *log* fails, in a gate."""
+        """
+        Return the first check of the recipe's kernel contract that *log* fails, in a gate.
+
+        A log that cannot be read shows nothing, and the launch does not count.
+        """
         recipe = self._spec.recipe
         if recipe is None or self._spec.kind != "gate":
             return None
         expected = contract.contract_of(recipe, self._subjects[0].version)
         policy = strict_yaml.load(self._gates / "contract.yaml", ContractPolicy)
         checks = contract.check_contract(policy, expected, ObservedServer(log))
-        failed = (Reason(BROKEN, f"{one.name}: {one.message}") for one in checks if one.state == "fail")
-        return next(failed, None)
+        faults = (
+            Reason(BROKEN if one.state == "fail" else one.reason, f"{one.name}: {one.message}")
+            for one in checks
+            if one.state in ("fail", "invalid")
+        )
+        return next(faults, None)
 
     def _result(
         self, machine: MachineMonitor, journal: Journal, run: RunSpec, outcome: RunOutcome
