@@ -88,7 +88,7 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
         for prompt, tokens, top in prompts:
             with pytest.raises(ServerInvalid) as caught:
                 client.complete(prompt, max_tokens=tokens, logprobs=top or None)
-            assert caught.value.reference == reference, (prompt[:20], caught.value.says)
+            assert caught.value.reason == reference, (prompt[:20], caught.value.message)
 
 
 #: What the client says of a stream that a proxy spoiled.
@@ -116,7 +116,7 @@ def test_a_spoiled_stream_of_a_real_server_is_refused(server: Server) -> None:
             proxy.fault = fault
             with pytest.raises(ServerInvalid) as caught:
                 client.complete("One, two,", max_tokens=12, ignore_eos=True)
-            assert caught.value.reference == reference, (fault, caught.value.says)
+            assert caught.value.reason == reference, (fault, caught.value.message)
         proxy.fault, proxy.rate = "random-tokens", 0.5
         assert client.complete("One, two,", max_tokens=12, ignore_eos=True).tokens != sound.tokens, "no client can see this; G4 does"
 

@@ -176,6 +176,22 @@ def test_file_that_is_no_annotated_trace_is_invalid(data: bytes, tmp_path: Path)
         assert judged(tmp_path, trace=bad)["no-fallback-kernel"].reason == "profile-unreadable"
 
 
+@pytest.mark.parametrize(
+    ("label", "dur"), [("execute_context_" + "9" * 5000 + "(1)_generation_0(0)", 1.0), ("execute_context_1(9)_generation_0(0)", 1.7e308)]
+)
+def test_numbers_of_a_hostile_trace_are_bounded(label: str, dur: float, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    step = {"cat": "user_annotation", "name": label, "ts": 0, "dur": 10}
+    kernel = {"cat": "kernel", "name": ATTENTION, "ts": 1, "dur": dur}
+    path.write_text(json.dumps({"traceEvents": [step, kernel, kernel]}))
+    assert judged(tmp_path, trace=path)["no-fallback-kernel"].state in ("pass", "invalid")
+
+
+def test_trace_of_many_small_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_trace, "MOST_OBJECTS", 10)
+    assert "objects" in judged(tmp_path)["no-fallback-kernel"].message
+
+
 def test_packed_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_trace, "LARGEST", 1000)
     assert "more than" in judged(tmp_path)["no-fallback-kernel"].message
@@ -257,6 +273,31 @@ def test_server_that_answers_badly_is_invalid(answer: bytes, reason: str, tmp_pa
     server.close()
     assert (checks["stream"].state, checks["stream"].reason) == ("invalid", reason)
     assert checks["version"].state == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "state", "reason"),
+    [
+        (b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="811008"} 1.0\n', "pass", ""),
+        (b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="405504"} 1.0\n', "invalid", "kv-differs"),
+        (b'vllm:cache_config_info{block_size="16"} 1.0\n', "not-run", "kv-uncounted"),
+        (b"<html>\n", "invalid", "answer-unreadable"),
+    ],
+)
+def test_log_of_another_start_of_the_same_release_is_invalid(
+    metrics: bytes, state: str, reason: str, tmp_path: Path
+) -> None:
+    server = Listener(completing(head("text/plain") + metrics))
+    check = judged(tmp_path, client=Client(server.url, deadline=60))["kv-counters"]
+    server.close()
+    assert (check.state, check.reason) == (state, reason)
+
+
+def test_baseline_without_kernels_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "backends.json"
+    backend_table.save(BackendTable(STOCK, RECIPE.name, {}), path)
+    check = judged(tmp_path, baseline=path)["backends"]
+    assert (check.state, check.reason) == ("invalid", "baseline-damaged")
 
 
 def package(folder: Path, table: str | bytes) -> Path:

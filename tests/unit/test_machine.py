@@ -209,9 +209,9 @@ def test_session_without_a_gpu_measures_the_bandwidth_alone(tmp_path: Path) -> N
     assert shot.available
 
 
-def test_session_whose_probe_does_not_start_says_so(tmp_path: Path) -> None:
+def test_session_whose_probe_does_not_start_is_refused(tmp_path: Path) -> None:
     with MachineMonitor(SMALL, Store(tmp_path / "cache"), python=tmp_path / "none") as machine:
-        assert machine.settle() == ()
+        assert references(machine.settle()) == ["probe-silent"]
     assert "slow state would not be noticed" in machine.notes[0]
 
 

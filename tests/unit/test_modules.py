@@ -22,6 +22,7 @@ from sparkwright.bench.model.decode_bytes import (
     distinct_experts,
 )
 from sparkwright.bench.model.modules import ModuleAudit
+from sparkwright.bench.recipes import preflight
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
@@ -225,6 +226,12 @@ SCHEMES: dict[str, tuple[str, list[Told]]] = {
         [(f"{NAME}.weight_packed", "I32", [64, 32]), (f"{NAME}.weight_scale", "BF16", [64, 2]), (f"{NAME}.weight_shape", "I64", [2])],
     ),
     "AWQ": ("INT4 (awq)", [(f"{NAME}.qweight", "I32", [256, 8]), (f"{NAME}.qzeros", "I32", [2, 8]), (f"{NAME}.scales", "F16", [2, 64])]),
+    "GPTQ": (
+        "INT4 (gptq)",
+        [(f"{NAME}.qweight", "I32", [32, 64]), (f"{NAME}.qzeros", "I32", [2, 8]), (f"{NAME}.scales", "F16", [2, 64])],
+    ),
+    "INT8": ("INT8", [(f"{NAME}.weight", "I8", [64, 256]), (f"{NAME}.weight_scale", "BF16", [64, 1])]),
+    "MXFP8": ("MXFP8", [(f"{NAME}.weight", "F8_E4M3", [64, 256]), (f"{NAME}.weight_scale", "U8", [64, 8])]),
     "FP8": ("FP8", [(f"{NAME}.weight", "F8_E4M3", [64, 256]), (f"{NAME}.weight_scale", "F32", [])]),
     "FP8 by rows": ("FP8", [(f"{NAME}.weight", "F8_E4M3", [64, 256]), (f"{NAME}.weight_scale", "BF16", [64, 1])]),
     "FP8 in blocks": ("FP8 in blocks", [(f"{NAME}.weight", "F8_E4M3", [256, 256]), (f"{NAME}.weight_scale_inv", "F32", [2, 2])]),
@@ -264,7 +271,7 @@ def test_each_way_to_store_a_matrix_is_known(tmp_path: Path, name: str) -> None:
     assert (row.scheme, row.count, row.bytes, found.findings) == (scheme, 1, found.bytes, ())
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[Any, ...]] = {
     "NVFP4 without scales": (nvfp4(NAME, 64, 256)[:1], "scale-missing"),
     "NVFP4 without the scale of all": (nvfp4(NAME, 64, 256)[:2], "scale-missing"),
     "NVFP4 with a column of scales too few": (
@@ -274,6 +281,58 @@ BROKEN = {
     "FP8 without a scale": ([(f"{NAME}.weight", "F8_E4M3", [64, 256])], "scale-missing"),
     "AWQ without scales": ([(f"{NAME}.qweight", "I32", [256, 8])], "scale-missing"),
     "AWQ with scales of another matrix": ([(f"{NAME}.qweight", "I32", [256, 8]), (f"{NAME}.scales", "F16", [2, 80])], "scale-shape"),
+    "AWQ whose config states no bits": (
+        [(f"{NAME}.qweight", "I32", [256, 8]), (f"{NAME}.scales", "F16", [2, 80])],
+        "scale-shape",
+        {"bits": None},
+    ),
+    "GPTQ with scales of another matrix": (
+        [(f"{NAME}.qweight", "I32", [32, 64]), (f"{NAME}.scales", "F16", [2, 80])],
+        "scale-shape",
+        {"quant_method": "gptq"},
+    ),
+    "packed integers with scales of other rows": (
+        [(f"{NAME}.weight_packed", "I32", [64, 32]), (f"{NAME}.weight_scale", "BF16", [60, 2])],
+        "scale-shape",
+        {"quant_method": "compressed-tensors"},
+    ),
+    "integers of an unknown method": (
+        [(f"{NAME}.qweight", "I32", [256, 8]), (f"{NAME}.scales", "F16", [2, 64])],
+        "format-unknown",
+        {"quant_method": "hqq"},
+    ),
+    "AWQ of three bits": (
+        [(f"{NAME}.qweight", "I32", [256, 6]), (f"{NAME}.scales", "F16", [2, 64])],
+        "format-unknown",
+        {"bits": 3},
+    ),
+    "bytes with scales of an unknown type": (
+        [(f"{NAME}.weight", "U8", [64, 128]), (f"{NAME}.weight_scale", "BF16", [64, 8])],
+        "format-unknown",
+    ),
+    "plain numbers with scales": (
+        [(f"{NAME}.weight", "BF16", [64, 128]), (f"{NAME}.weight_scale", "BF16", [64, 8])],
+        "format-unknown",
+    ),
+    "scales without a weight": (
+        [(f"{NAME}.weight_scale", "BF16", [64, 8]), *plain("model.layers.0.mlp.gate", 4, 256)],
+        "format-unknown",
+    ),
+    "MXFP8 with a column of scales too few": (
+        [(f"{NAME}.weight", "F8_E4M3", [64, 256]), (f"{NAME}.weight_scale", "U8", [64, 7])],
+        "scale-shape",
+    ),
+    "MXFP4 with a column of scales too few": (
+        [(f"{NAME}.weight_packed", "U8", [64, 128]), (f"{NAME}.weight_scale", "U8", [64, 7])],
+        "scale-shape",
+    ),
+    "blocks with scales of another matrix": (
+        [
+            ("model.layers.0.mlp.experts.up_blocks", "U8", [4, 64, 8, 16]),
+            ("model.layers.0.mlp.experts.up_scales", "U8", [4, 64, 9]),
+        ],
+        "scale-shape",
+    ),
     "blocks without scales": ([("model.layers.0.mlp.experts.up_blocks", "U8", [4, 64, 8, 16])], "scale-missing"),
 }
 
@@ -281,8 +340,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_packed_weight_whose_scales_do_not_belong_to_it_is_found(tmp_path: Path, name: str) -> None:
     """Its values would be garbage, and no server can tell."""
-    tensors, reference = BROKEN[name]
-    found = audited(write(tmp_path / "m", {**small(quant_method="awq", bits=4), "num_experts_per_tok": 1}, tensors))
+    tensors, reference, *method = BROKEN[name]
+    config = small(**{"quant_method": "awq", "bits": 4, **(method[0] if method else {})})
+    found = audited(write(tmp_path / "m", {**config, "num_experts_per_tok": 1}, tensors))
 
     assert [one.reference for one in found.findings] == [reference]
     assert reference in modules.REASONS
@@ -400,6 +460,25 @@ def test_parts_that_see_and_layers_that_draft_are_told_apart(tmp_path: Path) -> 
             4 * 2 * 2 * 128 * 2,
             2 * 2 * 128 * 2 * 1300,
         ),
+        ({"sliding_window": 100, "sliding_window_pattern": 2}, 4 * 2 * 2 * 128 * 2, 2 * 2 * 2 * 128 * 2 * 1100),
+        (
+            {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3},
+            4 * 2 * 2 * 128 * 2,
+            2 * 2 * 128 * 2 * 3100,
+        ),
+        ({"attn_layer_period": 4, "attn_layer_offset": 1}, 2 * 2 * 128 * 2, 2 * 2 * 128 * 2 * 1000),
+        (
+            {
+                "layers_block_type": ["mamba", "mamba", "mamba", "attention"],
+                "mamba_n_heads": 4,
+                "mamba_d_head": 8,
+                "mamba_d_state": 16,
+                "mamba_n_groups": 2,
+                "mamba_d_conv": 4,
+            },
+            2 * 2 * 128 * 2,
+            2 * 2 * 128 * 2 * 1000 + 2 * 3 * (4 * 8 * 16 + (4 * 8 + 2 * 2 * 16) * 3) * 2,
+        ),
         ({"text_config": {"num_key_value_heads": 1}, "num_key_value_heads": 2}, 4 * 2 * 128 * 2, 4 * 2 * 128 * 2 * 1000),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 4 * 576 * 2, 4 * 576 * 2 * 1000),
         ({"quantization_config": {"kv_cache_scheme": {"type": "float", "num_bits": 8}}}, 4 * 2 * 2 * 128, 4 * 2 * 2 * 128 * 1000),
@@ -425,6 +504,15 @@ def test_what_attention_keeps_follows_the_config(tmp_path: Path, config: dict[st
     found = audited(folder, context=1000)
 
     assert (found.token_bytes, found.cache) == (kept, read)
+
+
+def test_context_that_the_config_states_in_an_unknown_way_is_said_to_be_unknown(tmp_path: Path) -> None:
+    config = {**small(), "layer_group_size": 4}
+    folder = write(tmp_path / "m", config, plain("model.embed_tokens", 8, 256))
+    assert "layer_group_size of config.json is not understood" in audited(folder).notes[0]
+    assert preflight.checkpoint_size(folder).token == 0
+    plain_folder = write(tmp_path / "known", small(), plain("model.embed_tokens", 8, 256))
+    assert preflight.checkpoint_size(plain_folder).token == 2 * 2 * 128 * 2
 
 
 def test_keys_that_are_wider_than_the_config_says_are_believed(tmp_path: Path) -> None:
@@ -461,7 +549,8 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 FIELDS = (
     "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "kv_lora_rank", "qk_rope_head_dim", "head_dim",
     "num_attention_heads", "hidden_size", "num_key_value_heads", "layer_types", "hybrid_override_pattern", "full_attention_interval",
-    "sliding_window", "use_sliding_window",
+    "sliding_window", "use_sliding_window", "sliding_window_pattern", "max_window_layers", "attn_layer_period", "attn_layer_offset",
+    "mamba_n_heads", "mamba_d_state", "layer_group_size",
     "mamba_ssm_dtype", "linear_num_value_heads", "linear_key_head_dim", "linear_conv_kernel_dim", "mamba_num_heads", "conv_kernel", "dtype",
     "model_type", "text_config", "quant_method", "ignore", "exclude_modules", "config_groups", "targets", "weights", "num_bits",
     "bits", "quantized_layers", "kv_cache_scheme", "kv_cache_quant_algo", "modules_to_not_convert",

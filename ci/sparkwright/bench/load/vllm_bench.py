@@ -83,6 +83,8 @@ class VllmBench(msgspec.Struct, frozen=True):
                 )
                 lengths = self._run(Path(folder, "warmup"), warmup, deadline).input_lens
                 if adds_tokens:
+                    if not lengths:
+                        raise LoadError("generator-unreadable", "the warm-up has no requests")
                     missing = spec.prompt_tokens - lengths[0]
                     spec = replace(spec, prompt_tokens=spec.prompt_tokens + missing)
             return self._result(self._run(Path(folder, "run"), spec, deadline), spec)

@@ -182,6 +182,7 @@ class MachineMonitor:
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
         self.notes: tuple[str, ...] = ()
+        self._failure = ""
         try:
             device = self._probe.device()
             gigabytes = round(self._probe.bandwidth() / 1e9, 2)
@@ -190,6 +191,7 @@ class MachineMonitor:
             if device.kind == "cuda":
                 self._device, uuid = device.name, device.uuid
         except ProbeError as error:
+            self._failure = str(error)
             self._note(f"The probe fails, so a slow state would not be noticed: {error}.")
         self._telemetry = Telemetry(uuid)
         self.policy = self._telemetry.adapt(policy)
@@ -228,6 +230,8 @@ class MachineMonitor:
     def settle(self) -> tuple[Reason, ...]:
         """Define what is normal, before any server runs; return the reasons against a session."""
         reasons: tuple[Reason, ...] = ()
+        if self._failure:
+            return (Reason("probe-silent", self._failure),)
         if self._device:
             probe = self.policy.probe
             key = history_key(self.fingerprint(), probe, self._device)

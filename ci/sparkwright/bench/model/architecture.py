@@ -26,6 +26,13 @@ KINDS: Mapping[str, Kind] = {
 #: Bytes of a number by the name of its type; unknown types count as two.
 SIZES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "float8_e4m3fn": 1}
 
+#: Fields of families that state in their own way what a layer keeps; their context is unknown.
+UNREAD = (
+    "attention_types", "attn_layer_indices", "attn_type_list", "block_types", "compress_ratios",
+    "dense_attention_every_n_layers", "global_attn_every_n_layers", "hybrid_layer_ids",
+    "layer_group_size", "linear_attn_config", "num_kv_shared_layers",
+)  # fmt: skip
+
 MOST_LAYERS, MOST_EXPERTS, MOST = 2048, 65536, 1 << 32
 
 
@@ -43,6 +50,7 @@ class Architecture(msgspec.Struct, frozen=True):
         latent: Keys and values are one latent vector (MLA), whatever the shape of projections.
         state_bytes: Bytes that a layer of the kind ``state`` keeps; 0 if unknown.
         kv_bytes: Bytes of a number of the KV cache, as the checkpoint wants it.
+        unread: Fields about the context that are not understood, so that its size is unknown.
     """
 
     model: str
@@ -56,6 +64,7 @@ class Architecture(msgspec.Struct, frozen=True):
     latent: bool
     state_bytes: int
     kv_bytes: int
+    unread: tuple[str, ...] = ()
 
 
 def architecture(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> Architecture:
@@ -72,14 +81,18 @@ def architecture(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> 
     if not layers:
         raise invalid("config.json does not state num_hidden_layers.")
     names = "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
-    taken = "num_experts_per_tok", "experts_per_token", "moe_top_k", "moe_topk", "top_k_experts"
+    taken = (
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k",
+        "moe_topk", "top_k_experts",
+    )  # fmt: skip
     tied, rank = text.get("tie_word_embeddings"), _number(text, "kv_lora_rank")
-    heads, hidden = _number(text, "num_attention_heads"), _number(text, "hidden_size")
+    heads = _number(text, "num_attention_heads", "n_head")
+    hidden = _number(text, "hidden_size", "n_embd")
     width = _number(text, "head_dim", "attention_head_dim") or (hidden // heads if heads else 0)
     plain = 2 * (_number(text, "num_key_value_heads") or heads) * width
     # ModelOpt states an FP8 cache in a word, compressed-tensors by a scheme.
     scheme = quantization.get("kv_cache_scheme")
-    fp8 = isinstance(scheme, dict) and scheme.get("num_bits") == 8
+    fp8 = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
     fp8 = fp8 or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8"
     return Architecture(
         model=str(text.get("model_type", "unknown"))[:60],
@@ -93,6 +106,7 @@ def architecture(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> 
         latent=rank > 0,
         state_bytes=_state(text),
         kv_bytes=1 if fp8 else _size(text),
+        unread=tuple(name for name in UNREAD if text.get(name)),
     )
 
 
@@ -118,9 +132,21 @@ def _kinds(config: Mapping[str, Any], layers: int) -> tuple[Kind, ...]:
             raise invalid(f"config.json lists kinds of {layers} layers that are not known.", words)
         return tuple(KINDS[word] for word in words)
     if interval := _number(config, "full_attention_interval"):
-        return tuple("state" if layer % interval else "full" for layer in range(1, layers + 1))
-    windows = _number(config, "sliding_window") and config.get("use_sliding_window") is not False
-    return ("window" if windows else "full",) * layers
+        return _every(interval, interval - 1, "state", layers)
+    if period := _number(config, "attn_layer_period"):
+        return _every(period, _number(config, "attn_layer_offset"), "state", layers)
+    full = layers
+    if _number(config, "sliding_window") and config.get("use_sliding_window") is not False:
+        full = _number(config, "max_window_layers") if config.get("use_sliding_window") else 0
+    period = _number(config, "sliding_window_pattern", "_sliding_window_pattern")
+    if period and not full:
+        return _every(period, period - 1, "window", layers)
+    return tuple("full" if layer < full else "window" for layer in range(layers))
+
+
+def _every(period: int, offset: int, other: Kind, layers: int) -> tuple[Kind, ...]:
+    """Return layers of which one of each *period* keeps the whole context."""
+    return tuple("full" if layer % period == offset else other for layer in range(layers))
 
 
 def _state(config: Mapping[str, Any]) -> int:
@@ -131,10 +157,11 @@ def _state(config: Mapping[str, Any]) -> int:
         numbers = heads * width
         rows = 2 * _number(config, "linear_num_key_heads") * depth + numbers
     else:
-        numbers = _number(config, "mamba_num_heads") * _number(config, "mamba_head_dim")
-        depth = _number(config, "ssm_state_size")
-        rows = numbers + 2 * _number(config, "n_groups") * depth
-    kernel = _number(config, "linear_conv_kernel_dim", "conv_kernel")
+        numbers = _number(config, "mamba_num_heads", "mamba_n_heads")
+        numbers *= _number(config, "mamba_head_dim", "mamba_d_head")
+        depth = _number(config, "ssm_state_size", "mamba_d_state")
+        rows = numbers + 2 * _number(config, "n_groups", "mamba_n_groups") * depth
+    kernel = _number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
     return numbers * depth * size + rows * max(0, kernel - 1) * _size(config) if numbers else 0
 
 

@@ -51,12 +51,14 @@ class ContextBytes(msgspec.Struct, frozen=True):
     Attributes:
         layers: Bytes of a token, by layer with attention.
         state: Bytes of all layers with a state of fixed size.
-        notes: What is unknown.
+        notes: What is unknown, or differs from the config.
+        known: Whether the bytes of a token are known.
     """
 
     layers: dict[int, float]
     state: float
     notes: tuple[str, ...]
+    known: bool
 
     def moved(self, shape: Architecture, context: int) -> float:
         """Return the bytes that a step moves with *context* tokens; states are written back."""

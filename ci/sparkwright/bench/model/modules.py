@@ -82,6 +82,8 @@ REASONS: Mapping[str, str] = {
     "scale-missing": "A packed weight has no scales, so its values are unknown. Do not serve it.",
     "scale-shape": "The scales do not belong to their weight: its values would be wrong. Do not "
     "serve it.",
+    "format-unknown": "The tensors are of no quantisation format that is understood here, so "
+    "nobody checked that its scales belong to its weights.",
     "layers-missing": "The checkpoint lacks layers that the config counts.",
     "experts-differ": "The checkpoint holds another number of experts than the config states.",
 }
@@ -187,8 +189,12 @@ def context_bytes(listed: Sequence[Module], shape: Architecture, number: int = 0
         notes.append(f"the context of layers {_few(unknown)} is unknown, and not counted")
     if states and not shape.state_bytes:
         notes.append(f"the states of {states} layers are unknown, and not counted")
+    if shape.unread:
+        fields = ", ".join(shape.unread)
+        notes.append(f"the context is unknown: {fields} of config.json is not understood")
     sizes = {layer: float((number or shape.kv_bytes) * count) for layer, count in numbers.items()}
-    return ContextBytes(sizes, float(states * shape.state_bytes), tuple(notes))
+    known = not (unknown or shape.unread)
+    return ContextBytes(sizes, float(states * shape.state_bytes), tuple(notes), known)
 
 
 def _few(numbers: Collection[int]) -> str:
@@ -395,10 +401,10 @@ def _findings(
         }
         message = f"{row.count} × {row.modules}, {row.scheme}, {row.bytes / 1e9:.3g} GB"
         yield from (Finding(reference, message) for reference, holds in wrong.items() if holds)
-    broken = Counter((module.scheme.wrong, module.short) for module in listed)
-    for (reference, short), count in broken.items():
+    broken = Counter((one.scheme.wrong, one.short, one.scheme.name) for one in listed)
+    for (reference, short, name), count in broken.items():
         if reference:
-            yield Finding(reference, f"{count} × {short}")
+            yield Finding(reference, f"{count} × {short}, {name}")
     present = {module.layer for module in listed if module.group not in APART}
     if missing := set(range(shape.layers)) - present:
         message = f"{len(missing)} of {shape.layers} layers: {_few(missing)}"

@@ -47,7 +47,8 @@ class Scheme(msgspec.Struct, frozen=True):
     Attributes:
         name: Such as ``NVFP4 (modelopt)`` or ``BF16``.
         quantised: It has fewer bits than the model's own type.
-        wrong: ``scale-missing`` or ``scale-shape`` if its tensors contradict each other.
+        wrong: ``scale-missing`` or ``scale-shape`` if its tensors contradict each other,
+            ``format-unknown`` if they are of no known format.
     """
 
     name: str
@@ -59,17 +60,19 @@ def scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Sche
     """Return how the module with the tensors *parts*, by parameter, is stored."""
     weight = next((parts[name] for name in _WEIGHTS if name in parts), None)
     scale = next((parts[name] for name in _SCALES if name in parts), None)
-    if weight is None or (weight.dtype in PLAIN and scale is None):
+    if scale is None and (weight is None or weight.dtype in PLAIN):
         return Scheme("/".join(sorted({part.dtype for part in parts.values()})), quantised=False)
+    if weight is None:
+        return _unknown(parts)
     maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"
     if "qweight" in parts or weight.dtype == "I32":
-        return _integers(weight, scale, quantization)
+        return _integers(parts, quantization)
     if scale is None:
         return Scheme(weight.dtype, wrong="scale-missing")
     if "blocks" in parts:  # gpt-oss: 16 bytes, which are 32 numbers, have one scale
         fits = (*scale.shape, 16) == weight.shape
         return Scheme("MXFP4", wrong="" if fits else "scale-shape")
-    if weight.dtype == "U8":
+    if weight.dtype == "U8" and scale.dtype in ("F8_E4M3", *_POWERS):
         nvidia = scale.dtype == "F8_E4M3"
         numbers = weight.shape[-1] * 2 // (16 if nvidia else 32) if weight.shape else -1
         activations = parts.keys() & {"input_scale", "input_global_scale"}
@@ -78,27 +81,52 @@ def scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Sche
         shape = "" if scale.shape == (*weight.shape[:-1], numbers) else "scale-shape"
         name = f"{'NVFP4' if nvidia else 'MXFP4'} ({kind})"
         return Scheme(name, wrong="scale-missing" if missing else shape)
+    if weight.dtype.startswith("F8") and scale.dtype in _POWERS:
+        fits = scale.shape == (*weight.shape[:-1], *(size // 32 for size in weight.shape[-1:]))
+        return Scheme("MXFP8", wrong="" if fits else "scale-shape")
     if weight.dtype.startswith("F8"):
         blocks = len(scale.shape) >= 2 and min(scale.shape[-2:]) > 1
         return Scheme("FP8 in blocks" if blocks else "FP8")
-    return Scheme(f"{weight.dtype} with {scale.dtype}")
+    return Scheme("INT8") if weight.dtype == "I8" else _unknown(parts)
 
 
+def _unknown(parts: Mapping[str, Tensor]) -> Scheme:
+    stored = ", ".join(sorted(f"{name} {part.dtype}" for name, part in parts.items()))
+    return Scheme(f"unknown format ({stored})", wrong="format-unknown")
+
+
+#: Types of scales that are powers of two.
+_POWERS = ("U8", "F8_E8M0")
 _WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
 _SCALES = ("scales", "weight_scale", "weight_scale_inv")
 
 
-def _integers(weight: Tensor, scale: Tensor | None, quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of integers packed into 32 bits; AWQ packs along the columns."""
+def _integers(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Scheme:
+    """
+    Return the scheme of integers packed into 32 bits.
+
+    GPTQ packs rows and AWQ columns, and the scales of both have a column for each of the weight's;
+    compressed-tensors has a row of scales for each row.
+    """
+    weight = parts.get("qweight") or parts.get("weight_packed") or parts["weight"]
+    scale = parts.get("scales") or parts.get("weight_scale")
     weights = [group.get("weights") for group in _groups(quantization)]
     bits = [group.get("num_bits") for group in weights if isinstance(group, dict)]
     width = (*bits, quantization.get("bits"))[0]
-    method = str(quantization.get("quant_method", "?"))[:30]
-    wrong = "" if scale else "scale-missing"
-    if scale and method == "awq" and width == 4:
-        sound = len(weight.shape) == len(scale.shape) == 2
-        wrong = "" if sound and weight.shape[1] * 8 == scale.shape[1] else "scale-shape"
-    return Scheme(f"INT{str(width)[:12]} ({method})", wrong=wrong)
+    maker = method(quantization)[:30] or "?"
+    if scale is None:
+        wrong = "scale-missing"
+    elif not len(weight.shape) == len(scale.shape) >= 2:
+        wrong = "scale-shape"
+    elif "qweight" not in parts:
+        wrong = "" if weight.shape[:-1] == scale.shape[:-1] else "scale-shape"
+    elif "gptq" in maker:
+        wrong = "" if weight.shape[1] == scale.shape[1] else "scale-shape"
+    elif "awq" in maker and width in (4, None):  # vLLM's AWQ knows four bits alone
+        wrong = "" if weight.shape[1] * 8 == scale.shape[1] else "scale-shape"
+    else:
+        return _unknown(parts)
+    return Scheme(f"INT{str(width)[:12]} ({maker})", wrong=wrong)
 
 
 def _groups(quantization: Mapping[str, Any]) -> list[dict[str, Any]]:

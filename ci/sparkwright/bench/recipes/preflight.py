@@ -59,6 +59,8 @@ REASONS: Mapping[str, str] = {
     "not start. Plan more cache, or shorter.",
     "token-differs": "A token takes more or less of the cache than the plan says, so the cache "
     "holds more or fewer. Correct `token`.",
+    "token-unknown": "The config states what its layers keep in a way that is not understood, so "
+    "the plan's bytes of a token were not compared. Compare them with vLLM's log.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
     "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
@@ -102,7 +104,8 @@ class CheckpointSize(msgspec.Struct, frozen=True):
 
     Attributes:
         weights: Bytes of all tensors.
-        token: Bytes of a token in the cache, at two bytes a number; half of it with fp8.
+        token: Bytes of a token in the cache, at two bytes a number; half of it with fp8; 0 if the
+            config states it in a way that is not understood.
         drafts: Whether vLLM can draft with it (MTP).
     """
 
@@ -134,7 +137,8 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
     # (vllm/config/speculative.py), and quantizers drop the field.
     if shape.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    token = sum(modules.context_bytes(listed, shape, 2).layers.values())
+    kept = modules.context_bytes(listed, shape, 2)
+    token = sum(kept.layers.values()) if kept.known else 0.0
     return CheckpointSize(
         sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts
     )
@@ -303,6 +307,9 @@ def _memory(
             "advice",
         )
     token = checkpoint.token / recipe.nodes if checkpoint else 0
+    if checkpoint and plan.token and not token:
+        message = f"the plan says {plan.token:,} bytes a token, and the config does not tell"
+        yield PreflightFinding("token-unknown", message, "advice")
     if (
         plan.token
         and token

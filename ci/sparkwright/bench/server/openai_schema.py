@@ -64,8 +64,6 @@ class ServerInvalid(Exception):
 
     def __init__(self, reason: str, message: str, status: int = 0) -> None:
         self.reason, self.message, self.status = reason, one_line(message, 400), status
-        # The names of version 1, until its last reader is gone.
-        self.reference, self.says = self.reason, self.message
         super().__init__(f"{reason}: {self.message}")
 
 

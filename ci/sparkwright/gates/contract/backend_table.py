@@ -102,6 +102,8 @@ def check(
         recorded = read_json(baseline, BackendTable)
     except FileError as error:
         return invalid("backends", error.what, "baseline-damaged")
+    if not recorded.kernels:
+        return invalid("backends", "the baseline names no kernels", "baseline-damaged")
     if not recorded.identity.wheel:
         return invalid("backends", "the baseline does not name its wheel", "baseline-unnamed")
     if identity.wheel == recorded.identity.wheel:

@@ -46,6 +46,7 @@ TITLE = "what the server says it runs"
 CHECKS = (
     *declare("server", "stream", "version", "no-unknown-variable", "no-emulation", "no-refusal"),
     *declare("no-fallback", "no-fallback-kernel", "graph-memory", "variables", "flags"),
+    *declare("kv-counters"),
     *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("log", role="reports"),
 )
@@ -90,6 +91,9 @@ REASONS: Mapping[str, str] = {
     "kernels of the wheel.",
     "fallback-unlisted": "The server fell back to something, and the recipe does not list that as "
     "harmless. Look what it means.",
+    "kv-differs": "Log and counters disagree about the size of the KV cache: the log is another "
+    "server's, or of an earlier start.",
+    "kv-uncounted": "The counters of this release do not tell the size of the KV cache.",
     "kv-outside-plan": "The KV cache has not the size that the recipe plans. Other programs hold "
     "memory, or the flags differ.",
     "flag-missing": "The server was started without a flag or variable of the recipe, or with "
@@ -228,6 +232,7 @@ def run(
             lines["graph-memory"],
         ),
         _kv(policy, recipe, lines["kv-gib"], lines["kv-tokens"]),
+        _kv_counters(lines["kv-tokens"], server.client),
     ]
     with contextlib.suppress(OSError, TraceInvalid):  # `check_contract` reports it
         trace = kernel_trace.read(server.trace) if server.trace else None
@@ -473,6 +478,32 @@ def _numbers(lines: LogLines) -> list[float]:
         for value in lines.values
         if re.fullmatch(r"-?[\d,]{1,20}(\.\d{1,9})?", value)
     ]
+
+
+def _kv_counters(tokens: LogLines, client: Client | None) -> Check:
+    """Return whether the log is of the server that answers, by the size of its KV cache."""
+    name = "kv-counters"
+    if client is None:
+        message = "no server was given, only a log"
+        return not_run(name, message, "server-unreachable", required=False)
+    try:
+        names = [one for one in client.metrics() if one.startswith("vllm:cache_config_info{")]
+    except ServerInvalid as error:
+        return invalid(name, error.message, error.reason)
+    counted = {
+        float(size)
+        for one in names
+        for size in re.findall(r'kv_cache_size_tokens="(\d{1,15})"', one, re.ASCII)
+    }
+    if not counted:
+        message = "this release counts no tokens of the KV cache"
+        return not_run(name, message, "kv-uncounted", required=False)
+    if counted != set(_numbers(tokens)):
+        logged = ", ".join(tokens.values) or "nothing"
+        texts = ", ".join(f"{size:,.0f}" for size in sorted(counted))
+        message = f"the log says {logged} tokens of KV cache, the counters say {texts}"
+        return invalid(name, message, "kv-differs")
+    return passed(name, "log and counters tell the same size of the KV cache")
 
 
 def _kv(policy: ContractPolicy, recipe: Recipe, gib: LogLines, tokens: LogLines) -> Check:

@@ -32,7 +32,12 @@ LARGEST = 256 * 1024 * 1024
 #: Letters of a kernel's name that are looked at; those of CUTLASS have some thousands.
 LONGEST_NAME = 8192
 
-_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*\)_generation_(\d+)\(")
+#: Objects of its JSON; an event has two, and takes some hundred bytes of memory.
+MOST_OBJECTS = 6_000_000
+#: Microseconds of an event, at most: a day.
+LONGEST_EVENT = 86_400e6
+
+_STEP = re.compile(r"execute_(?:\d+_)?context_(\d{1,9})\(.*\)_generation_(\d{1,9})\(")
 #: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
 _TRAITS = re.compile(r"Mainloop[A-Za-z0-9]+?(?=I[LN]|<)|float_u?e\dm\d_t|bfloat16_t|half_t|__half")
 _TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
@@ -113,6 +118,8 @@ def read(path: Path) -> KernelTrace:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise TraceInvalid(f"it has more than {LARGEST} bytes")
+        if data.count(b"{") > MOST_OBJECTS:
+            raise TraceInvalid(f"it has more than {MOST_OBJECTS} objects")
         events = msgspec.json.decode(data, type=_Trace).events
     except (OSError, EOFError, zlib.error) as error:
         raise TraceInvalid(f"it cannot be read: {error}") from None
@@ -142,7 +149,9 @@ def _phases(events: list[_Event]) -> KernelTrace:
         place = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         phase = steps[place][2] if place >= 0 and launched < steps[place][1] else None
         if phase:
-            trace[phase][kernel.name[:LONGEST_NAME]] += round(kernel.dur)
+            trace[phase][kernel.name[:LONGEST_NAME]] += round(
+                min(max(kernel.dur, 0.0), LONGEST_EVENT)
+            )
     return trace
 
 

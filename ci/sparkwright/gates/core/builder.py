@@ -357,8 +357,8 @@ class GateBuilder:
                 )
                 results.save(made, answers)
         except (ServerInvalid, ReferenceInvalid) as error:
-            what = f"The reference cannot be recorded: {error.says}."
-            raise GateError("measurement-invalid", what, details=[error.reference]) from None
+            what = f"The reference cannot be recorded: {error.message}."
+            raise GateError("measurement-invalid", what, details=[error.reason]) from None
         return *self._record_backends(folder / BACKENDS), scored, answers
 
     def _record_backends(self, path: Path) -> tuple[Path, ...]:
