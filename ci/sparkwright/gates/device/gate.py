@@ -145,7 +145,8 @@ def run(
         return tuple(
             not_run(name, unable[1], unable[0], required=name in required) for name in names
         )
-    assert wheel is not None and not isinstance(gpu, str)
+    assert wheel is not None
+    assert not isinstance(gpu, str)
     message = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, driver for CUDA {gpu.driver / 1000:g}"
     checks = [passed("gpu", message)]
     with console.step("device code of the wheel"):
