@@ -66,13 +66,14 @@ def leg(
             ThreadLoad(), machine or Still(), POLICY, lambda _: client.metrics(), behaviour.name
         )
         context = msgspec.structs.replace(context, **changes)
-        while True:
+        for _ in range(5):
             found = measurement.measure(context, ExternalServer(server.url), cell, BLANK, 1)
             if "stream-merged" not in {one.reference for one in found.reasons}:
-                return found
+                break
+        return found
 
 
-QUICK = Behaviour(ttft=0.02, tpot=0.002)
+QUICK = Behaviour(ttft=0.05, tpot=0.01)
 
 
 def test_a_sound_leg_counts() -> None:
@@ -198,7 +199,7 @@ def test_more_than_memory_gives_is_invalid() -> None:
     far = leg(
         QUICK,
         ALONE,
-        traffic={CELL.name: 1e9, ALONE.name: 1e9},
+        traffic={CELL.name: 4e9, ALONE.name: 4e9},
         bandwidth=Bandwidth(100.0, "measured"),
     )
     assert [one.reference for one in far.reasons] == ["above-roofline"]
@@ -211,7 +212,7 @@ def test_more_than_memory_gives_is_invalid() -> None:
 def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
     """With several requests at a time the bytes are only bounded from above, so nothing is invalid for them."""
     assert leg(
-        QUICK, traffic={CELL.name: 1e9, ALONE.name: 1e9}, bandwidth=Bandwidth(100.0, "measured")
+        QUICK, traffic={CELL.name: 4e9, ALONE.name: 4e9}, bandwidth=Bandwidth(100.0, "measured")
     ).counts
 
 

@@ -308,6 +308,9 @@ def merged_stream(
     others = [one for one in wrong if one.reference != "answer-other"]
     if others or change is None or change.tokens != change.finished * order.output_tokens:
         return ()
+    # Merging leaves fewer pieces than tokens, never none and never more.
+    if not all(0 < one.output_tokens <= order.output_tokens for one in run.requests):
+        return ()
     texts = [f"{one.says}; the server counts all of them" for one in wrong]
     steps = 1 + change.accepted / change.drafts if change.drafts else 1.0
     limit = SHORTEST_STEP_S / steps
