@@ -25,9 +25,19 @@ MOST = 16 * 1024 * 1024
 PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("kernel-xid", re.compile(r"NVRM: Xid \([^)]{0,80}\): \d+")),
     ("kernel-no-memory", re.compile(r"NV_ERR_NO_MEMORY|NVRM: .{0,200}[Oo]ut of memory")),
-    ("kernel-nvrm", re.compile(r"NVRM: .{0,300}(?:NV_ERR_|[Aa]ssert|[Ee]rror|ERROR|[Ff]ail|fallen off the bus|[Tt]imed? ?out)")),
+    (
+        "kernel-nvrm",
+        re.compile(
+            r"NVRM: .{0,300}(?:NV_ERR_|[Aa]ssert|[Ee]rror|ERROR|[Ff]ail|fallen off the bus|[Tt]imed? ?out)"
+        ),
+    ),
     ("kernel-oom-kill", re.compile(r"[Oo]ut of memory: Killed process|oom-kill:")),
-    ("kernel-hardware", re.compile(r"\[Hardware Error\]|BUG: soft lockup|hung_task|blocked for more than \d+ seconds")),
+    (
+        "kernel-hardware",
+        re.compile(
+            r"\[Hardware Error\]|BUG: soft lockup|hung_task|blocked for more than \d+ seconds"
+        ),
+    ),
 )
 
 #: Stable reference → what it means and what to do.
@@ -54,7 +64,11 @@ def finding(text: str) -> Finding | None:
     """Return what the *text* of one record says of a fault, or None."""
     fitting = (name for name, pattern in PATTERNS if pattern.search(text[:2000]))
     name = next(fitting, "")
-    return Finding(name, "".join(char if char.isprintable() else " " for char in text[:300])) if name else None
+    return (
+        Finding(name, "".join(char if char.isprintable() else " " for char in text[:300]))
+        if name
+        else None
+    )
 
 
 def message(line: str) -> str:

@@ -141,8 +141,7 @@ class GateBuilder:
         return bool(
             {
                 "G0": options.wheel,
-                "G3": self._recipe
-                and (options.serve or (options.server and options.server_log)),
+                "G3": self._recipe and (options.serve or (options.server and options.server_log)),
                 "G4": options.serves,
                 "G5": options.serves and options.against,
                 "G6": options.serves and options.against,

@@ -214,9 +214,7 @@ class Experiment:
         gates = self._gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-        self._generator_policy = strict_yaml.load(
-            gates / "load_generator.yaml", GeneratorPolicy
-        )
+        self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(context.project.root)
         own = spec.recipe.workloads if spec.recipe else (self.policy.workloads,)
         cells = self._workloads.cells(*(spec.workloads or own))
@@ -250,7 +248,9 @@ class Experiment:
         for name in {cell.texts for cell in self.cells if cell.texts}:
             if not spec.texts:
                 todo = "Name it with --texts FILE."
-                raise UsageError("usage", f"The cells of {name} need its file of prompts.", todo=todo)
+                raise UsageError(
+                    "usage", f"The cells of {name} need its file of prompts.", todo=todo
+                )
             self._workloads.texts[name].verify(spec.texts)
         candidate, baseline = self._subjects
         python = spec.candidate.python if spec.candidate else None

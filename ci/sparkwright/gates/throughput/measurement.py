@@ -242,7 +242,10 @@ def decode_traffic(model: Path | None, cells: Iterable[WorkloadCell]) -> dict[st
 
 
 def _bandwidth_share(
-    context: MeasurementContext, cell: WorkloadCell, run: LoadResult, speculation: Speculation | None
+    context: MeasurementContext,
+    cell: WorkloadCell,
+    run: LoadResult,
+    speculation: Speculation | None,
 ) -> float | None:
     """Return the share of the memory's bandwidth that the steps need; None if not known."""
     step = context.traffic.get(cell.name, 0.0)
@@ -250,12 +253,12 @@ def _bandwidth_share(
     if too_small or context.bandwidth is None or run.tpot <= 0:
         return None
     length = speculation.length if speculation else 1.0
-    return decode_bytes.bandwidth_use(step, 1 / run.tpot, context.bandwidth.gigabytes, accepted=length)
+    return decode_bytes.bandwidth_use(
+        step, 1 / run.tpot, context.bandwidth.gigabytes, accepted=length
+    )
 
 
-def counter_change(
-    before: Mapping[str, float], after: Mapping[str, float]
-) -> CounterChange | None:
+def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> CounterChange | None:
     """Return how the server's counters changed; None if they are missing or went backwards."""
 
     def change(name: str) -> float | None:

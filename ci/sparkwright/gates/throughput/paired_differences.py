@@ -187,7 +187,9 @@ def metric_series(
     for cell in cells:
         for metric in cell.primary:
             name = series_name(cell.name, metric)
-            values = (difference(measurements, cell.name, block, metric) for block in sorted(blocks))
+            values = (
+                difference(measurements, cell.name, block, metric) for block in sorted(blocks)
+            )
             noise, _ = noise_of(history.get(name, ()), today, policy)
             known = tuple(value for value in values if value is not None)
             result.append(MetricSeries(name, known, policy.bounds[metric], noise))
@@ -213,7 +215,9 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
                 f"{rule.max_blocks} blocks" + (f", but {100 * least:.2g} %" if least else "")
             )
         text += f"; one slower by {150 * one.bounds.margin:g} % fails after about {failing}"
-        parts.append(text if failing else text.replace(" fails after about None", " stays undecided"))
+        parts.append(
+            text if failing else text.replace(" fails after about None", " stays undecided")
+        )
     return ". ".join(parts) + "."
 
 
@@ -286,7 +290,11 @@ def _series(
     sign = -1 if compared and METRICS[metric][3] else 1
     logarithms = differences or tuple(math.log(one) for one in medians["candidate"])
     enough = len(logarithms) >= MIN_INTERVAL
-    ends = sorted(math.exp(sign * end) for end in mean_interval(logarithms)) if enough else (None, None)
+    ends = (
+        sorted(math.exp(sign * end) for end in mean_interval(logarithms))
+        if enough
+        else (None, None)
+    )
     baseline, candidate = (
         statistics.median(medians[side]) if medians[side] else None
         for side in ("baseline", "candidate")

@@ -39,7 +39,11 @@ def only(question: ExperimentSpec, recipe: Recipe) -> ExperimentSpec:
 
 
 def _figures(recipe: Recipe) -> list[tuple[PublishedReport, PublishedFigure]]:
-    return [(report, figure) for report in (*recipe.published, *recipe.ours) for figure in report.figures]
+    return [
+        (report, figure)
+        for report in (*recipe.published, *recipe.ours)
+        for figure in report.figures
+    ]
 
 
 def held(recipe: Recipe, result: Result, margin: float) -> tuple[FigureComparison, ...]:
@@ -54,13 +58,22 @@ def held(recipe: Recipe, result: Result, margin: float) -> tuple[FigureCompariso
     return tuple(_held(report, one, found[one.cell, one.metric], margin) for report, one in asked)
 
 
-def _held(report: PublishedReport, one: PublishedFigure, series: Series, margin: float) -> FigureComparison:
+def _held(
+    report: PublishedReport, one: PublishedFigure, series: Series, margin: float
+) -> FigureComparison:
     title, unit, factor, _ = METRICS[one.metric]
     agreement = one.agreement(series.low, series.high, margin)
     ours = "not measured" if series.candidate is None else f"{series.candidate * factor:.4g} {unit}"
     if series.low is not None and series.high is not None:
         ours += f" ({series.low * factor:.4g} to {series.high * factor:.4g})"
     published = f"{one.native * factor:.4g} {unit}"
-    words = {"holds": "holds here", "faster": "is exceeded here", "slower": "is not reached here", "open": "is undecided here"}
-    says = f"{title} of {published} {words[agreement]}: {ours}" + (f"; {report.differs}" if report.differs else "")
+    words = {
+        "holds": "holds here",
+        "faster": "is exceeded here",
+        "slower": "is not reached here",
+        "open": "is undecided here",
+    }
+    says = f"{title} of {published} {words[agreement]}: {ours}" + (
+        f"; {report.differs}" if report.differs else ""
+    )
     return FigureComparison(one.cell, one.metric, published, ours, agreement, says, report.source)

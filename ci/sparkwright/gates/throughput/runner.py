@@ -127,7 +127,9 @@ def slots(mode: ServerMode, launch: int, cells: Sequence[int], quads: int) -> li
     """Return the measurements of the launch number *launch* of a block, in their order."""
     if mode == "sequential":
         return [Slot(cell, 0, launch) for cell in cells]
-    return [Slot(cell, quad, place) for cell in cells for quad in range(quads) for place in range(4)]
+    return [
+        Slot(cell, quad, place) for cell in cells for quad in range(quads) for place in range(4)
+    ]
 
 
 class Runner:
@@ -233,9 +235,7 @@ class Runner:
                         side = order[slot.position] if self._spec.rule else "candidate"
                         self._measure(block, slot, side, numbers[side])
             except _ServerLost:
-                own = [
-                    one for one in self._measurements if numbers.get(one.side) == one.launch
-                ]
+                own = [one for one in self._measurements if numbers.get(one.side) == one.launch]
                 self._discard(own)
             else:
                 return
