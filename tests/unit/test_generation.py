@@ -322,7 +322,7 @@ def test_no_prompt_gives_its_answer_away() -> None:
     ("answer: Canberra", 'answer: "("', "no regular expression"), ("answer: Canberra", 'answer: ".*"', "in every text"),
     ("answers: 10 ", "answers: 13 ", "more right answers"), ("depth: 0.1", "depth: 3.5", "depth"),
     ('line: "Entry {number}', 'line: "Entry {count}', "line"), ("  run: 16 ", "  run: 0 ", "run"),
-    ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "tye: 0.2", "tye"), ("ability: tools", "ability: magic", "ability"),
+    ("context: [600]", "context: [most]", "context"), ("tie: 0.2", "link: 0.2", "link"), ("ability: tools", "ability: magic", "ability"),
 ])  # fmt: skip
 def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str) -> None:
     text = FILE.read_text("utf-8")

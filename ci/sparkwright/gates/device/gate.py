@@ -74,8 +74,16 @@ REASONS: Mapping[str, str] = {
     "output-varies": "Two runs with the same input differ: a race, or a random order of sums.",
 }
 
-#: The errors of vLLM's entry points for a GPU that they were not compiled for.
-_REFUSALS = ("o compiled", "ot implemented", "NotImplemented", "ecompile", "upported", "requires")
+#: In lower case: the errors of vLLM's entry points for a GPU that they were not compiled for.
+_REFUSALS = (
+    "no compiled",
+    "not compiled",
+    "not implemented",
+    "notimplemented",
+    "recompile",
+    "supported",
+    "requires",
+)
 
 
 class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,7 +206,7 @@ def operator_check(
         if message := record.get("absent") or record.get("unloadable"):
             return not_run(name, message, "op-absent")
         if message := record.get("error"):
-            if any(word in message for word in _REFUSALS):
+            if any(word in message.lower() for word in _REFUSALS):
                 return not_run(name, message, "op-refused")
             return failed(name, message, "op-broken")
     if len(records) < len(cases):
