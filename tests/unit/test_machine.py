@@ -251,6 +251,11 @@ def test_gpu_is_reported(gpu: dict[str, Any]) -> None:
     assert (Telemetry().snapshot().temperature, Telemetry("uuid").snapshot().throttle_reasons) == (None, ())
 
 
+def test_kernel_without_power_supplies_is_no_battery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("psutil._pslinux.POWER_SUPPLY_PATH", str(tmp_path / "absent"))
+    assert not Telemetry().snapshot().on_battery
+
+
 def test_throttle_reasons_are_those_of_nvml() -> None:
     for bit, name in THROTTLE_REASONS.items():
         words = name.replace("software", "sw").replace("hardware", "hw").removesuffix(" setting").split()

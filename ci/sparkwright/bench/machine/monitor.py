@@ -108,7 +108,6 @@ class Telemetry:
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
         power = self._query("nvmlDeviceGetPowerUsage")
-        battery = psutil.sensors_battery()
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
@@ -122,9 +121,18 @@ class Telemetry:
             available=process.available_megabytes(),
             other_load=other_load,
             gpu_processes=_process_names({one.pid for one in computing} - {one.pid for one in own}),
-            on_battery=battery is not None and battery.power_plugged is False,
+            on_battery=_on_battery(),
             probe_error=probe_error,
         )
+
+
+def _on_battery() -> bool:
+    """Return whether a battery alone feeds the machine; False where the kernel knows of no power supply."""
+    try:
+        battery = psutil.sensors_battery()
+    except OSError:  # psutil lists a directory that a kernel without power supplies does not have
+        return False
+    return battery is not None and battery.power_plugged is False
 
 
 def _text(path: Path) -> str:
