@@ -1,0 +1,384 @@
+"""
+The records that publisher and client share.
+
+A release is one TUF target, `releases/<name>.json`: a `Release`, which names every other file by
+size and sha256. How it stands (channel, yank) is a `ReleaseState`, the ``custom`` field of that
+target in the signed ``targets.json``. All other files lie at `ReleaseFile.path`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+#: Of `Release`. A client refuses a release of another format.
+FORMAT = 1
+
+#: Bytes of the largest release record, lock, and other small file (verdicts, provenance, notes).
+LARGEST_RELEASE = 8 << 20
+LARGEST_LOCK = 16 << 20
+LARGEST_EVIDENCE = 128 << 20
+
+# Patterns end in \Z, as $ admits a newline.
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+#: UTC, to the second, such as ``2026-11-22T07:30:00Z``; sorts as times do.
+Time = Annotated[str, msgspec.Meta(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")]
+#: One line for people, without control characters.
+Line = Annotated[str, msgspec.Meta(max_length=1000, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+#: What may stand in a file name, a URL path and a shell word alike.
+Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+!-]*\Z")]
+#: ``<stack>.<n>``, *n* counting from 1.
+ReleaseName = Annotated[
+    str, msgspec.Meta(max_length=100, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\.[1-9][0-9]{0,8}\Z")
+]
+#: An address without user, password or blanks; empty for a file that the index itself holds.
+Url = Annotated[
+    str, msgspec.Meta(max_length=2000, pattern=r"\A(https?://[^\s@\x00-\x1f\x7f\"<>\\]+)?\Z")
+]
+#: A file below the site-packages.
+SitePath = Annotated[
+    str, msgspec.Meta(max_length=500, pattern=r"\A(?!\.\.?/)[\w.+-]+(/(?!\.\.?/)[\w.+-]+)*\Z")
+]
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+#: ``verified`` holds the releases whose every required verdict is a pass, ``candidate`` all.
+Channel = Literal["candidate", "verified"]
+CHANNELS: tuple[Channel, ...] = ("candidate", "verified")
+#: ``any`` for a wheel without machine code.
+Machine = Literal["aarch64", "x86_64", "any"]
+#: As `sparkwright.gates.core.verdict.State`.
+State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def line(text: str) -> str:
+    """Return *text* as a `Line`: control characters become blanks, and it is cut if too long."""
+    return _CONTROL.sub(" ", text)[:1000]
+
+
+class ReleaseFile(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A file by its hash.
+
+    Attributes:
+        url: Where another host keeps it; empty if it lies at `path`.
+    """
+
+    name: Name
+    size: Size
+    sha256: Sha256
+    url: Url = ""
+
+    @property
+    def path(self) -> str:
+        """The place of the file below the root of the index."""
+        return f"files/{self.sha256}/{self.name}"
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """
+    Why a wheel is not for ``verified``.
+
+    Attributes:
+        gate: The gate, or ``source``, ``sbom`` and the like. *state*: what it is instead of a pass.
+        reference: The stable name of the reason. *says*: the reason in a sentence.
+    """
+
+    gate: Line
+    state: State
+    reference: Line
+    says: Line
+
+
+class GateResult(msgspec.Struct, frozen=True):
+    """The result of one gate: its name, its subject, its state, and why it is no pass."""
+
+    name: Line
+    title: Line
+    state: State
+    says: Line = ""
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """
+    One metric of one workload against the baseline.
+
+    Attributes:
+        ratio: candidate / baseline; *low*, *high*: its 95 % interval; None if not measured.
+        pass_evidence, fail_evidence: The last e-values.
+    """
+
+    cell: Line
+    metric: Line
+    state: State
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pass_evidence: float | None = None
+    fail_evidence: float | None = None
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is shown of one wheel.
+
+    Attributes:
+        policy: The sha256 of the release policy (``ci/release.yaml``) that decided.
+        missing: Empty exactly if the wheel may stand in ``verified``.
+        recipes: The recipes for which every gate of a served model passed.
+        baseline: What the speeds are compared with. *margin*: the loss that still passes (0.02 is
+            2 %).
+        host: Facts of the machine that gated.
+        verdicts, throughput: What the gates wrote, where they did.
+    """
+
+    policy: Sha256
+    missing: tuple[Missing, ...] = ()
+    gates: tuple[GateResult, ...] = ()
+    recipes: tuple[Line, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    baseline: Line = ""
+    margin: float | None = None
+    host: dict[Line, Line] = {}
+    verdicts: ReleaseFile | None = None
+    throughput: ReleaseFile | None = None
+
+
+class Library(msgspec.Struct, frozen=True):
+    """A shared library of a wheel: its size, and whether it was compiled or the base wheel's."""
+
+    name: Line
+    size: Size
+    origin: Literal["compiled", "base"]
+
+
+class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
+    """
+    A wheel of ours.
+
+    Attributes:
+        fork: ``cutlass``, ``flashinfer`` or ``vllm``.
+        project: The normalised name. *version*: with its local label.
+        metadata: The sha256 of METADATA, which lies beside the wheel as ``<name>.metadata``.
+        uploaded: When the wheel was first published.
+        device_code: The audit's device-code digest; empty without device code.
+        content: The digest by which an environment that holds the wheel is recognised.
+        provenance: The SLSA statement about the wheel. *sbom*: the one inside the wheel.
+    """
+
+    fork: Name
+    project: Name
+    version: Name
+    machine: Machine
+    metadata: Sha256
+    uploaded: Time
+    proof: Proof
+    requires_python: Line = ""
+    device_code: str = ""
+    content: str = ""
+    libraries: tuple[Library, ...] = ()
+    provenance: ReleaseFile | None = None
+    sbom: ReleaseFile | None = None
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """
+    A patch of a fork.
+
+    Attributes:
+        pick: The number of the pull request; 0 for a patch of ours.
+        upstream: Whether upstream's newest release has it: ``needed``, ``upstream``, or empty if
+            that was not looked up.
+    """
+
+    name: Line
+    sha256: Sha256
+    subject: Line
+    reason: Line
+    pick: int = 0
+    upstream: Literal["", "needed", "upstream"] = ""
+
+
+class ForkSource(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where the wheels of a fork come from.
+
+    Attributes:
+        version: Of the upstream release.
+        kind, origin, pin, tree, resolved: Of the source, as in `forks.sources.FetchedSource`.
+        built: How it was built. *base*: the sha256 of the official wheel under a graft.
+        source_tree: The tree that was built. *sites*: how many places arch rules changed.
+        cuda: The compiler's release (``cu130``). *isolation*: what kept the build off the network.
+    """
+
+    name: Name
+    version: Name
+    kind: Line
+    origin: Line
+    pin: Line
+    tree: Line
+    resolved: bool
+    built: Line
+    source_tree: Line
+    base: str = ""
+    patches: tuple[Patch, ...] = ()
+    sites: int = 0
+    cuda: str = ""
+    isolation: str = ""
+
+
+class ReleaseLock(ReleaseFile, frozen=True, kw_only=True):
+    """
+    The locked set of one machine, ``pylock.<machine>.toml`` (PEP 751).
+
+    Attributes:
+        pythons: The Python versions that it is for (``3.12``).
+        packages: Normalised name → version of everything in it, wheels of ours included.
+    """
+
+    machine: Machine
+    pythons: tuple[Name, ...]
+    packages: dict[Name, Name]
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text that occurs exactly once, and its replacement."""
+
+    anchor: Annotated[str, msgspec.Meta(pattern=r"\S")]
+    replacement: str
+
+
+class FileEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    An edit of one installed file, made on the user's machine as the licence of the wheel demands.
+
+    Attributes:
+        package: The project whose file it is: with overlays, the upper one.
+        before, after: The sha256 of the file in the wheel, and after the changes.
+        drop_when: What has to happen upstream for the edit to go.
+    """
+
+    name: Line
+    package: Name
+    file: SitePath
+    before: Sha256
+    after: Sha256
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(min_length=1)]
+    reason: str
+    drop_when: str
+
+
+class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A project that replaces *files* files of another one; no other wheels may overlap."""
+
+    upper: Name
+    lower: Name
+    files: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One matched set.
+
+    Attributes:
+        name: ``<stack>.<n>``, unique in the index, *n* counting from 1.
+        made: When it was first published.
+        locks: One for each machine that has wheels.
+        notes: The release notes (Markdown).
+        edits, overlays: What the client does after the installation.
+        before: The name of the previous release of the stack; empty for the first.
+    """
+
+    name: ReleaseName
+    stack: Name
+    made: Time
+    wheels: tuple[ReleaseWheel, ...]
+    locks: tuple[ReleaseLock, ...]
+    forks: tuple[ForkSource, ...] = ()
+    notes: ReleaseFile | None = None
+    edits: tuple[FileEdit, ...] = ()
+    overlays: tuple[Overlay, ...] = ()
+    before: str = ""
+    format: int = FORMAT
+
+    @property
+    def target(self) -> str:
+        """The TUF target path of the release."""
+        return target_path(self.name)
+
+    @property
+    def missing(self) -> dict[str, tuple[Missing, ...]]:
+        """What each wheel lacks for ``verified``, by file name; empty for a verified release."""
+        return {wheel.name: wheel.proof.missing for wheel in self.wheels if wheel.proof.missing}
+
+    @property
+    def files(self) -> tuple[ReleaseFile, ...]:
+        """Every file that the release names."""
+        own = (
+            file
+            for wheel in self.wheels
+            for file in (
+                wheel,
+                wheel.provenance,
+                wheel.sbom,
+                wheel.proof.verdicts,
+                wheel.proof.throughput,
+            )
+        )
+        return tuple(file for file in (*own, *self.locks, self.notes) if file)
+
+
+class ReleaseState(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How a release stands now: the signed ``custom`` field of its target.
+
+    Attributes:
+        machines: Machines that it has a lock for, and *pythons* Python versions of any of them.
+        missing: The gates that it lacks for ``verified``; empty for a verified one.
+        yanked: Why it is no longer offered; empty for one that is.
+    """
+
+    stack: Name
+    made: Time
+    channel: Channel
+    machines: tuple[Machine, ...]
+    pythons: tuple[Name, ...]
+    missing: tuple[Line, ...] = ()
+    yanked: Line = ""
+
+
+def target_path(name: str) -> str:
+    """Return the TUF target path of the release *name*."""
+    return f"releases/{name}.json"
+
+
+def number(name: str) -> int:
+    """Return the number of the release *name* in its stack: 3 of ``2026.11.3``."""
+    return int(name.rpartition(".")[2])
+
+
+def state_of(custom: Mapping[str, Any] | None) -> ReleaseState:
+    """
+    Return the ``custom`` field of a target as a record.
+
+    Raises:
+        msgspec.ValidationError: It is not one.
+    """
+    return msgspec.convert(custom, ReleaseState)
+
+
+def decode_release(data: bytes) -> Release:
+    """
+    Return the release in *data*.
+
+    Raises:
+        ValueError: It is not one, or of another format.
+    """
+    release = msgspec.json.decode(data, type=Release)
+    if release.format != FORMAT:
+        raise ValueError(f"the release is of format {release.format}; {FORMAT} is read")
+    return release
