@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.refusals import refusal
 
+from sparkwright.core import zips
 from sparkwright.core.errors import FileError
 from sparkwright.core.git import Objects
 from sparkwright.forks import archive
@@ -168,7 +169,7 @@ def test_any_damage_is_seen_or_harmless(tmp_path_factory: pytest.TempPathFactory
         if error.reference != "archive-unsafe":
             raise
 
-    assert all(archive.safe_path(path, "x") for path, _, _ in safe)
+    assert all(zips.safe_path(path, "x") for path, _, _ in safe)
 
 
 # Zips.
@@ -214,7 +215,7 @@ def test_a_wheel_with_a_link_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "gone.whl", "x" * 300])
 def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str) -> None:
-    with refusal("wheel-invalid", match="is no file|cannot be read"), archive.zip_file(tmp_path / name):
+    with refusal("wheel-invalid", match="is no file|cannot be read"), zips.zip_file(tmp_path / name):
         pass
 
 

@@ -25,7 +25,7 @@ from sparkwright.builder import BuildError, pipeline
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName, member_text, records
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 

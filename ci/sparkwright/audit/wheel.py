@@ -3,7 +3,7 @@ The audit: every library of a wheel against the policy and the unit manifest, fr
 would be installed.
 
 The wheel is read as hostile: the names in it are compared and never written to, and RECORD is held
-against the bytes; `sparkwright.forks.archive.zip_members` checks the limits of the archive before
+against the bytes; `sparkwright.core.zips.zip_members` checks the limits of the archive before
 anything is unpacked.
 
 Operators are read from the strings in a library's read-only data. torch learns of an operator
@@ -61,11 +61,11 @@ from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf, graft
 from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
 from sparkwright.builder.wheel.graft import CompiledUnit
+from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError
 from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
 from sparkwright.core.store import translate_disk_full
-from sparkwright.forks import archive as archives
 from sparkwright.forks.context import RunContext
 
 #: Version of the audit; a new one makes stored audits invalid.
@@ -167,8 +167,8 @@ def read_subject(wheel: Path) -> AuditedWheel:
         raise WheelError("wheel-invalid", what, details=[str(error)]) from error
     # zipfile reads the whole directory into memory, so its length is bounded first; archives that
     # are members count a little too.
-    if entries > 2 * archives.MOST_MEMBERS:
-        what = f"{wheel.name} has more than {archives.MOST_MEMBERS} members."
+    if entries > 2 * zips.MOST_MEMBERS:
+        what = f"{wheel.name} has more than {zips.MOST_MEMBERS} members."
         raise WheelError("wheel-invalid", what)
     platforms = tuple(sorted({tag.platform for tag in tags}))
     return AuditedWheel(
@@ -200,8 +200,8 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
     Raises:
         wheel-invalid, archive-unsafe: As `walk`; also for a build record that is not one.
     """
-    with archives.zip_file(wheel) as archive:
-        listed = archives.zip_members(archive, about.file)
+    with zips.zip_file(wheel) as archive:
+        listed = zips.zip_members(archive, about.file)
         folder, metadata = _metadata(archive, listed, about)
         name = f"{folder}/{BUILD_RECORD}"
         text = member_text(archive, listed, name, about.file) if name in listed else b"{}"
@@ -225,16 +225,16 @@ def walk(
         archive-unsafe: A member's name leaves its folder, or it is a link.
         disk-full: There is no room for a member.
     """
-    damage_guard = partial(archives.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
+    damage_guard = partial(zips.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
     findings, unpacked = list[AuditFinding](), 0
     with (
-        archives.opened(wheel) as archive,
+        zips.opened(wheel) as archive,
         translate_disk_full(scratch),
         tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
     ):
         # Errors of *visit* are no damage of the archive.
         with damage_guard():
-            listed = archives.zip_members(archive, about.file)
+            listed = zips.zip_members(archive, about.file)
             info_folder, _ = _metadata(archive, listed, about)
             rows = records(archive, listed, info_folder, about.file)
         unsigned = {f"{info_folder}/{name}" for name in _UNSIGNED}

@@ -26,7 +26,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.archive import zip_file
+from sparkwright.core.zips import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 

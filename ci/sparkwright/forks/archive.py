@@ -8,86 +8,26 @@ nothing is written to a path that a member names.
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import errno
-import itertools
-import lzma
 import posixpath
-import re
-import stat
-import struct
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from sparkwright.core.errors import Failure, FileError, WheelError
+from sparkwright.core.errors import FileError
 from sparkwright.core.git import EXECUTABLE, LINK, REGULAR
+from sparkwright.core.zips import (
+    damage_guard,
+    folders_above,
+    odd_name,
+    safe_path,
+    zip_file,
+    zip_members,
+)
 
 #: A whole CUTLASS or vLLM source is below 1 GB in 20,000 files; what exceeds these is not a source.
 MOST_FILES = 200_000
 MOST_BYTES = 4 * 1024**3
-
-#: Fixed part of a zip's local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.
-LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-MOST_MEMBERS = 100_000
-#: All members of a zip together, as the disk of a build machine would have to hold them. Of one
-#: member `MOST_BYTES`; the largest library of the official vLLM wheel has 308 MB.
-MOST_BYTES_TOTAL = 24 * 1024**3
-#: Above these sizes a member, or a zip, that is `MOST_RATIO` times its compressed size is refused.
-RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
-#: Every installer can unpack these; others may also require gigabytes of memory.
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-#: What Python's readers raise for bytes that are no archive; each compression has errors of its
-#: own.
-_DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    csv.Error,
-    EOFError,
-    TypeError,
-    ValueError,
-    LookupError,
-    OverflowError,
-    RuntimeError,
-)
-
-
-def safe_path(name: str, origin: str) -> str:
-    """
-    Return the member name *name*, known to stay inside its folder.
-
-    Raises:
-        archive-unsafe: It is absolute, climbs with ``..``, hides in ``.git``, or has a character no
-            source path has.
-    """
-    if _odd(name) or {"", ".", "..", ".git"} & set(name.lower().split("/")):
-        raise FileError(
-            "archive-unsafe",
-            f"{origin} has a member that would leave its folder.",
-            details=[f"member: {name!r}"],
-        )
-    return name
-
-
-def _odd(text: str) -> bool:
-    """
-    Return True if *text* has a character that no source path has, or bytes that are not UTF-8
-    (Python reads them as surrogates).
-    """
-    return len(text) > 1024 or bool(re.search(r"[\0-\x1f\\\ud800-\udfff]", text))
-
-
-def _folders(path: str) -> set[str]:
-    """Return the folders above *path*; for hundreds of them, `pathlib` takes milliseconds."""
-    return {path[:end] for end, letter in enumerate(path) if letter == "/"}
 
 
 def _leaves(path: str, target: str) -> bool:
@@ -96,55 +36,7 @@ def _leaves(path: str, target: str) -> bool:
     # A name before ".." may be a link itself, so that the text alone does not say where the two
     # lead.
     climbs = ".." in [end.split("/")[0], *target.lstrip("./").split("/")]
-    return not target or target.startswith("/") or _odd(target) or climbs
-
-
-@contextlib.contextmanager
-def damage_guard(
-    origin: str, failure: Failure = partial(FileError, "archive-unsafe")
-) -> Iterator[None]:
-    """
-    Raise *failure* for the errors that Python's archive readers raise on damaged bytes; errors of
-    the disk pass.
-    """
-    try:
-        yield
-    except (*_DAMAGE, OSError) as error:
-        # Readers use OSError for bad bytes, too: without a number, or for a seek to a place that no
-        # file has.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
-        raise failure(
-            f"{origin} is damaged.", details=[str(error) or type(error).__name__]
-        ) from error
-
-
-def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) -> zipfile.ZipFile:
-    """
-    Return the zip archive at *path*.
-
-    Raises:
-        wheel-invalid: Or as *failure*: it is no regular file, or its directory is damaged.
-    """
-    try:
-        # A pipe would be waited for.
-        if path.is_file():
-            return zipfile.ZipFile(path)
-    except (*_DAMAGE, OSError) as error:
-        raise failure(f"{path.name} cannot be read.", details=[str(error)]) from error
-    raise failure(f"{path.name} is no file.", details=[str(path)])
-
-
-@contextlib.contextmanager
-def zip_file(
-    path: Path, failure: Failure = partial(WheelError, "wheel-invalid")
-) -> Iterator[zipfile.ZipFile]:
-    """
-    Yield the zip archive at *path*, as `opened`; within the block, what damaged members make
-    Python's reader raise is *failure*, too.
-    """
-    with opened(path, failure) as archive, damage_guard(path.name, failure):
-        yield archive
+    return not target or target.startswith("/") or odd_name(target) or climbs
 
 
 def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
@@ -164,7 +56,7 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
             top, fault = top or head, ""
             if head == top and (info.isdir() or not path):
                 continue
-            above = _folders(path)
+            above = folders_above(path)
             if head != top:
                 fault = "has more than one top folder"
             elif not (info.issym() or info.isreg()):
@@ -186,64 +78,6 @@ def sdist_members(archive: Path) -> Iterator[tuple[str, str, bytes]]:
                 yield path, LINK, info.linkname.encode()
             elif content := tar.extractfile(info):
                 yield path, EXECUTABLE if info.mode & 0o100 else REGULAR, content.read()
-
-
-def zip_members(
-    archive: zipfile.ZipFile,
-    origin: str,
-    failure: Failure = partial(WheelError, "wheel-invalid"),
-) -> dict[str, zipfile.ZipInfo]:
-    """
-    Return the files of *archive* by name, from its directory; nothing is unpacked.
-
-    Raises:
-        archive-unsafe: A name leaves its folder, or it is a link.
-        wheel-invalid: Or as *failure*: a member appears twice or below a file, shares bytes with
-            another, is compressed in an unusual way, or is larger than in any wheel.
-    """
-    infos, files, total = archive.infolist(), dict[str, zipfile.ZipInfo](), 0
-    if len(infos) > MOST_MEMBERS:
-        raise failure(f"{origin} has more than {MOST_MEMBERS} members.")
-    # A member ends before the next one begins: members that share bytes let a small file hold a
-    # large content many times.
-    offsets = sorted([*(info.header_offset for info in infos), archive.start_dir])
-    # Of two members at the same offset, the first ends there.
-    following = dict(reversed([*itertools.pairwise(offsets)]))
-    names = {info.filename for info in infos}
-    for info in infos:
-        path, fault = safe_path(info.filename.removesuffix("/"), origin), ""
-        details = [f"member: {info.filename!r}", f"bytes: {info.file_size}"]
-        if stat.S_ISLNK(info.external_attr >> 16):
-            raise FileError(
-                "archive-unsafe",
-                f"{origin} has a symbolic link, which no wheel may have.",
-                details=details,
-            )
-        total += info.file_size
-        packed = LOCAL_HEADER.size + info.compress_size
-        if info.filename in files:
-            fault = "holds the same member twice"
-        elif not names.isdisjoint(_folders(path)):
-            fault = "has a file where another member needs a folder"
-        elif info.compress_type not in _COMPRESSIONS:
-            fault = "is packed in a way that not every installer knows"
-        elif (
-            info.file_size > MOST_BYTES
-            or total > MOST_BYTES_TOTAL
-            or _inflated(info.file_size, info.compress_size, RATIO_FROM)
-            or _inflated(total, archive.start_dir, RATIO_TOTAL_FROM)
-        ):
-            fault = "is larger than any wheel"
-        elif info.header_offset + packed > following.get(info.header_offset, 0):
-            fault = "holds members that overlap"
-        if fault:
-            raise failure(f"{origin} {fault}.", details=details)
-        files[info.filename] = info
-    return {name: info for name, info in files.items() if not info.is_dir()}
-
-
-def _inflated(size: int, packed: int, limit: int) -> bool:
-    return size > limit and size > MOST_RATIO * max(packed, 1)
 
 
 def wheel_members(archive: Path, folder: str) -> Iterator[tuple[str, str, bytes]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
 NOTED = frozenset(("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"))

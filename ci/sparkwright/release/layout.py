@@ -23,7 +23,7 @@ from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.errors import WheelError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release.errors import InstallError
 from sparkwright.release.spec import Edit, Package
 

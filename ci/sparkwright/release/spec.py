@@ -16,7 +16,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.strict_yaml import Prose
-from sparkwright.forks.archive import safe_path
+from sparkwright.core.zips import safe_path
 from sparkwright.forks.stack import Project, SourceError
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from sparkwright.core.console import one_line
 from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
+from sparkwright.core.zips import zip_file
 from sparkwright.forks import lock, package_index
-from sparkwright.forks.archive import zip_file
 from sparkwright.forks.stack import Project, SourceError
 
 #: Path of the program in the wheel.

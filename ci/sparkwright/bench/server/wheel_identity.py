@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, PythonError, WheelError
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50

@@ -22,7 +22,7 @@ import msgspec
 
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
-from sparkwright.forks.archive import LOCAL_HEADER, zip_file, zip_members
+from sparkwright.core.zips import LOCAL_HEADER, zip_file, zip_members
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).

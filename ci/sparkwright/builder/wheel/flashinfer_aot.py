@@ -35,7 +35,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.git import REGULAR
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 

@@ -24,7 +24,7 @@ from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import blob_id
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from sparkwright.builder.pylock import Interpreter
 from sparkwright.core.console import size
 from sparkwright.core.errors import StoreError
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.archive import zip_file
+from sparkwright.core.zips import zip_file
 from sparkwright.forks.context import RunContext
 from sparkwright.operate.errors import ImageError
 from sparkwright.operate.image.picked import Picked, outside

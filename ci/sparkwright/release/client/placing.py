@@ -14,7 +14,7 @@ from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import process
 from sparkwright.core.errors import WheelError
 from sparkwright.core.store import Store
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release import content
 from sparkwright.release.client import packages, state
 from sparkwright.release.client.state import Pinned

@@ -25,7 +25,7 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.errors import FileError, WheelError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release import bill, content
 from sparkwright.release.decide import libraries, origin
 from sparkwright.release.manifest.records import Fork, Machine, Wheel, line

@@ -15,7 +15,7 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.core.errors import WheelError
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release.manifest.records import Fork, Patch, line
 
 if TYPE_CHECKING:

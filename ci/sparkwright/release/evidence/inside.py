@@ -11,7 +11,7 @@ from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.core.errors import WheelError
 from sparkwright.core.files import sha256_file
-from sparkwright.forks.archive import zip_file, zip_members
+from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement
 from sparkwright.release.evidence.check import Checked

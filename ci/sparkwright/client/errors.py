@@ -1,0 +1,111 @@
+"""The failures of indexes, releases and installations, with their references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from sparkwright.core.errors import Advice, SparkwrightError
+
+
+class ClientError(SparkwrightError):
+    """An index, a release or an installation cannot be used."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "download-invalid": Advice(
+            "The bytes that arrived are not those that the signed index names: a proxy that"
+            " truncates, a damaged mirror, or tampering.",
+            "Try again, or use the index's own address. What arrived was not kept and nothing was"
+            " installed.",
+        ),
+        "environment-broken": Advice(
+            "The environment is not what its release says: an installation that was interrupted,"
+            " or something that changed files in it.",
+            "Run `sparkwright install --renew`; it makes the environment anew. Nothing is repaired"
+            " in place.",
+        ),
+        "index-damaged": Advice(
+            "A file of the index is missing, or not the one that its signed metadata names: a"
+            " faulty disk, a half-copied folder, a wrong hand.",
+            "Restore it from a copy, or publish it again from the same wheels. Clients refuse it"
+            " until then.",
+        ),
+        "index-expired": Advice(
+            "The signed metadata of the index has expired: its publisher stopped, or somebody"
+            " keeps you from newer metadata.",
+            "Check the clock, and compare with the index at its own address. What is installed"
+            " keeps working; install nothing from here until the index is signed anew"
+            " (`sparkwright release refresh`).",
+        ),
+        "index-invalid": Advice(
+            "What the index serves is not TUF metadata: a login page, an error page, a cut-off or"
+            " endless file.",
+            "Open the address above in a browser. If the index itself is damaged, its publisher"
+            " restores it.",
+        ),
+        "index-missing": Advice(
+            "There is no index of sparkwright at this address, or no address is configured.",
+            "Name it with --index URL (or --at FOLDER for its publisher); `publish` makes one if"
+            " the folder is empty.",
+        ),
+        "index-rollback": Advice(
+            "The index serves older metadata than this machine has seen, or parts of different"
+            " versions: a mirror lags behind or is incomplete, or somebody serves you old files.",
+            "Use the index's own address, or wait for the mirror. Do not delete the folder `trust`"
+            " unless you know why it is wrong.",
+        ),
+        "index-unreachable": Advice(
+            "The server of the index, or of a file that it names, cannot be reached, answers too"
+            " slowly, or has a fault.",
+            "Check the connection and the address, and try again; what arrived is kept.",
+            exit_code=5,
+        ),
+        "index-unsigned": Advice(
+            "The metadata does not have the signatures that the trusted root of this index asks"
+            " for: changed bytes, a revoked key, or too few signers.",
+            "Try the index's own address. If it serves the same, tell its publisher, and install"
+            " nothing from it.",
+        ),
+        "lock-invalid": Advice(
+            "The lock of a set is no pylock.toml of wheels with sha256 hashes, or it names a file"
+            " that would leave its folder.",
+            "Do not install from it. Use the index's own address; if that serves the same, tell its"
+            " publisher.",
+        ),
+        "nothing-installed": Advice(
+            "No release of that name is installed here, or none before the present one.",
+            "See `sparkwright list`, and name the folder of the installations with --prefix.",
+        ),
+        "edit-mismatch": Advice(
+            "A file that the release edits on the machine is not the file for which the edit was"
+            " made.",
+            "Do not install it. Tell the publisher which edit it was.",
+        ),
+        "release-unknown": Advice(
+            "The index has no release of that name, stack, channel, machine or Python.",
+            "See `sparkwright list` for what there is.",
+        ),
+        "release-unproved": Advice(
+            "The release is a candidate: not everything that `verified` asks for was shown. The"
+            " lines above say what is missing.",
+            "Take it knowingly with `--channel candidate`, or choose a release of the channel"
+            " verified.",
+        ),
+        "release-yanked": Advice(
+            "Every release that fits was yanked: its publisher says that it should not be"
+            " installed, and why.",
+            "Choose another; to have this one nevertheless, name it (`--version NAME`).",
+        ),
+        "set-mixed": Advice(
+            "The lock names another wheel or another version than the release it belongs to: two"
+            " releases were mixed.",
+            "Do not install it. Use the index's own address; if that serves the same, tell its"
+            " publisher.",
+        ),
+        "trust-missing": Advice(
+            "This machine does not know whose signatures count for this index, or the index has"
+            " another root than the one you named.",
+            "Compare the fingerprint above with what the publisher says elsewhere, and name it with"
+            " --trust FINGERPRINT only if they are equal.",
+        ),
+    }
