@@ -1,0 +1,86 @@
+"""
+Run a command line, and turn failures into messages, documents of ``--json`` and exit codes.
+
+0: done. 1: failed. 2: wrong usage. 3: a fault of ours, with a log. 4: inconclusive or not-run. 5:
+the network or an upstream is out of reach. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sparkwright import __version__
+from sparkwright.core.console import OutputClosed, console, open_streams
+from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.store import translate_disk_full
+
+
+def execute(run: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
+    """
+    Run *words*, print the document of ``--json``, and return the exit code.
+
+    Args:
+        run: Runs a command line, raises expected failures, and returns the exit code otherwise.
+        words: The command line; that of this process where it is not given.
+    """
+    words = sys.argv[1:] if words is None else words
+    open_streams()
+    # The parser may exit before it has read --json, and its error must be a document, too.
+    console.json = "--json" in words
+    try:
+        try:
+            code, error = _run_and_report(run, words)
+            console.finish(error)
+            return code
+        except SparkwrightError as unwritable:  # the output itself
+            console.json = False
+            console.failure(unwritable)
+            return unwritable.exit_code
+    except (OutputClosed, SparkwrightError):  # no stream is left for a message
+        return 1
+
+
+def _run_and_report(
+    run: Callable[[Sequence[str]], int], words: Sequence[str]
+) -> tuple[int, dict[str, object] | None]:
+    """Run the command line, and return the exit code and the error of the document."""
+    try:
+        with translate_disk_full(Path(tempfile.gettempdir())):
+            return run(words), None
+    except SparkwrightError as error:
+        console.failure(error)
+        return error.exit_code, error.document()
+    except SystemExit as end:
+        console.json = console.json and bool(end.code)  # a help text is no document
+        todo = UsageError.references["usage"].todo
+        what = "The command line cannot be read."
+        return int(end.code or 0), {"reference": "usage", "what": what, "todo": todo}
+    except KeyboardInterrupt:
+        console.note("interrupted; what is finished is kept, and the next run continues from here")
+        return 130, {"reference": "interrupted"}
+    except Exception:  # a bug; the log must allow to find it
+        return 3, {"reference": "fault", "log": _write_log(words)}
+
+
+def _write_log(words: Sequence[str]) -> str:
+    """Write the log of a fault, and return its path; empty if it cannot be written."""
+    versions = f"sparkwright {__version__}\nPython {platform.python_version()}\n"
+    text = f"{versions}{platform.platform()}\ncommand: {words[:2]}\n\n{traceback.format_exc()}"
+    log = ""
+    with contextlib.suppress(OSError):
+        # Not in the cache directory, which may be the cause.
+        handle, log = tempfile.mkstemp(prefix="sparkwright-fault-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+    console.note(
+        f"error: fault: this is a fault of sparkwright, not yours. Nothing finished is lost.\n  "
+        f"please report it with {log or text}"
+    )
+    return log
