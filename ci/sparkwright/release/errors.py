@@ -32,6 +32,10 @@ class ReleaseError(SparkwrightError):
             "The index changed while this publication was prepared, so that what was decided may no longer hold.",
             "Run the same command again; files that are there already are not sent twice.",
         ),
+        "index-unwritable": Advice(
+            "The folder of the index, or something in it, cannot be written by this user.",
+            "Mend its permissions or choose another folder; clients read the index as it was.",
+        ),
         "lock-invalid": Advice(
             "The lock of a set is no pylock.toml of wheels with sha256 hashes, or it names a file that would leave its folder.",
             "Do not install from it. Use the index's own address; if that serves the same, tell its publisher.",
@@ -128,6 +132,10 @@ class TrustError(SparkwrightError):
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, or its passphrase is wrong.",
             "Make one with `sparkwright release key FILE`; a private key belongs to its owner alone (chmod 600).",
+        ),
+        "key-missing": Advice(
+            "A role of the index needs the signatures of keys that were not given.",
+            "Name their files or folder with --keys; `sparkwright release key show --at FOLDER` lists the keys of each role.",
         ),
         "signature-invalid": Advice(
             "The bytes are not the ones that were signed: changed, mixed up or cut off on the way.",

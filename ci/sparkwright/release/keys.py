@@ -1,0 +1,268 @@
+"""
+Keys of the index's roles: Ed25519 keys in files (PKCS#8, PEM), or an identity of Sigstore.
+
+A folder of keys holds ``root*.pem``, ``targets*.pem`` and ``online*.pem``, and beside each its
+public half as ``.pub``. The beginning of the name says for which roles a new index takes the key;
+in an index that exists, the root metadata alone says so. The fingerprint of a key is its TUF key id.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.core.files import reading
+from sparkwright.core.store import translate_disk_full
+from sparkwright.release.errors import TrustError
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, Key, Signer
+    from tuf.api.metadata import Root
+
+    from sparkwright.release.policy import Identity
+
+#: The only source of a passphrase: command lines are visible to everybody on the machine.
+PASSPHRASE = "SPARKWRIGHT_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
+
+#: The beginning of a key's file name → the roles that it is for.
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "root": ("root",),
+    "targets": ("targets",),
+    "online": ("snapshot", "timestamp"),
+}
+
+#: Bytes of the largest key file.
+LARGEST = 16 * 1024
+
+
+class Keys:
+    """
+    The keys that a publisher holds.
+
+    Attributes:
+        by_file: The beginning of the file name (see `ROLES`) → signers.
+    """
+
+    def __init__(self, by_file: Mapping[str, Sequence[Signer]]) -> None:
+        self.by_file = by_file
+
+    @property
+    def signers(self) -> dict[str, Signer]:
+        """Key id → signer."""
+        every = (signer for signers in self.by_file.values() for signer in signers)
+        return {signer.public_key.keyid: signer for signer in every}
+
+    def of_role(self, root: Root, role: str) -> list[Signer]:
+        """Return the signers whose key holds *role* by the metadata *root*."""
+        own = self.signers
+        return [own[keyid] for keyid in root.roles[role].keyids if keyid in own]
+
+    def require(self, root: Root, roles: Iterable[str]) -> None:
+        """
+        Require enough keys for all of *roles*.
+
+        Raises:
+            key-missing: There are fewer than the threshold of a role.
+        """
+        for role in roles:
+            signers, threshold = self.of_role(root, role), root.roles[role].threshold
+            if len(signers) < threshold:
+                raise TrustError(
+                    "key-missing",
+                    f"The role {role} needs {threshold} of its keys, and {len(signers)} are here.",
+                    details=[f"key: {keyid}" for keyid in root.roles[role].keyids],
+                )
+
+    def for_new_index(self, role: str) -> list[Signer]:
+        """Return the signers that a new index takes for *role*, by the names of their files."""
+        return [
+            signer
+            for name, signers in self.by_file.items()
+            if role in ROLES.get(name, ())
+            for signer in signers
+        ]
+
+
+def passphrase() -> str:
+    """Return the passphrase that the environment gives; empty without one."""
+    return os.environ.get(PASSPHRASE, "")
+
+
+def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
+    """
+    Return the private keys in the files and folders *paths*.
+
+    Args:
+        identity: Also sign for the targets role as this Sigstore identity, with the credentials
+            of the environment.
+
+    Raises:
+        key-invalid: A file cannot be read, is open to others, or holds no private Ed25519 key; or
+            a folder holds none.
+        identity-unusable: There are no credentials, or they are another identity's.
+    """
+    by_file: dict[str, list[Signer]] = {name: [] for name in ROLES}
+    for path in paths:
+        files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
+        if not files:
+            raise TrustError("key-invalid", f"{path} holds no key (*.pem).")
+        for file in files:
+            prefix = next((name for name in ROLES if file.name.startswith(name)), "")
+            by_file.setdefault(prefix, []).append(load_private(file))
+    if identity:
+        by_file["targets"].append(_identity_signer(identity))
+    return Keys(by_file)
+
+
+def load_private(path: Path) -> CryptoSigner:
+    """
+    Return the private key in the file *path*; raise `key-invalid` as `load`.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from securesystemslib.signer import CryptoSigner
+
+    data, secret = _read(path, secret=True), passphrase()
+    try:
+        key = load_pem_private_key(data, secret.encode() or None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        # The library's message may quote the file, so it is not shown.
+        reason = "the passphrase is wrong, or it is no key"
+        if isinstance(error, TypeError):
+            reason = "it has no passphrase" if secret else "it needs its passphrase"
+        raise TrustError(
+            "key-invalid",
+            f"{path} is no private key that can be read.",
+            details=[f"{reason} ({PASSPHRASE})"],
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise TrustError("key-invalid", f"{path} is no private Ed25519 key.")
+    return CryptoSigner(key)
+
+
+def load_public(path: Path) -> Key:
+    """
+    Return the public key in the file *path*, which may be either half.
+
+    Raises:
+        key-invalid: It cannot be read, or holds no Ed25519 key.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from securesystemslib.signer import SSlibKey
+
+    data = _read(path, secret=False)
+    if b"PRIVATE KEY" in data:
+        return load_private(path).public_key
+    try:
+        key = load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TrustError("key-invalid", f"{path} is no key.", details=[str(error)]) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise TrustError("key-invalid", f"{path} is no Ed25519 key.")
+    return SSlibKey.from_crypto(key)
+
+
+def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
+    """
+    Make a key ``<name>.pem`` in *folder* for each of *names*, and its public half beside it.
+
+    Returns:
+        The files, and their public keys.
+
+    Raises:
+        key-invalid: A file is there already, or cannot be written. disk-full: There is no room.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from securesystemslib.signer import SSlibKey
+
+    files = [folder / f"{name}.pem" for name in names]
+    if taken := [path for path in files if path.exists() or path.with_suffix(".pub").exists()]:
+        raise _taken(taken[0])
+    secret = passphrase()
+    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if secret:
+        protection = serialization.BestAvailableEncryption(secret.encode())
+    made: dict[Path, Key] = {}
+    for path in files:
+        key = Ed25519PrivateKey.generate()
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        spki = serialization.PublicFormat.SubjectPublicKeyInfo
+        _write_new(path, key.private_bytes(pem, pkcs8, protection), 0o600)
+        _write_new(path.with_suffix(".pub"), key.public_key().public_bytes(pem, spki), 0o644)
+        made[path] = SSlibKey.from_crypto(key.public_key())
+    return made
+
+
+def identity_key(identity: Identity) -> Key:
+    """Return the key of a Sigstore identity, as root metadata holds it."""
+    from securesystemslib.signer import SigstoreSigner
+
+    return SigstoreSigner.import_(identity.identity, identity.issuer)[1]
+
+
+def _identity_signer(identity: Identity) -> Signer:
+    from securesystemslib.signer import SigstoreSigner
+
+    try:
+        return SigstoreSigner.from_priv_key_uri("sigstore:", identity_key(identity))
+    except Exception as error:  # the library's failures have no common base
+        raise TrustError(
+            "identity-unusable",
+            f"Nothing can be signed as {identity.identity}.",
+            details=[f"{type(error).__name__}: {error}"[:1000]],
+        ) from error
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write *data* to a file that must not exist, whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (
+            translate_disk_full(path.parent),
+            tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as stream,
+        ):
+            stream.write(data)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+            os.link(stream.name, path)  # unlike a rename, this refuses a name that is taken
+    except FileExistsError as error:
+        raise _taken(path) from error
+    except OSError as error:
+        raise TrustError(
+            "key-invalid", f"{path} cannot be written.", details=[str(error)]
+        ) from error
+
+
+def _taken(path: Path) -> TrustError:
+    return TrustError(
+        "key-invalid",
+        f"{path} is there already; a key is never overwritten.",
+        todo="Choose another folder.",
+    )
+
+
+def _read(path: Path, *, secret: bool) -> bytes:
+    try:
+        with reading(path) as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            if not stat.S_ISREG(mode) or (secret and mode & 0o077):
+                raise TrustError(
+                    "key-invalid",
+                    f"{path} is no regular file, or open to others.",
+                    details=[f"its mode is {stat.filemode(mode)}; chmod 600 {path}"],
+                )
+            data = stream.read(LARGEST + 1)
+    except OSError as error:
+        raise TrustError("key-invalid", f"{path} cannot be read.", details=[str(error)]) from error
+    if len(data) > LARGEST:
+        raise TrustError("key-invalid", f"{path} is too large for a key.")
+    return data

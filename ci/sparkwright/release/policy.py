@@ -1,0 +1,280 @@
+"""
+The release policy, ``ci/release.yaml``: what `verified` asks for, the roles of the index, and how
+a set is locked.
+
+The policies of the gates are read with it, by digest: a verdict by another policy does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+
+from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.throughput.records import ThroughputPolicy
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
+Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+Python = Annotated[str, msgspec.Meta(pattern=r"\A3\.\d{1,2}\Z")]
+
+#: The Python versions of a set whose stack has no rule.
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of every record of the file: frozen, and an unknown field is a typo."""
+
+
+class RoleRule(_Record, frozen=True):
+    """
+    A role of the index.
+
+    Attributes:
+        days: Until its metadata expires. *threshold*: how many of its keys have to sign.
+    """
+
+    days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
+    threshold: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+
+
+class Roles(_Record, frozen=True):
+    """The roles of TUF."""
+
+    root: RoleRule
+    targets: RoleRule
+    snapshot: RoleRule
+    timestamp: RoleRule
+
+    def rule(self, role: str) -> RoleRule:
+        """Return the rule of *role*."""
+        rule: RoleRule = getattr(self, role)
+        return rule
+
+
+class Identity(_Record, frozen=True):
+    """A Sigstore identity that holds the targets role: the certificate's subject, and its issuer."""
+
+    identity: Text
+    issuer: Text
+
+
+class ForkRule(_Record, frozen=True):
+    """
+    What ``verified`` asks of the wheels of a fork.
+
+    Attributes:
+        gates: The gates that must pass for these bytes.
+        served_by: The fork in whose gates these bytes were installed; empty for none.
+        record: Whether a build record with a resolved source is required. *sbom*: whether an SBOM
+            inside is. *isolated*: whether the compilation must have had no network.
+    """
+
+    gates: tuple[str, ...]
+    served_by: str = ""
+    record: bool = False
+    sbom: bool = False
+    isolated: bool = False
+
+
+class GateRule(_Record, frozen=True):
+    """
+    What the pass of a gate rests on.
+
+    Attributes:
+        checks: Patterns of names. At least one check must match each, and all that match and are
+            required must pass.
+        optional: Checks that the gate can make and that no pass rests on.
+        wanted: Checks that ``verified`` asks for besides; a pass without them is sound.
+        gpu: Whether the gate counts only from a machine with the GPU of the policy.
+    """
+
+    checks: Texts
+    optional: tuple[Text, ...] = ()
+    wanted: tuple[Text, ...] = ()
+    gpu: bool = False
+
+
+class Override(_Record, frozen=True):
+    """A requirement that replaces what packages state of its project, and why."""
+
+    requirement: Text
+    reason: Text
+
+
+class SetRule(_Record, frozen=True):
+    """
+    How the set of a stack is locked.
+
+    Attributes:
+        pythons: The versions that it is for.
+        requires: Requirements beside those of the wheels.
+    """
+
+    pythons: Annotated[tuple[Python, ...], msgspec.Meta(min_length=1)] = PYTHONS
+    requires: tuple[Text, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (*self.requires, *(override.requirement for override in self.overrides)):
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement as error:
+                raise ValueError(f"{text!r} is not a requirement: {error}") from error
+            if requirement.url:
+                raise ValueError(f"{text!r} is not a version of the package index")
+
+
+class ThroughputRule(msgspec.Struct, frozen=True):
+    """The policy of the throughput gate, and the workloads that decide."""
+
+    policy: ThroughputPolicy
+    cells: tuple[WorkloadCell, ...]
+
+
+class PolicyFile(_Record, frozen=True):
+    """
+    The file.
+
+    Attributes:
+        roles: Days of validity and thresholds of the index's metadata.
+        gpu: The compute capability that gates count from (``12.1``).
+        recipes: Group → recipes of which one must be shown by every gate of a served model.
+        url: The address of the index, with a final slash; empty if unknown.
+        root: The fingerprint of root 1 of the index; empty if unknown.
+        identity: The Sigstore identity that may hold the targets role.
+        immutable: Whether a host that could replace a published file is refused.
+        retain: How many candidates of each stack `prune` keeps.
+    """
+
+    roles: Roles
+    gpu: Text
+    forks: dict[str, ForkRule]
+    gates: dict[str, GateRule]
+    recipes: dict[str, Texts] = {}
+    url: str = ""
+    root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    identity: Identity | None = None
+    immutable: bool = True
+    retain: Annotated[int, msgspec.Meta(ge=1)] = 12
+    sets: dict[str, SetRule] = {}
+
+    def __post_init__(self) -> None:
+        if self.url and not (
+            self.url.endswith("/") and self.url.startswith(("https://", "http://127.0.0.1:"))
+        ):
+            raise ValueError(f"url: {self.url!r} is no https address with a final slash")
+        required = {gate for rule in self.forks.values() for gate in rule.gates}
+        unknown = {
+            "there is no gate": (required | set(self.gates)) - set(GATES),
+            "gates: no rule for": required - set(self.gates),
+            "forks: there is no fork": {rule.served_by for rule in self.forks.values()}
+            - {"", *self.forks},
+        }
+        for problem, names in unknown.items():
+            if names:
+                raise ValueError(f"{problem} {', '.join(sorted(names))}")
+        if required & set(SERVED) and not self.recipes:
+            raise ValueError("recipes: the gates of a served model need some")
+
+
+class ReleasePolicy(msgspec.Struct, frozen=True):
+    """
+    The file and what it refers to.
+
+    Attributes:
+        digests: Gate and recipe (of G0, gate and stack) → the sha256 of its policy.
+        throughput: Of G8; None if no fork requires it.
+    """
+
+    file: PolicyFile
+    digests: dict[str, str] = {}
+    throughput: ThroughputRule | None = None
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the policy, those of the gates included."""
+        return sha256_bytes(canonical(self))
+
+    def expected_digest(self, gate: str, stack: str, recipe: str) -> str:
+        """Return the sha256 of the policy of *gate*; empty if any policy will do."""
+        return self.digests.get(f"{gate} {stack if gate == 'G0' else recipe}".strip(), "")
+
+    def set_rule(self, stack: str) -> SetRule:
+        """Return how the set of *stack* is locked."""
+        return self.file.sets.get(stack, SetRule())
+
+
+def load(root: Path) -> ReleasePolicy:
+    """
+    Return the release policy of the checkout at *root*.
+
+    Raises:
+        file-invalid: A file is missing or not valid, or names a recipe that does not exist.
+        policy-unknown-check: It names a check that no gate emits.
+    """
+    from sparkwright.gates.core import policy as gate_policy
+
+    path = root / "ci" / "release.yaml"
+    file = strict_yaml.load(path, PolicyFile)
+    checks = (
+        (gate, name)
+        for gate, rule in file.gates.items()
+        for name in (*rule.checks, *rule.optional, *rule.wanted)
+    )
+    gate_policy.require_declared(path, checks)
+    required = {gate for rule in file.forks.values() for gate in rule.gates}
+    digests = {**_audit_digests(root), **_gate_digests(root, required, file)}
+    return ReleasePolicy(file, digests, _throughput(root) if "G8" in required else None)
+
+
+def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str, str]:
+    from sparkwright.bench.recipes import recipe as recipes
+    from sparkwright.gates.core import policy as gate_policy
+
+    names = {name for group in file.recipes.values() for name in group}
+    if unknown := names - set(recipes.names(root)):
+        raise FileError(
+            "file-invalid",
+            "ci/release.yaml names recipes that do not exist.",
+            details=sorted(unknown),
+        )
+    policies = gate_policy.load(root)
+    loaded = [recipes.load(root, name) for name in sorted(names)]
+    served = [gate for gate in SERVED if gate in required and gate != "G8"]
+    return {
+        **{gate: policies.digest(gate) for gate in ("G1", "G2") if gate in required},
+        **{
+            f"{gate} {recipe.name}": policies.digest(gate, recipe)
+            for gate in served
+            for recipe in loaded
+        },
+    }
+
+
+def _audit_digests(root: Path) -> Mapping[str, str]:
+    from sparkwright.audit import policy
+    from sparkwright.forks.stack import Project
+
+    digests = {}
+    for path in sorted(root.glob("forks/*/stack.yaml")):
+        project = Project(root, path.parent.name)
+        if project.audit_file.is_file():
+            audit = policy.load(project.audit_file, project.spec.arch)
+            digests[f"G0 {project.stack}"] = sha256_bytes(canonical(audit))
+    return digests
+
+
+def _throughput(root: Path) -> ThroughputRule:
+    from sparkwright.bench.recipes import workloads
+
+    policy = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
+    cells = (cell for cell in workloads.load(root).cells(policy.workloads) if cell.primary)
+    return ThroughputRule(policy, tuple(cells))

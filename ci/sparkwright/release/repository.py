@@ -1,0 +1,547 @@
+"""
+The index in a folder: a TUF repository of static files, and the transaction that changes it.
+
+```
+metadata/timestamp.json  N.snapshot.json  N.targets.json  N.root.json
+targets/releases/<sha256>.<name>.json      one TUF target per release
+files/<sha256>/<filename>                  every other file, named by hash in the releases
+```
+
+The commit point is the rename of ``timestamp.json``. Everything before it is addressed by content
+or has a version that no published metadata refers to, so a client reads the old index or the new
+one, wherever a publisher is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
+from securesystemslib.signer import Key, Signer
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (
+    Metadata,
+    MetaFile,
+    Root,
+    Signed,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+from tuf.api.serialization import DeserializationError
+
+from sparkwright.client.records import (
+    Release,
+    ReleaseFile,
+    ReleaseState,
+    Sha256,
+    decode_release,
+    state_of,
+    target_path,
+)
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.store import flush, translate_disk_full
+from sparkwright.release.errors import ReleaseError
+from sparkwright.release.keys import Keys
+from sparkwright.release.policy import Roles
+
+#: In the folder of the index. Servers need not serve names that begin with a dot.
+LOCK = ".lock"
+#: What a killed run leaves beside its place begins so.
+UNFINISHED = ".unfinished-"
+#: The field of the targets metadata that is ours.
+FIELD = "sparkwright"
+#: The roles that every change signs.
+RENEWAL = ("snapshot", "timestamp")
+
+CHUNK = 1 << 20
+
+
+class IndexFacts(msgspec.Struct, frozen=True):
+    """
+    What the index says of itself in its signed targets metadata.
+
+    Attributes:
+        url: Where it is served, with a final slash; empty if unknown.
+        retired: File name → sha256 of wheels that were removed; the names are never used again.
+    """
+
+    url: str = ""
+    retired: dict[str, Sha256] = {}
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A release of the index, and how it stands."""
+
+    release: Release
+    state: ReleaseState
+
+
+class Index:
+    """
+    The index in *folder*, as it was when it was read.
+
+    Every signature is checked, so that nobody who can write to the folder gets a publisher to sign
+    what no publisher published. Expired metadata is accepted, as it is to be renewed.
+
+    Args:
+        pin: The fingerprint of root 1; empty to accept any.
+        resuming: Also accept metadata that the root before the newest one admits: a killed
+            rotation.
+
+    Attributes:
+        root: None if there is no index yet. *targets*, *snapshot*, *timestamp*: as published.
+
+    Raises:
+        index-damaged: A file is missing or damaged, or its signatures do not suffice.
+    """
+
+    def __init__(self, folder: Path, *, pin: str = "", resuming: bool = False) -> None:
+        self.folder = folder
+        self.root: Metadata[Root] | None = None
+        self.targets: Metadata[Targets] = Metadata(Targets())
+        self.snapshot: Metadata[Snapshot] = Metadata(Snapshot())
+        self.timestamp: Metadata[Timestamp] = Metadata(Timestamp())
+        unpublished: list[Signed] = [self.targets.signed, self.snapshot.signed]
+        for signed in (*unpublished, self.timestamp.signed):
+            signed.version = 0
+        self.serial = b""
+        self._entries: dict[str, Entry] | None = None
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise ValueError("it is no folder")
+            self._read(pin, resuming=resuming)
+        except (OSError, ValueError, RepositoryError, DeserializationError) as error:
+            raise ReleaseError(
+                "index-damaged",
+                f"{folder} is no sound index.",
+                details=[f"{type(error).__name__}: {error}"[:500]],
+            ) from error
+
+    def _read(self, pin: str, *, resuming: bool) -> None:
+        roots: list[Metadata[Root]] = []
+        while (path := self._metadata("root", len(roots) + 1)).exists():
+            data = path.read_bytes()
+            root: Metadata[Root] = Metadata.from_bytes(data)
+            (roots[-1] if roots else root).signed.verify_delegate(
+                "root", root.signed_bytes, root.signatures
+            )
+            root.signed.verify_delegate("root", root.signed_bytes, root.signatures)
+            if root.signed.version != len(roots) + 1:
+                raise ValueError(f"{path.name} is of version {root.signed.version}")
+            if pin and not roots and sha256_bytes(data) != pin:
+                raise ValueError(f"{path.name} is {sha256_bytes(data)}, and the policy says {pin}")
+            roots.append(root)
+        timestamp = self._metadata("timestamp")
+        if roots:
+            self.root = roots[-1]
+        if not timestamp.exists():
+            return
+        if not roots:
+            raise ValueError("it has no root metadata")
+        admitting = roots[-2:] if resuming else roots[-1:]
+        self.serial = timestamp.read_bytes()
+        self.timestamp = _verified(admitting, "timestamp", self.serial)
+        meta = self.timestamp.signed.snapshot_meta
+        self.snapshot = self._listed(admitting, "snapshot", meta)
+        self.targets = self._listed(admitting, "targets", self.snapshot.signed.meta["targets.json"])
+
+    def _listed(self, admitting: Sequence[Metadata[Root]], role: str, meta: MetaFile) -> Any:
+        data = self._metadata(role, meta.version).read_bytes()
+        meta.verify_length_and_hashes(data)
+        metadata = _verified(admitting, role, data)
+        if metadata.signed.version != meta.version:
+            raise ValueError(f"{role} is of version {metadata.signed.version}")
+        return metadata
+
+    def _metadata(self, role: str, version: int | None = None) -> Path:
+        return self.folder / "metadata" / metadata_name(role, version)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the index was published."""
+        return bool(self.serial)
+
+    @property
+    def version(self) -> int:
+        """The version of the timestamp metadata; 0 for an index that was not published yet."""
+        return self.timestamp.signed.version
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of root 1, which a user compares; empty without one."""
+        path = self._metadata("root", 1)
+        return sha256_file(path) if path.exists() else ""
+
+    @property
+    def facts(self) -> IndexFacts:
+        """What the index says of itself."""
+        return msgspec.convert(self.targets.signed.unrecognized_fields.get(FIELD, {}), IndexFacts)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """
+        Name → release, in the order of publication.
+
+        Raises:
+            index-damaged: A release is missing or is not the signed one.
+        """
+        if self._entries is None:
+            entries = [self._entry(target) for target in self.targets.signed.targets.values()]
+            entries.sort(key=lambda entry: (entry.release.made, entry.release.name))
+            self._entries = {entry.release.name: entry for entry in entries}
+        return self._entries
+
+    def _entry(self, target: TargetFile) -> Entry:
+        try:
+            data = (self.folder / "targets" / target.get_prefixed_paths()[0]).read_bytes()
+            target.verify_length_and_hashes(data)
+            entry = Entry(decode_release(data), state_of(target.custom))
+            if entry.release.target != target.path:
+                raise ValueError(f"it is the release {entry.release.name}")
+        except (OSError, ValueError, RepositoryError) as error:
+            raise ReleaseError(
+                "index-damaged",
+                f"{target.path} is not the release that was signed.",
+                details=[str(error)[:500]],
+            ) from error
+        return entry
+
+    def entry(self, name: str) -> Entry:
+        """Return the release *name*; raise `release-unknown` if there is none."""
+        if name not in self.entries:
+            raise ReleaseError(
+                "release-unknown",
+                f"The index has no release {name}.",
+                details=list(self.entries)[-10:],
+            )
+        return self.entries[name]
+
+    def of_stack(self, stack: str) -> list[Entry]:
+        """Return the releases of *stack*, oldest first."""
+        return [entry for entry in self.entries.values() if entry.state.stack == stack]
+
+    @contextlib.contextmanager
+    def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
+        """
+        Yield a transaction that is committed at the end of the block, if that raises nothing.
+
+        Raises:
+            key-missing: The keys do not suffice. Others: as `locked`.
+        """
+        with self.locked():
+            transaction = Transaction(self, keys, roles)
+            yield transaction
+            transaction.commit()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """
+        Hold the lock of the index for the block.
+
+        Raises:
+            index-busy: Another publisher holds it. index-moved: The index changed since it was
+                read. index-unwritable: The folder cannot be written. disk-full: There is no room.
+        """
+        with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / LOCK)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout as error:
+                raise ReleaseError(
+                    "index-busy", f"Another publisher works on {self.folder}."
+                ) from error
+            try:
+                self._unmoved()
+                yield
+            finally:
+                lock.release()
+
+    def _unmoved(self) -> None:
+        path = self._metadata("timestamp")
+        if (path.read_bytes() if path.exists() else b"") != self.serial:
+            raise ReleaseError(
+                "index-moved",
+                f"{self.folder} was changed by somebody else.",
+                details=[f"read at version {self.version}"],
+            )
+
+
+class Transaction:
+    """
+    A change of an index, whose lock is held.
+
+    Attributes:
+        facts: What the index is to say of itself.
+        sent: Paths of the files that were written, not found in place.
+    """
+
+    def __init__(self, index: Index, keys: Keys, roles: Roles) -> None:
+        self._index, self._keys, self._roles = index, keys, roles
+        self._folder = index.folder
+        self._dirty: set[Path] = set()
+        self._targets = copy.deepcopy(index.targets.signed)
+        self._signing: list[str] = []
+        self.facts = index.facts
+        self.sent: list[str] = []
+        self._root = index.root or self._first_root()
+        if not index.exists:
+            self.renew("targets")
+
+    def _first_root(self) -> Metadata[Root]:
+        """Return root 1, whose keys are those of the files' names."""
+        root = Root(version=1, consistent_snapshot=True)
+        for role in root.roles:
+            root.roles[role].threshold = self._roles.rule(role).threshold
+            for signer in self._keys.for_new_index(role):
+                root.add_key(signer.public_key, role)
+        self._keys.require(root, root.roles)
+        return self._signed(root, "root", self._keys.of_role(root, "root"))
+
+    def put(self, file: ReleaseFile, source: Path | bytes) -> None:
+        """
+        Bring *file* to its place; nothing is written if it is there.
+
+        Raises:
+            publish-failed: *source* has other bytes.
+        """
+        path = self._folder / file.path
+        if not (path.is_file() and sha256_file(path) == file.sha256):
+            self._write(path, source, file.sha256)
+            self.sent.append(file.path)
+
+    def set_release(self, release: Release, state: ReleaseState) -> None:
+        """Add the release, or replace the one of its name."""
+        self.renew("targets")
+        data = canonical(release)
+        target = TargetFile.from_data(release.target, data, ["sha256"])
+        target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
+        self._write(self._folder / "targets" / target.get_prefixed_paths()[0], data)
+        self._targets.targets[release.target] = target
+
+    def set_state(self, name: str, state: ReleaseState) -> None:
+        """Change how the release *name* stands."""
+        self.renew("targets")
+        target = self._targets.targets[target_path(name)]
+        target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
+
+    def remove(self, release: Release) -> None:
+        """Remove *release*; the names of its wheels stay taken."""
+        self.renew("targets")
+        del self._targets.targets[release.target]
+        retired = {wheel.name: wheel.sha256 for wheel in release.wheels}
+        self.facts = IndexFacts(self.facts.url, {**self.facts.retired, **retired})
+
+    def renew(self, *roles: str) -> None:
+        """Sign new versions of *roles*, of snapshot and of timestamp."""
+        self._signing += [role for role in (*roles, *RENEWAL) if role not in self._signing]
+        self._keys.require(self._root.signed, self._signing)
+
+    def holds(self, role: str) -> bool:
+        """Return whether the keys suffice for *role*."""
+        held = len(self._keys.of_role(self._root.signed, role))
+        return held >= self._root.signed.roles[role].threshold
+
+    def rotate(self, names: Iterable[str], keys: Sequence[Key]) -> None:
+        """
+        Give the roles *names* to *keys* alone, in a new root.
+
+        Raises:
+            key-missing: The old keys of root, or the new ones of a role, do not suffice.
+        """
+        old, root = self._root.signed, copy.deepcopy(self._root.signed)
+        for role in root.roles:
+            root.roles[role].threshold = self._roles.rule(role).threshold
+        for role in names:
+            for keyid in list(root.roles[role].keyids):
+                root.revoke_key(keyid, role)
+            for key in keys:
+                root.add_key(key, role)
+        self._keys.require(old, ["root"])
+        self._keys.require(root, ["root"])
+        resuming = (root.roles, root.keys) == (old.roles, old.keys)
+        if "root" in names or not resuming:
+            root.version += 1
+            signers = [*self._keys.of_role(old, "root"), *self._keys.of_role(root, "root")]
+            self._root = self._signed(root, "root", signers)
+        others = [role for role in names if role != "root"]
+        if others:
+            self.renew(*(role for role in others if role == "targets"))
+
+    def commit(self) -> None:
+        """
+        Write the metadata, and then the timestamp, which makes the change visible.
+
+        With a new root, the old root's keys sign too if they are here. Clients then accept the
+        metadata before and after they see the new root, which is written last.
+        """
+        old, staged = self._index.root, self._stage()
+        new = self._root is not old
+        root_first = old is None or not all(
+            _admits(old.signed, role, metadata) for role, metadata in staged.items()
+        )
+        if new and root_first:
+            self._write_root()
+        if "timestamp" in staged:
+            self._flush()
+            self._write(self._metadata("timestamp"), staged["timestamp"].to_bytes())
+        if new and not root_first:
+            self._write_root()
+        self._flush()
+
+    def _stage(self) -> dict[str, Metadata[Any]]:
+        """Sign what has to be signed, and write it; of the timestamp, return it only."""
+        staged: dict[str, Metadata[Any]] = {}
+        snapshot = copy.deepcopy(self._index.snapshot.signed)
+        timestamp = copy.deepcopy(self._index.timestamp.signed)
+        if "targets" in self._signing:
+            self._targets.unrecognized_fields[FIELD] = msgspec.to_builtins(self.facts)
+            snapshot.meta["targets.json"] = self._next(self._targets, "targets", staged)
+        if self._signing:
+            timestamp.snapshot_meta = self._next(snapshot, "snapshot", staged)
+            timestamp.version += 1
+            staged["timestamp"] = self._signed(timestamp, "timestamp")
+        for role in ("targets", "snapshot"):
+            if role in staged:
+                path = self._metadata(role, staged[role].signed.version)
+                self._write(path, staged[role].to_bytes())
+        return staged
+
+    def _next(self, signed: Any, role: str, staged: dict[str, Metadata[Any]]) -> MetaFile:
+        """Sign the next version of *role*, and return how other metadata names it."""
+        signed.version += 1
+        staged[role] = self._signed(signed, role)
+        return MetaFile.from_data(signed.version, staged[role].to_bytes(), ["sha256"])
+
+    def _signed(
+        self, signed: Any, role: str, signers: Sequence[Signer] | None = None
+    ) -> Metadata[Any]:
+        """Return *signed* with a new expiry, signed by the role's keys of both roots."""
+        days = self._roles.rule(role).days
+        signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        if signers is None:
+            roots = [root.signed for root in (self._index.root, self._root) if root]
+            signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
+        metadata: Metadata[Any] = Metadata(signed)
+        for signer in {signer.public_key.keyid: signer for signer in signers}.values():
+            metadata.sign(signer, append=True)
+        return metadata
+
+    def _write_root(self) -> None:
+        self._write(self._metadata("root", self._root.signed.version), self._root.to_bytes())
+
+    def _metadata(self, role: str, version: int | None = None) -> Path:
+        return self._folder / "metadata" / metadata_name(role, version)
+
+    def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
+        """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
+        digest = hashlib.sha256()
+        try:
+            with contextlib.ExitStack() as stack:
+                stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+                stack.enter_context(stream)
+                sink = stack.enter_context(temporary.open("xb"))
+                while piece := stream.read(CHUNK):
+                    digest.update(piece)
+                    sink.write(piece)
+                sink.flush()
+                os.fchmod(sink.fileno(), 0o644)
+                os.fsync(sink.fileno())
+            if sha256 and digest.hexdigest() != sha256:
+                raise ReleaseError(
+                    "publish-failed",
+                    f"{path.name} changed while it was read.",
+                    details=[f"read:    {digest.hexdigest()}", f"decided: {sha256}"],
+                )
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._dirty.update((path.parent, path.parent.parent))
+
+    def _flush(self) -> None:
+        """Write the names of new files through to the disk."""
+        for folder in self._dirty:
+            flush(folder)
+        self._dirty.clear()
+
+
+def metadata_name(role: str, version: int | None = None) -> str:
+    """Return the file name of the metadata of *role*; only the timestamp has no version."""
+    return f"{role}.json" if version is None else f"{version}.{role}.json"
+
+
+def remove_unreferenced(index: Index) -> list[str]:
+    """
+    Remove what killed runs left and what no release refers to, and return the paths.
+
+    Metadata of the version before the present one stays, for clients that are reading it.
+    """
+    with index.locked():
+        folder, entries = index.folder, index.entries.values()
+        used = {f"files/{file.sha256}" for entry in entries for file in entry.release.files}
+        used |= {
+            f"targets/{target.get_prefixed_paths()[0]}"
+            for target in index.targets.signed.targets.values()
+        }
+        used |= {
+            f"metadata/{metadata_name(role, version)}"
+            for role, current in (
+                ("targets", index.targets.signed.version),
+                ("snapshot", index.snapshot.signed.version),
+            )
+            for version in (current, current - 1)
+        }
+        patterns = (
+            "files/*",
+            "targets/releases/*",
+            "metadata/*.targets.json",
+            "metadata/*.snapshot.json",
+            f"**/{UNFINISHED}*",
+        )
+        removed = []
+        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+            name = path.relative_to(folder).as_posix()
+            if name not in used and path.exists():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed.append(name)
+    return removed
+
+
+def _verified(roots: Sequence[Metadata[Root]], role: str, data: bytes) -> Any:
+    """Return metadata that one of *roots* admits; raise what TUF raises for the newest one."""
+    metadata: Metadata[Any] = Metadata.from_bytes(data)
+    if not any(_admits(root.signed, role, metadata) for root in roots):
+        roots[-1].signed.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+    return metadata
+
+
+def _admits(root: Root, role: str, metadata: Metadata[Any]) -> bool:
+    result = root.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
+    return bool(result)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise `disk-full` or `index-unwritable` for what the operating system refuses."""
+    try:
+        with translate_disk_full(folder):
+            yield
+    except OSError as error:
+        raise ReleaseError(
+            "index-unwritable", f"{folder} cannot be written.", details=[str(error)]
+        ) from error

@@ -1,0 +1,286 @@
+"""The index as a TUF repository: what a client of python-tuf reads, who may change it, rotation of keys, and kills."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+from tests.support import tufindex
+from tests.support.tufindex import ROLES, Reader
+from tuf.api.exceptions import ExpiredMetadataError, UnsignedMetadataError
+from tuf.api.metadata import Metadata
+
+from sparkwright.release import keys, repository
+from sparkwright.release.keys import Keys
+from sparkwright.release.repository import Index
+
+NAME = "2026.11.1"
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path) -> Keys:
+    return tufindex.make_keys(tmp_path / "keys")
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, held: Keys) -> Path:
+    tufindex.publish(tmp_path / "index", held, NAME)
+    return tmp_path / "index"
+
+
+def root_of(folder: Path) -> bytes:
+    return (folder / "metadata" / "1.root.json").read_bytes()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_client_reads_releases_and_their_states(folder: Path, held: Keys, tmp_path: Path) -> None:
+    with tufindex.serve(folder) as url:
+        reader = Reader(url, tmp_path / "client", root_of(folder))
+        assert {name: state.channel for name, (_, state) in reader.read().items()} == {NAME: "candidate"}
+        second = tufindex.publish(folder, held, "2026.11.2", channel="verified")
+        index = Index(folder)
+        with index.changing(held, ROLES) as change:
+            change.set_state(NAME, msgspec.structs.replace(index.entry(NAME).state, yanked="it hangs"))
+        seen = reader.read()
+    assert seen["2026.11.2"][0] == second
+    assert (seen["2026.11.2"][1].channel, seen[NAME][1].yanked) == ("verified", "it hangs")
+    assert (folder / second.wheels[0].path).read_bytes() == b"2026.11.2 0"
+
+
+def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) -> None:
+    index = Index(folder)
+    release = index.entry(NAME).release
+    with index.changing(held, ROLES) as change:
+        change.facts = msgspec.structs.replace(change.facts, url="https://wheels.example/")
+        change.remove(release)
+    removed = repository.remove_unreferenced(Index(folder))
+    assert Index(folder).facts == repository.IndexFacts("https://wheels.example/", {release.wheels[0].name: release.wheels[0].sha256})
+    assert [name for name in removed if name.startswith("files/")] == [f"files/{release.wheels[0].sha256}"]
+    assert not list(folder.glob("files/*"))
+
+
+def test_second_publisher_is_refused(folder: Path, held: Keys) -> None:
+    late, before = Index(folder), Index(folder)
+    with before.changing(held, ROLES) as change:
+        change.renew()
+        with refusal("index-busy"), late.changing(held, ROLES):
+            pass
+    published = files(folder)
+    with refusal("index-moved"), late.changing(held, ROLES) as change:
+        change.renew("targets")
+    assert files(folder) == published
+
+
+def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
+    before, (release, _) = files(folder), tufindex.release("2026.11.2")
+    with refusal("publish-failed"), Index(folder).changing(held, ROLES) as change:
+        change.put(release.wheels[0], b"other bytes")
+    with pytest.raises(ZeroDivisionError), Index(folder).changing(held, ROLES) as change:
+        change.renew("targets")
+        raise ZeroDivisionError
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("names", [("online",), ("targets",)])
+def test_change_needs_keys_of_its_roles(folder: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+    tufindex.make_keys(tmp_path / "others")
+    few = keys.load([tmp_path / "keys" / f"{name}.pem" for name in names] + [tmp_path / "others"])
+    before = files(folder)
+    with refusal("key-missing"), Index(folder).changing(few, ROLES) as change:
+        change.renew("targets")
+    assert files(folder) == before
+
+
+def test_online_keys_alone_refresh(folder: Path, tmp_path: Path) -> None:
+    before = Index(folder)
+    with Index(folder).changing(keys.load([tmp_path / "keys" / "online.pem"]), ROLES) as change:
+        assert not change.holds("targets")
+        change.renew()
+    after = Index(folder)
+    assert (after.version, after.snapshot.signed.version, after.targets) == (2, 2, before.targets)
+
+
+def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> None:
+    short = msgspec.structs.replace(ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1))
+    with Index(folder).changing(held, short) as change:
+        change.renew()
+    with tufindex.serve(folder) as url:
+        reader = Reader(url, tmp_path / "client", root_of(folder))
+        with pytest.raises(ExpiredMetadataError):
+            reader.read()
+        with Index(folder).changing(held, ROLES) as change:
+            change.renew()
+        assert NAME in reader.read()
+
+
+@pytest.mark.parametrize("name", ["targets.json", "snapshot.json", "timestamp.json", "release", "root.json", "file"])
+def test_publisher_refuses_what_was_not_signed(folder: Path, name: str) -> None:
+    if name == "file":
+        folder.rename(folder.with_name("moved"))
+        folder.write_text("a stray file")
+    elif name == "release":
+        path = next(folder.glob("targets/releases/*"))
+        path.write_bytes(path.read_bytes().replace(b"vllm", b"evil"))
+    else:
+        path = next(folder.glob(f"metadata/*{name}"))
+        metadata: Metadata = Metadata.from_file(str(path))
+        metadata.signed.expires += datetime.timedelta(days=1)
+        metadata.to_file(str(path))
+    with refusal("index-damaged"):
+        assert Index(folder).entries
+
+
+def test_policy_pins_root(folder: Path) -> None:
+    fingerprint = Index(folder).fingerprint
+    assert Index(folder, pin=fingerprint).exists
+    with refusal("index-damaged"):
+        Index(folder, pin="0" * 64)
+
+
+@pytest.mark.parametrize(("names", "roles"), [(("root",), ("root",)), (("targets",), ("targets",)), (("online",), ("snapshot", "timestamp"))])
+def test_old_client_follows_rotation_and_refuses_revoked_keys(
+    folder: Path, held: Keys, tmp_path: Path, names: tuple[str, ...], roles: tuple[str, ...]
+) -> None:
+    new = tufindex.make_keys(tmp_path / "new", *names)
+    both = keys.load([tmp_path / "keys", tmp_path / "new"])
+    before = shutil.copytree(folder, tmp_path / "before")
+    with tufindex.serve(folder) as url:
+        reader = Reader(url, tmp_path / "client", root_of(folder))
+        assert NAME in reader.read()
+        with Index(folder).changing(both, ROLES) as change:
+            change.rotate(roles, [signer.public_key for signer in new.signers.values()])
+        assert Index(folder).root.signed.version == 2  # type: ignore[union-attr]
+        tufindex.publish(folder, both, "2026.11.2")
+        assert len(reader.read()) == len(Reader(url, tmp_path / "fresh", root_of(folder)).read()) == 2
+        if names != ("root",):
+            with refusal("key-missing"), Index(folder).changing(held, ROLES) as change:
+                change.renew("targets")
+            (before / "metadata" / "2.root.json").write_bytes((folder / "metadata" / "2.root.json").read_bytes())
+            with tufindex.serve(before) as old, pytest.raises(UnsignedMetadataError):
+                Reader(old, tmp_path / "third", root_of(folder)).read()
+
+
+def test_threshold_of_two_roots(tmp_path: Path) -> None:
+    two = msgspec.structs.replace(ROLES, root=msgspec.structs.replace(ROLES.root, threshold=2))
+    held = tufindex.make_keys(tmp_path / "keys", "root", "targets", "online")
+    folder = tmp_path / "index"
+    with refusal("key-missing"), Index(folder).changing(held, two):
+        pass
+    assert not Index(folder).exists
+    keys.make(tmp_path / "keys", ["root-2"])
+    held = keys.load([tmp_path / "keys"])
+    with Index(folder).changing(held, two):
+        pass
+    new = tufindex.make_keys(tmp_path / "new", "online")
+    few = keys.load([tmp_path / "keys" / "root.pem", tmp_path / "keys" / "online.pem", tmp_path / "new"])
+    with refusal("key-missing"), Index(folder).changing(few, two) as change:
+        change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()])
+
+
+def test_rotation_without_the_lost_key(folder: Path, tmp_path: Path) -> None:
+    new = tufindex.make_keys(tmp_path / "new", "online")
+    (tmp_path / "keys" / "online.pem").unlink()
+    with tufindex.serve(folder) as url:
+        reader = Reader(url, tmp_path / "client", root_of(folder))
+        reader.read()
+        with Index(folder).changing(keys.load([tmp_path / "keys", tmp_path / "new"]), ROLES) as change:
+            change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()])
+        assert NAME in reader.read()
+
+
+#: Audit events of the interpreter that change the file system.
+WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.chmod", "shutil.rmtree"}
+
+
+def kill_at(step: int, run: Callable[[], object]) -> bool:
+    """Run *run* in a copy of this process that ends itself before its *step*-th file operation; return whether it came so far."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = step
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        writing = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writing or event in WRITES:
+            left -= 1
+            if not left:
+                os._exit(9)
+
+    status = 1
+    try:
+        sys.addaudithook(watch)
+        run()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:
+    used = ["root.pem", "targets.pem", *([] if lost else ["online.pem"])]
+    both = keys.load([*(tmp_path / "keys" / name for name in used), tmp_path / "new"])
+    new = keys.load([tmp_path / "new"]).signers.values()
+    with Index(folder, resuming=True).changing(both, ROLES) as change:
+        change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new])
+
+
+@pytest.mark.parametrize("what", ["first", "second", "promotion", "rotation", "rotation-lost", "removal"])
+def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(tmp_path: Path, held: Keys, what: str) -> None:
+    start, folder = tmp_path / "start", tmp_path / "index"
+    if what != "first":
+        tufindex.publish(start, held, NAME)
+    tufindex.make_keys(tmp_path / "new", "online")
+
+    def change() -> None:
+        if what in ("first", "second"):
+            tufindex.publish(folder, held, "2026.11.2")
+        elif what == "promotion":
+            tufindex.publish(folder, held, NAME, channel="verified")
+        elif what == "removal":
+            index = Index(folder)
+            with index.changing(held, ROLES) as transaction:
+                transaction.remove(index.entry(NAME).release)
+            repository.remove_unreferenced(Index(folder))
+        else:
+            _rotate(folder, tmp_path, lost=what == "rotation-lost")
+
+    def view() -> object:
+        """Return what a client sees, with every file that the releases name; None without an index."""
+        if not (folder / "metadata" / "timestamp.json").exists():
+            return None
+        with tufindex.serve(folder) as url:
+            seen = Reader(url, tmp_path / f"client{step}", root_of(start if what != "first" else folder)).read()
+        assert all(repository.sha256_file(folder / file.path) == file.sha256 for release, _ in seen.values() for file in release.files)
+        return {name: state for name, (_, state) in seen.items()}
+
+    seen, step, killed, gap = [], 0, True, 0
+    while killed:
+        step += 1
+        os.system(f"rm -rf {folder}; test ! -d {start} || cp -a {start} {folder}")
+        killed = kill_at(step, change)
+        try:
+            now = view()
+        except UnsignedMetadataError:
+            # Without the lost key, clients are refused between the two renames.
+            assert what == "rotation-lost"
+            gap += 1
+            _rotate(folder, tmp_path, lost=True)
+            now = view()
+        if now not in seen:
+            seen.append(now)
+        # The same command completes what was begun.
+        if what != "removal":
+            change()
+        assert Index(folder).exists
+    assert step > 5
+    assert gap < step / 2
+    assert len(seen) == (1 if what.startswith("rotation") else 2)

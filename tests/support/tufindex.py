@@ -1,0 +1,113 @@
+"""
+Small indexes made by the publisher's own code, and a client of python-tuf that reads them over HTTP.
+
+    made = tufindex.publish(tmp_path / "index", keys, "2026.11.1")
+    with tufindex.serve(tmp_path / "index") as url:
+        tufindex.Reader(url, tmp_path / "client", root).names()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tuf.ngclient import Updater
+
+from sparkwright.client.records import Channel, Proof, Release, ReleaseFile, ReleaseState, ReleaseWheel, decode_release, state_of
+from sparkwright.core.files import sha256_bytes
+from sparkwright.release import keys
+from sparkwright.release.keys import Keys
+from sparkwright.release.policy import RoleRule, Roles
+from sparkwright.release.repository import Index
+
+ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
+
+
+def make_keys(folder: Path, *names: str) -> Keys:
+    """Return keys in *folder*: one of each kind, or those of *names*."""
+    keys.make(folder, names or tuple(keys.ROLES))
+    return keys.load([folder])
+
+
+def file(name: str, data: bytes) -> ReleaseFile:
+    """Return the record of a file with *data*."""
+    return ReleaseFile(name=name, size=len(data), sha256=sha256_bytes(data))
+
+
+def release(name: str, wheels: int = 1) -> tuple[Release, dict[str, bytes]]:
+    """Return a release with *wheels* wheels, and what they hold: name → bytes."""
+    stack, _, number = name.rpartition(".")
+    data = {f"demo{index}-{number}-py3-none-any.whl": f"{name} {index}".encode() for index in range(wheels)}
+    own = tuple(
+        ReleaseWheel(
+            **msgspec.structs.asdict(file(filename, content)), fork="vllm", project=filename.partition("-")[0], version=number, machine="any",
+            metadata="0" * 64, uploaded="2026-11-22T07:30:00Z", proof=Proof(policy="0" * 64),
+        )
+        for filename, content in data.items()
+    )  # fmt: skip
+    return Release(name=name, stack=stack, made=f"2026-11-22T07:30:{int(number) % 60:02}Z", wheels=own, locks=()), data
+
+
+def state(release: Release, channel: Channel = "candidate", yanked: str = "") -> ReleaseState:
+    """Return how *release* stands."""
+    return ReleaseState(stack=release.stack, made=release.made, channel=channel, machines=("any",), pythons=("3.12",), yanked=yanked)
+
+
+def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
+    """Add the release *name* to the index in *folder*."""
+    made, data = release(name)
+    with Index(folder).changing(held, ROLES) as change:
+        for wheel in made.wheels:
+            change.put(wheel, data[wheel.name])
+        change.set_release(made, state(made, **options))
+    return made
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve *folder* on loopback until the block ends, and yield its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Reader:
+    """
+    A client of python-tuf with its own trusted metadata in *folder*.
+
+    Args:
+        root: Root metadata that it trusts at first; later runs take what is in *folder*.
+    """
+
+    def __init__(self, url: str, folder: Path, root: bytes | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._url, self._folder, self._root = url, folder, root
+
+    def read(self) -> dict[str, tuple[Release, ReleaseState]]:
+        """Return the releases by name, each verified."""
+        updater = Updater(str(self._folder), f"{self._url}metadata/", str(self._folder), f"{self._url}targets/", bootstrap=self._root)
+        updater.refresh()
+        trusted = updater._trusted_set.targets  # noqa: SLF001  the library lists targets nowhere else
+        found = {}
+        for path in trusted.targets:
+            info = updater.get_targetinfo(path)
+            assert info
+            name = path.removeprefix("releases/").removesuffix(".json")
+            made = decode_release(Path(updater.download_target(info, str(self._folder / f"{name}.json"))).read_bytes())
+            found[name] = (made, state_of(info.custom))
+        return found
