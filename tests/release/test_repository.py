@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from tests.support.tufindex import ROLES, Reader
 from tuf.api.exceptions import ExpiredMetadataError, UnsignedMetadataError
 from tuf.api.metadata import Metadata
 
+from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, repository
 from sparkwright.release.keys import Keys
 from sparkwright.release.repository import Index
@@ -40,17 +42,25 @@ def root_of(folder: Path) -> bytes:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_client_reads_releases_and_their_states(folder: Path, held: Keys, tmp_path: Path) -> None:
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
-        assert {name: state.channel for name, (_, state) in reader.read().items()} == {NAME: "candidate"}
+        assert {name: state.channel for name, (_, state) in reader.read().items()} == {
+            NAME: "candidate"
+        }
         second = tufindex.publish(folder, held, "2026.11.2", channel="verified")
         index = Index(folder)
         with index.changing(held, ROLES) as change:
-            change.set_state(NAME, msgspec.structs.replace(index.entry(NAME).state, yanked="it hangs"))
+            change.set_state(
+                NAME, msgspec.structs.replace(index.entry(NAME).state, yanked="it hangs")
+            )
         seen = reader.read()
     assert seen["2026.11.2"][0] == second
     assert (seen["2026.11.2"][1].channel, seen[NAME][1].yanked) == ("verified", "it hangs")
@@ -64,8 +74,12 @@ def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) 
         change.facts = msgspec.structs.replace(change.facts, url="https://wheels.example/")
         change.remove(release)
     removed = repository.remove_unreferenced(Index(folder))
-    assert Index(folder).facts == repository.IndexFacts("https://wheels.example/", {release.wheels[0].name: release.wheels[0].sha256})
-    assert [name for name in removed if name.startswith("files/")] == [f"files/{release.wheels[0].sha256}"]
+    assert Index(folder).facts == repository.IndexFacts(
+        "https://wheels.example/", {release.wheels[0].name: release.wheels[0].sha256}
+    )
+    assert [name for name in removed if name.startswith("files/")] == [
+        f"files/{release.wheels[0].sha256}"
+    ]
     assert not list(folder.glob("files/*"))
 
 
@@ -85,14 +99,16 @@ def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
     with refusal("publish-failed"), Index(folder).changing(held, ROLES) as change:
         change.put(release.wheels[0], b"other bytes")
-    with pytest.raises(ZeroDivisionError), Index(folder).changing(held, ROLES) as change:
+    with refusal("release-unknown"), Index(folder).changing(held, ROLES) as change:
         change.renew("targets")
-        raise ZeroDivisionError
+        Index(folder).entry("2026.11.9")
     assert files(folder) == before
 
 
 @pytest.mark.parametrize("names", [("online",), ("targets",)])
-def test_change_needs_keys_of_its_roles(folder: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_change_needs_keys_of_its_roles(
+    folder: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
     tufindex.make_keys(tmp_path / "others")
     few = keys.load([tmp_path / "keys" / f"{name}.pem" for name in names] + [tmp_path / "others"])
     before = files(folder)
@@ -111,7 +127,9 @@ def test_online_keys_alone_refresh(folder: Path, tmp_path: Path) -> None:
 
 
 def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> None:
-    short = msgspec.structs.replace(ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1))
+    short = msgspec.structs.replace(
+        ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1)
+    )
     with Index(folder).changing(held, short) as change:
         change.renew()
     with tufindex.serve(folder) as url:
@@ -123,7 +141,9 @@ def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> N
         assert NAME in reader.read()
 
 
-@pytest.mark.parametrize("name", ["targets.json", "snapshot.json", "timestamp.json", "release", "root.json", "file"])
+@pytest.mark.parametrize(
+    "name", ["targets.json", "snapshot.json", "timestamp.json", "release", "root.json", "file"]
+)
 def test_publisher_refuses_what_was_not_signed(folder: Path, name: str) -> None:
     if name == "file":
         folder.rename(folder.with_name("moved"))
@@ -133,7 +153,7 @@ def test_publisher_refuses_what_was_not_signed(folder: Path, name: str) -> None:
         path.write_bytes(path.read_bytes().replace(b"vllm", b"evil"))
     else:
         path = next(folder.glob(f"metadata/*{name}"))
-        metadata: Metadata = Metadata.from_file(str(path))
+        metadata: Metadata[Any] = Metadata.from_file(str(path))
         metadata.signed.expires += datetime.timedelta(days=1)
         metadata.to_file(str(path))
     with refusal("index-damaged"):
@@ -147,7 +167,14 @@ def test_policy_pins_root(folder: Path) -> None:
         Index(folder, pin="0" * 64)
 
 
-@pytest.mark.parametrize(("names", "roles"), [(("root",), ("root",)), (("targets",), ("targets",)), (("online",), ("snapshot", "timestamp"))])
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (("root",), ("root",)),
+        (("targets",), ("targets",)),
+        (("online",), ("snapshot", "timestamp")),
+    ],
+)
 def test_old_client_follows_rotation_and_refuses_revoked_keys(
     folder: Path, held: Keys, tmp_path: Path, names: tuple[str, ...], roles: tuple[str, ...]
 ) -> None:
@@ -161,11 +188,15 @@ def test_old_client_follows_rotation_and_refuses_revoked_keys(
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
         assert Index(folder).root.signed.version == 2  # type: ignore[union-attr]
         tufindex.publish(folder, both, "2026.11.2")
-        assert len(reader.read()) == len(Reader(url, tmp_path / "fresh", root_of(folder)).read()) == 2
+        assert (
+            len(reader.read()) == len(Reader(url, tmp_path / "fresh", root_of(folder)).read()) == 2
+        )
         if names != ("root",):
             with refusal("key-missing"), Index(folder).changing(held, ROLES) as change:
                 change.renew("targets")
-            (before / "metadata" / "2.root.json").write_bytes((folder / "metadata" / "2.root.json").read_bytes())
+            (before / "metadata" / "2.root.json").write_bytes(
+                (folder / "metadata" / "2.root.json").read_bytes()
+            )
             with tufindex.serve(before) as old, pytest.raises(UnsignedMetadataError):
                 Reader(old, tmp_path / "third", root_of(folder)).read()
 
@@ -182,9 +213,13 @@ def test_threshold_of_two_roots(tmp_path: Path) -> None:
     with Index(folder).changing(held, two):
         pass
     new = tufindex.make_keys(tmp_path / "new", "online")
-    few = keys.load([tmp_path / "keys" / "root.pem", tmp_path / "keys" / "online.pem", tmp_path / "new"])
+    few = keys.load(
+        [tmp_path / "keys" / "root.pem", tmp_path / "keys" / "online.pem", tmp_path / "new"]
+    )
     with refusal("key-missing"), Index(folder).changing(few, two) as change:
-        change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()])
+        change.rotate(
+            ["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()]
+        )
 
 
 def test_rotation_without_the_lost_key(folder: Path, tmp_path: Path) -> None:
@@ -193,8 +228,12 @@ def test_rotation_without_the_lost_key(folder: Path, tmp_path: Path) -> None:
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
         reader.read()
-        with Index(folder).changing(keys.load([tmp_path / "keys", tmp_path / "new"]), ROLES) as change:
-            change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()])
+        with Index(folder).changing(
+            keys.load([tmp_path / "keys", tmp_path / "new"]), ROLES
+        ) as change:
+            change.rotate(
+                ["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()]
+            )
         assert NAME in reader.read()
 
 
@@ -210,7 +249,11 @@ def kill_at(step: int, run: Callable[[], object]) -> bool:
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal left
-        writing = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        writing = (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
         if writing or event in WRITES:
             left -= 1
             if not left:
@@ -233,8 +276,12 @@ def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:
         change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new])
 
 
-@pytest.mark.parametrize("what", ["first", "second", "promotion", "rotation", "rotation-lost", "removal"])
-def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(tmp_path: Path, held: Keys, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["first", "second", "promotion", "rotation", "rotation-lost", "removal"]
+)
+def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
+    tmp_path: Path, held: Keys, what: str
+) -> None:
     start, folder = tmp_path / "start", tmp_path / "index"
     if what != "first":
         tufindex.publish(start, held, NAME)
@@ -258,8 +305,14 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(tmp_path: Pa
         if not (folder / "metadata" / "timestamp.json").exists():
             return None
         with tufindex.serve(folder) as url:
-            seen = Reader(url, tmp_path / f"client{step}", root_of(start if what != "first" else folder)).read()
-        assert all(repository.sha256_file(folder / file.path) == file.sha256 for release, _ in seen.values() for file in release.files)
+            seen = Reader(
+                url, tmp_path / f"client{step}", root_of(start if what != "first" else folder)
+            ).read()
+        assert all(
+            sha256_file(folder / file.path) == file.sha256
+            for release, _ in seen.values()
+            for file in release.files
+        )
         return {name: state for name, (_, state) in seen.items()}
 
     seen, step, killed, gap = [], 0, True, 0

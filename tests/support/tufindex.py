@@ -19,7 +19,16 @@ from typing import Any
 import msgspec
 from tuf.ngclient import Updater
 
-from sparkwright.client.records import Channel, Proof, Release, ReleaseFile, ReleaseState, ReleaseWheel, decode_release, state_of
+from sparkwright.client.records import (
+    Channel,
+    Proof,
+    Release,
+    ReleaseFile,
+    ReleaseState,
+    ReleaseWheel,
+    decode_release,
+    state_of,
+)
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys
 from sparkwright.release.keys import Keys
@@ -43,7 +52,10 @@ def file(name: str, data: bytes) -> ReleaseFile:
 def release(name: str, wheels: int = 1) -> tuple[Release, dict[str, bytes]]:
     """Return a release with *wheels* wheels, and what they hold: name → bytes."""
     stack, _, number = name.rpartition(".")
-    data = {f"demo{index}-{number}-py3-none-any.whl": f"{name} {index}".encode() for index in range(wheels)}
+    data = {
+        f"demo{index}-{number}-py3-none-any.whl": f"{name} {index}".encode()
+        for index in range(wheels)
+    }
     own = tuple(
         ReleaseWheel(
             **msgspec.structs.asdict(file(filename, content)), fork="vllm", project=filename.partition("-")[0], version=number, machine="any",
@@ -51,12 +63,25 @@ def release(name: str, wheels: int = 1) -> tuple[Release, dict[str, bytes]]:
         )
         for filename, content in data.items()
     )  # fmt: skip
-    return Release(name=name, stack=stack, made=f"2026-11-22T07:30:{int(number) % 60:02}Z", wheels=own, locks=()), data
+    return Release(
+        name=name,
+        stack=stack,
+        made=f"2026-11-22T07:30:{int(number) % 60:02}Z",
+        wheels=own,
+        locks=(),
+    ), data
 
 
 def state(release: Release, channel: Channel = "candidate", yanked: str = "") -> ReleaseState:
     """Return how *release* stands."""
-    return ReleaseState(stack=release.stack, made=release.made, channel=channel, machines=("any",), pythons=("3.12",), yanked=yanked)
+    return ReleaseState(
+        stack=release.stack,
+        made=release.made,
+        channel=channel,
+        machines=("any",),
+        pythons=("3.12",),
+        yanked=yanked,
+    )
 
 
 def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
@@ -77,7 +102,9 @@ def serve(folder: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
+    )
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -100,14 +127,22 @@ class Reader:
 
     def read(self) -> dict[str, tuple[Release, ReleaseState]]:
         """Return the releases by name, each verified."""
-        updater = Updater(str(self._folder), f"{self._url}metadata/", str(self._folder), f"{self._url}targets/", bootstrap=self._root)
+        updater = Updater(
+            str(self._folder),
+            f"{self._url}metadata/",
+            str(self._folder),
+            f"{self._url}targets/",
+            bootstrap=self._root,
+        )
         updater.refresh()
-        trusted = updater._trusted_set.targets  # noqa: SLF001  the library lists targets nowhere else
+        trusted = updater._trusted_set.targets
         found = {}
         for path in trusted.targets:
             info = updater.get_targetinfo(path)
             assert info
             name = path.removeprefix("releases/").removesuffix(".json")
-            made = decode_release(Path(updater.download_target(info, str(self._folder / f"{name}.json"))).read_bytes())
+            made = decode_release(
+                Path(updater.download_target(info, str(self._folder / f"{name}.json"))).read_bytes()
+            )
             found[name] = (made, state_of(info.custom))
         return found

@@ -59,6 +59,7 @@ from sparkwright.gates.throughput.records import (
     Subject,
 )
 from sparkwright.release import content
+from sparkwright.release import policy as release_policies
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
 
@@ -90,6 +91,13 @@ MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
 def policy() -> ReleasePolicy:
     """Return the repository's own release policy, with one recipe in place of its groups, which `ladder` climbs."""
     return replace(policies.load(wheels.ROOT), recipes=dict.fromkeys(("fp4-moe", "speculative"), (RECIPE,)))
+
+
+@functools.cache
+def release_policy() -> release_policies.ReleasePolicy:
+    """Return the same policy as the new publisher reads it."""
+    loaded = release_policies.load(wheels.ROOT)
+    return replace(loaded, file=replace(loaded.file, recipes=dict.fromkeys(("fp4-moe", "speculative"), (RECIPE,))))
 
 
 def companions_of(paths: Sequence[Path]) -> dict[str, str]:

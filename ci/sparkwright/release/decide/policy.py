@@ -120,12 +120,15 @@ class ReleasePolicy(_Record, frozen=True):
         speeds: The same of G8; None where that is not asked for.
     """
 
-    days: Annotated[int, msgspec.Meta(ge=1, le=365)]
     gpu: Text
     forks: dict[str, ForkRule]
     gates: dict[str, GateRule]
     recipes: dict[str, Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]] = {}
     url: str = ""
+    days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 30
+    root: str = ""  # of the new code
+    roles: dict[str, dict[str, int]] = {}
+    identity: dict[str, str] | None = None
     keys: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
     identities: tuple[Identity, ...] = ()
     immutable: bool = True

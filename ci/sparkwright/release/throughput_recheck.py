@@ -1,0 +1,196 @@
+"""
+The throughput gate once more, from its legs.
+
+A `Result` records every leg of the measurement. Differences, spread, evidence and decision are
+computed again from the legs and compared with what was written, so nothing else of it is believed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.statistics.eprocess import (
+    Bounds,
+    Decision,
+    DecisionRule,
+    attempt_alpha,
+    decide,
+)
+from sparkwright.client.records import Missing, line
+from sparkwright.gates.core.verdict import Verdict
+from sparkwright.gates.throughput import gate, paired_differences
+from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
+from sparkwright.release.errors import ReleaseError
+from sparkwright.release.policy import ReleasePolicy, ThroughputRule
+
+#: Machines round logarithms differently in the last digit.
+TOLERANCE = 1e-9
+
+
+def require(verdict: Verdict | None, result: Result | None, policy: ReleasePolicy) -> None:
+    """
+    Require that the pass *verdict* of G8 follows from the legs of *result*.
+
+    Raises:
+        verdict-hollow: There is no result, it holds too little, or something in it does not follow.
+    """
+    if policy.throughput is None:
+        faults = ["the policy has no rule for the throughput"]
+    elif result is None or verdict is None:
+        faults = ["there is no throughput.json of its recipe"]
+    else:
+        faults = list(_faults(verdict, result, policy.throughput))
+    if faults:
+        raise ReleaseError(
+            "verdict-hollow",
+            "The pass of G8 does not follow from what was measured.",
+            details=faults[:30],
+        )
+
+
+def missing(result: Result, policy: ReleasePolicy) -> Iterator[Missing]:
+    """Yield why a sound pass is not the one that the policy asks for: margins and workloads."""
+    rule = policy.throughput
+    assert rule is not None
+    alpha = attempt_alpha(rule.policy.alpha, result.attempt)
+    primary = _primary(result)
+    wide = [
+        series for _, series in primary if series.margin > rule.policy.bounds[series.metric].margin
+    ]
+    if wide or result.alpha > alpha * (1 + TOLERANCE):
+        margins = [series.margin for _, series in primary]
+        text = f"margins {margins} and error rate {result.alpha:g}; asked for: {alpha:g}"
+        yield Missing("G8", "invalid", "margin-wider", line(text))
+    measured = {(cell.name, series.metric) for cell, series in primary}
+    if lacking := [
+        f"{cell.name} {metric}"
+        for cell in rule.cells
+        for metric in cell.primary
+        if (cell.name, metric) not in measured
+    ]:
+        text = f"series that decide were not measured: {', '.join(lacking)}"
+        yield Missing("G8", "invalid", "cells-missing", line(text))
+
+
+def _faults(verdict: Verdict, result: Result, rule: ThroughputRule) -> Iterator[str]:
+    if result.kind != "gate" or result.state != "pass":
+        yield f"the result is a {result.kind}, and says {result.state}"
+        return
+    baseline = result.baseline
+    if not baseline or not baseline.sha256 or baseline.sha256 == result.candidate.sha256:
+        yield "there is no baseline, or it is the candidate itself"
+    if not result.qualified:
+        yield "there is no record that the load generator was qualified"
+    if bare := [leg for leg in result.legs if leg.discarded and not leg.reasons]:
+        yield f"{len(bare)} legs were discarded without a reason"
+        return
+    try:
+        yield from _recomputed(result, rule)
+        rows = {check.name: check.state for check in verdict.checks}
+        for check in gate.checks(result):
+            if rows.get(check.name) != check.state:
+                states = f"{rows.get(check.name, 'nothing')}, the result {check.state}"
+                yield f"{check.name}: the verdict says {states}"
+    # A made-up result may hold any numbers.
+    except (ValueError, ArithmeticError, LookupError) as error:
+        yield f"the legs cannot be evaluated: {error}"
+
+
+def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
+    cells, primary = [_cell(cell) for cell in result.cells], _primary(result)
+    own = {series.metric: Bounds(series.margin, series.tolerated) for _, series in primary}
+    policy = replace(rule.policy, bounds={**rule.policy.bounds, **own})
+    counted = [leg for leg in result.legs if leg.counts]
+    blocks = sorted({leg.block for leg in counted if leg.block >= 0})
+    if len(blocks) < policy.min_blocks or blocks != list(range(len(blocks))):
+        yield f"{len(blocks)} consecutive blocks count; at least {policy.min_blocks} have to"
+        return
+    yield from _leg_faults(counted, cells)
+    history = {
+        paired_differences.series_name(known.cell, known.metric): list(
+            zip(known.days, known.differences, strict=True)
+        )
+        for known in result.calibration
+    }
+    control = paired_differences.control_history({}, counted, cells, "")
+    names = [name for cell in cells for name in paired_differences.series_names(cell)]
+    if any(not control.get(name) or control[name] != history.get(name, [])[-1:] for name in names):
+        yield "the newest A/A block of a series is not that of this gate's legs"
+    today = paired_differences.day(result.began)
+    series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)
+    least = policy.min_blocks
+    decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
+    if decision.state != "pass":
+        yield f"the legs say: {decision.message}"
+    sigmas = {entry.name: entry.noise.sigma for entry in series}
+    for cell, written in primary:
+        yield from _series_faults(cell, written, counted, blocks, sigmas, decision)
+
+
+def _primary(result: Result) -> list[tuple[CellResult, Series]]:
+    return [(cell, series) for cell in result.cells for series in cell.series if series.primary]
+
+
+def _cell(cell: CellResult) -> WorkloadCell:
+    """Return the shape of *cell*, whose name must state the same as its numbers."""
+    shape = WorkloadCell.parse(cell.name)
+    stated = (cell.prompt, cell.answer, cell.concurrency)
+    if (shape.prompt, shape.answer, shape.concurrency) != stated:
+        raise ValueError(f"{cell.name} is measured as {stated}")
+    primary = tuple(series.metric for series in cell.series if series.primary)
+    return WorkloadCell(*stated, 0, shape.texts, primary)
+
+
+def _leg_faults(counted: Sequence[Measurement], cells: Sequence[WorkloadCell]) -> Iterator[str]:
+    """Yield legs that count although their requests are not those of the workload."""
+    answers = {cell.name: cell.answer for cell in cells}
+    for leg in counted:
+        requests = leg.run.requests if leg.run else ()
+        wrong = [
+            request
+            for request in requests
+            if request.error
+            or request.output_tokens != answers.get(leg.cell)
+            or not 0 < request.ttft <= request.latency
+        ]
+        if not requests or wrong:
+            where = f"{leg.cell}, block {leg.block}, {leg.side}"
+            yield f"{where}: {len(wrong)} of {len(requests)} requests are not of the workload"
+
+
+def _series_faults(
+    cell: CellResult,
+    series: Series,
+    counted: Sequence[Measurement],
+    blocks: Sequence[int],
+    sigmas: Mapping[str, float | None],
+    decision: Decision,
+) -> Iterator[str]:
+    name = paired_differences.series_name(cell.name, series.metric)
+    values = (
+        paired_differences.difference(counted, cell.name, block, series.metric) for block in blocks
+    )
+    differences = [value for value in values if value is not None]
+    if not _close(series.differences, differences):
+        yield f"{name}: its differences are not those of its legs"
+    sigma = sigmas[name]
+    if not _close([series.sigma] if series.sigma else [], [sigma] if sigma else []):
+        yield f"{name}: its spread is not that of the A/A blocks"
+    own = next(entry for entry in decision.series if entry.name == name)
+    if (
+        series.state != own.state
+        or not _close(series.pass_evidence, own.pass_evidence)
+        or not _close(series.fail_evidence, own.fail_evidence)
+    ):
+        yield f"{name}: its evidence is not that of its differences"
+
+
+def _close(written: Sequence[float], computed: Sequence[float]) -> bool:
+    return len(written) == len(computed) and all(
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=TOLERANCE)
+        for a, b in zip(written, computed, strict=True)
+    )

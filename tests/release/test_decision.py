@@ -1,0 +1,760 @@
+"""The decision: verified exactly where everything is shown, never better for a worse verdict, and no pass without what is behind it."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.refusals import refusal
+from tests.support import verdicts as made
+from tests.support import wheels
+
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.statistics.eprocess import Bounds
+from sparkwright.client.records import Proof
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import canonical
+from sparkwright.gates.core import policy as gate_policy
+from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
+from sparkwright.gates.core.verdict import (
+    ORDER,
+    Check,
+    State,
+    Verdict,
+    declarations,
+    failed,
+    passed,
+)
+from sparkwright.gates.throughput.records import Result
+from sparkwright.release import decision, gate_results, policy, wheel_facts
+from sparkwright.release.gate_results import GateResults
+from sparkwright.release.policy import ReleasePolicy, ThroughputRule
+from sparkwright.release.wheel_facts import WheelFacts
+
+
+class Case(NamedTuple):
+    """A wheel of vLLM with everything that it needs, and a companion of it."""
+
+    served: WheelFacts
+    ladder: Ladder
+    result: Result
+    companion: WheelFacts
+    audited: Ladder
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Return a release whose every gate passes."""
+    paths = wheels.release(tmp_path_factory.mktemp("release"), judged=False)
+    _, companion, _, served = wheel_facts.read_all(paths)
+    ladder = made.ladder(paths[3], companions=paths[:3])
+    return Case(served, ladder, made.result(paths[3]), companion, made.ladder(paths[1]))
+
+
+def decided(
+    case: Case, ladder: Ladder | None = None, result: Result | None = None, **changed: Any
+) -> Proof:
+    """Decide about the case's wheel, with something changed."""
+    wheel, rules = changed.pop("wheel", case.served), changed.pop("rules", made.release_policy())
+    return decision.decide(
+        wheel, GateResults(ladder or case.ladder, result or case.result), rules, **changed
+    )
+
+
+def lacking(proved: Proof) -> list[tuple[str, str]]:
+    """Return gate and reference of what is missing."""
+    return [(one.gate, one.reference) for one in proved.missing]
+
+
+def with_gate(ladder: Ladder, name: str, change: Callable[[Verdict], Verdict]) -> Ladder:
+    """Return *ladder* with one verdict changed."""
+    return replace(
+        ladder, verdicts=tuple(change(one) if one.gate == name else one for one in ladder.verdicts)
+    )
+
+
+def with_check(
+    ladder: Ladder, gate: str, name: str, change: Callable[[Check], Check | None]
+) -> Ladder:
+    """Return *ladder* with one check changed, or without it."""
+
+    def edit(verdict: Verdict) -> Verdict:
+        checks = [change(one) if one.name == name else one for one in verdict.checks]
+        return replace(verdict, checks=tuple(one for one in checks if one is not None))
+
+    assert any(
+        one.name == name
+        for verdict in ladder.verdicts
+        if verdict.gate == gate
+        for one in verdict.checks
+    )
+    return with_gate(ladder, gate, edit)
+
+
+def test_everything_shown_is_verified(case: Case) -> None:
+    """A wheel whose every gate passes on a Spark lacks nothing, and its proof says so, with the speeds against the stock wheel."""
+    proved = decided(case)
+    assert proved.missing == ()
+    assert [(one.name, one.state) for one in proved.gates] == [(name, "pass") for name in GATES]
+    assert proved.policy == made.release_policy().digest
+    assert (proved.baseline, proved.margin) == (
+        f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})",
+        0.05,
+    )
+    assert len(proved.speeds) == 12
+    deciding = [one for one in proved.speeds if one.state == "pass"]
+    assert len(deciding) == 4
+    assert all(
+        one.ratio and one.low and one.high and one.low < one.ratio < one.high for one in deciding
+    )
+    assert all(one.pass_evidence is not None and one.pass_evidence >= 20 for one in deciding)
+    assert msgspec.json.decode(canonical(proved), type=Proof) == proved
+
+
+def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
+    """Return the ladder with those states; None for a gate that nobody climbed."""
+
+    def edit(verdict: Verdict) -> Verdict:
+        state = states.get(verdict.gate, "pass")
+        if state in ("pass", None):
+            return verdict
+        first = verdict.checks[0]
+        return replace(
+            verdict,
+            checks=(made.MAKERS[state](first.name, "made worse", "made-up"), *verdict.checks[1:]),
+        )
+
+    climbed = tuple(
+        edit(one) for one in case.ladder.verdicts if states.get(one.gate, "pass") is not None
+    )
+    return replace(case.ladder, verdicts=climbed)
+
+
+STATES = st.dictionaries(st.sampled_from(list(GATES)), st.sampled_from([*ORDER, None]))
+
+
+@settings(max_examples=50)
+@given(states=STATES)
+def test_verified_exactly_where_every_gate_passes(
+    case: Case, states: dict[str, State | None]
+) -> None:
+    """What is missing are the gates that do not pass, each with its state and reason; and nothing is where all do."""
+    proved = decided(case, worse(case, states))
+    expected = {gate: state or "not-run" for gate, state in states.items() if state != "pass"}
+    assert {one.gate: one.state for one in proved.missing} == expected
+    assert all(one.says and one.reference for one in proved.missing)
+    assert {one.name: one.state for one in proved.gates} == {
+        gate: expected.get(gate, "pass") for gate in GATES
+    }
+
+
+@settings(max_examples=40)
+@given(states=STATES, further=STATES)
+def test_worse_verdicts_never_make_it_better(
+    case: Case, states: dict[str, State | None], further: dict[str, State | None]
+) -> None:
+    """Taking away or worsening verdicts leaves everything missing that was, and a release that was not verified is not."""
+
+    def rank(state: State | None) -> int:
+        return ORDER.index(state or "not-run")
+
+    both = {
+        gate: min((states.get(gate, "pass"), further.get(gate, "pass")), key=rank)
+        for gate in {*states, *further}
+    }
+    before, after = decided(case, worse(case, states)), decided(case, worse(case, both))
+    assert {one.gate for one in before.missing} <= {one.gate for one in after.missing}
+
+
+@settings(max_examples=30)
+@given(gates=st.sets(st.sampled_from(list(GATES)), min_size=1))
+def test_a_verdict_for_other_bytes_never_counts(case: Case, gates: set[str]) -> None:
+    """One verdict about another digest is enough to refuse all."""
+    other = [
+        replace(one, wheel="ab" * 32) if one.gate in gates else one for one in case.ladder.verdicts
+    ]
+    with refusal("verdict-foreign"):
+        decided(case, replace(case.ladder, verdicts=tuple(other)))
+
+
+FOREIGN: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "verdicts of another wheel": lambda case: {"ladder": case.audited},
+    "verdicts of no wheel": lambda case: {"ladder": replace(case.ladder, wheel=None)},
+    "verdicts of another stack": lambda case: {"ladder": replace(case.ladder, stack="2026.05")},
+    "another device code": lambda case: {"ladder": replace(case.ladder, device_code="12" * 32)},
+    "throughput of another wheel": lambda case: {
+        "result": replace(case.result, candidate=replace(case.result.candidate, sha256="12" * 32)),
+    },
+    "throughput of no wheel": lambda case: {
+        "result": replace(case.result, candidate=replace(case.result.candidate, sha256=""))
+    },
+    "a wheel with device code, verdicts without": lambda case: {
+        "wheel": replace(case.served, device_code="12" * 32)
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_was_judged_elsewhere_is_refused(case: Case, name: str) -> None:
+    """Verdicts and measurements about something else are refused, not passed over."""
+    with refusal("verdict-foreign") as caught:
+        decided(case, **FOREIGN[name](case))
+    assert caught.value.details
+
+
+def test_each_check_that_a_pass_rests_on(case: Case) -> None:
+    """Without any one of the checks that the policy names, a pass is hollow; so it is when the check only informs."""
+    for gate, rule in made.release_policy().file.gates.items():
+        for check in next(one.checks for one in case.ladder.verdicts if one.gate == gate):
+            if any(
+                check.name == pattern.replace("*", "gsm8k" if gate == "G6" else "any")
+                for pattern in rule.checks
+            ):
+                for edit in (lambda _: None, lambda one: replace(one, required=False)):
+                    with refusal("verdict-hollow") as caught:
+                        decided(case, with_check(case.ladder, gate, check.name, edit))
+                    assert (
+                        check.name in caught.value.details[0] or "any" in check.name or gate == "G6"
+                    )
+
+
+def test_each_check_that_measures(case: Case) -> None:
+    """A pass of a check that measures, without a figure or a sample, is hollow."""
+    for verdict in case.ladder.verdicts:
+        for check in verdict.checks:
+            bare = with_check(
+                case.ladder,
+                verdict.gate,
+                check.name,
+                lambda one: replace(one, figures=(), samples=()),
+            )
+            table = gate_policy.declared(verdict.gate)
+            if check.state == "pass" and any(
+                one.measured for one in declarations(table, check.name)
+            ):
+                with refusal("verdict-hollow", match="hollow"):
+                    decided(case, bare)
+            else:
+                assert decided(case, bare).missing == ()
+
+
+def _fewer(result: Result, blocks: int) -> Result:
+    return replace(result, legs=tuple(leg for leg in result.legs if leg.block < blocks))
+
+
+def _series(result: Result, **changed: Any) -> Result:
+    first = result.cells[0]
+    return replace(
+        result,
+        cells=(
+            replace(first, series=(replace(first.series[0], **changed), *first.series[1:])),
+            *result.cells[1:],
+        ),
+    )
+
+
+def _slow(result: Result) -> Result:
+    """Return *result* with candidate legs that took half as long again, and all else as it was."""
+
+    def slower(leg: Any) -> Any:
+        requests = tuple(
+            replace(one, latency=1.5 * one.latency, ttft=1.5 * one.ttft) for one in leg.run.requests
+        )
+        return (
+            replace(leg, run=replace(leg.run, seconds=1.5 * leg.run.seconds, requests=requests))
+            if leg.side == "candidate"
+            else leg
+        )
+
+    return replace(result, legs=tuple(map(slower, result.legs)))
+
+
+def _short(result: Result) -> Result:
+    first = result.legs[0]
+    assert first.run
+    requests = tuple(
+        replace(one, output_tokens=one.output_tokens - 1) for one in first.run.requests
+    )
+    return replace(
+        result, legs=(replace(first, run=replace(first.run, requests=requests)), *result.legs[1:])
+    )
+
+
+HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
+    "no legs": (lambda one: replace(one, legs=()), "0 consecutive"),
+    "no leg counts": (
+        lambda one: replace(one, legs=tuple(replace(leg, run=None) for leg in one.legs)),
+        "0 consecutive",
+    ),
+    "legs set aside without a reason": (
+        lambda one: replace(one, legs=tuple(replace(leg, discarded=True) for leg in one.legs)),
+        "discarded without",
+    ),
+    "a baseline of no time": (lambda one: _series(one, baseline=0.0), "cannot be evaluated"),
+    "too few blocks": (lambda one: _fewer(one, 2), "2 consecutive"),
+    "a block left out": (
+        lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block != 1)),
+        "consecutive blocks",
+    ),
+    "one leg left out": (lambda one: replace(one, legs=one.legs[1:]), "A/A block"),
+    "legs of another speed": (_slow, "the legs say"),
+    "a short answer": (_short, "not of the workload"),
+    "other differences": (lambda one: _series(one, differences=(-0.1, -0.1, -0.1)), "differences"),
+    "a smaller spread": (lambda one: _series(one, sigma=1e-5), "spread"),
+    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "A/A block"),
+    "no A/A block of the gate": (
+        lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block >= 0)),
+        "A/A block",
+    ),
+    "greater evidence": (lambda one: _series(one, pass_evidence=(1e9, 1e9, 1e9)), "evidence"),
+    "another verdict": (lambda one: replace(one, state="inconclusive"), "says inconclusive"),
+    "a bench": (lambda one: replace(one, kind="bench"), "is a bench"),
+    "itself as baseline": (
+        lambda one: replace(one, baseline=one.candidate),
+        "there is no baseline",
+    ),
+    "no baseline": (lambda one: replace(one, baseline=None), "there is no baseline"),
+    "no qualified generator": (lambda one: replace(one, qualified=()), "qualified"),
+    "an error rate of nothing": (lambda one: replace(one, alpha=0.0), "cannot be evaluated"),
+    "a cell of another name": (
+        lambda one: replace(one, cells=(replace(one.cells[0], prompt=7), *one.cells[1:])),
+        "is measured as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLLOW)
+def test_a_pass_of_g8_is_computed_again(case: Case, name: str) -> None:
+    """Whatever of a Result does not follow from its legs makes the pass hollow."""
+    edit, says = HOLLOW[name]
+    with refusal("verdict-hollow") as caught:
+        decided(case, result=edit(case.result))
+    assert any(says in line for line in caught.value.details), caught.value.details
+
+
+def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
+    """A pass of G8 without throughput.json is hollow; one that is worse needs none."""
+    with refusal("verdict-hollow", match="does not follow"):
+        decision.decide(case.served, GateResults(case.ladder), made.release_policy())
+    ladder = worse(case, {"G8": "inconclusive"})
+    assert lacking(decision.decide(case.served, GateResults(ladder), made.release_policy())) == [
+        ("G8", "made-up")
+    ]
+
+
+def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
+    """A verdict that lacks a row of the measurement, or says another state of it, is hollow."""
+    row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
+    with refusal("verdict-hollow", match="does not follow"):
+        decided(case, with_check(case.ladder, "G8", row, lambda _: None))
+
+
+def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
+    """Nothing shows it: the measurement is that of the last recipe, which is one that no group names."""
+    toy = for_recipe(case, TOY)[-1]
+    assert (toy.gate, toy.recipe) == ("G8", TOY)
+    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
+    assert lacking(decided(case, both)) == []
+    assert lacking(decided(case, both, replace(case.result, recipe=TOY))) == [("G8", "not-climbed")]
+
+
+def test_without_verdicts_everything_is_missing(case: Case) -> None:
+    """A wheel that nobody judged lacks every gate; it may still be a candidate."""
+    proved = decision.decide(case.served, GateResults(), made.release_policy())
+    assert lacking(proved) == [(name, "not-climbed") for name in GATES]
+    assert {one.state for one in proved.gates} == {"not-run"}
+
+
+LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]] = {
+    "an unresolved source": (
+        lambda case: {"wheel": replace(case.served, source=replace(case.served.source, resolved=False))}, [("source", "source-unresolved")]
+    ),
+    "no SBOM": (lambda case: {"wheel": replace(case.served, sbom=b"")}, [("sbom", "sbom-missing")]),
+    "a build with a network": (lambda case: {"wheel": replace(case.served, isolated=False)}, [("isolation", "not-isolated")]),
+    "another policy of a gate": (
+        lambda case: {"ladder": with_gate(case.ladder, "G4", lambda one: replace(one, policy="12" * 32))}, [("G4", "policy-other")]
+    ),
+    "another GPU": (
+        lambda case: {"ladder": with_gate(case.ladder, "G5", lambda one: replace(one, host={**one.host, "gpu": "NVIDIA H100 (SM 9.0)"}))},
+        [("G5", "machine-other")],
+    ),
+    "another machine": (
+        lambda case: {"ladder": with_gate(case.ladder, "G7", lambda one: replace(one, host={**one.host, "architecture": "riscv64"}))},
+        [("G7", "machine-other")],
+    ),
+    "a gate without a GPU elsewhere": (
+        lambda case: {"ladder": with_gate(case.ladder, "G1", lambda one: replace(one, host={"gpu": "none"}))}, []
+    ),
+    "another task": (
+        lambda case: {"ladder": with_gate(case.ladder, "G6", lambda one: replace(one, checks=tuple(
+            replace(each, name=each.name.replace("gsm8k", "largest")) for each in one.checks)))},
+        [("G6", "checks-other")],
+    ),
+    "a fork without a rule": (
+        lambda case: {"wheel": replace(case.served, source=replace(case.served.source, name="other"))}, [("policy", "fork-unknown")]
+    ),
+    "a wider margin": (lambda case: {"rules": _narrower(bounds={**_speeds().policy.bounds, "tpot": Bounds(0.01, 0.005)})}, [("G8", "margin-wider")]),
+    "a greater error rate": (lambda case: {"rules": _narrower(alpha=0.01)}, [("G8", "margin-wider")]),
+}  # fmt: skip
+
+
+def _narrower(**changes: Any) -> ReleasePolicy:
+    return replace(
+        made.release_policy(),
+        throughput=replace(_speeds(), policy=replace(_speeds().policy, **changes)),
+    )
+
+
+def _speeds() -> ThroughputRule:
+    speeds = made.release_policy().throughput
+    assert speeds is not None
+    return speeds
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_what_else_is_missing(case: Case, name: str) -> None:
+    """Each further thing that the policy asks for is missing by its own reference where it is not shown."""
+    change, expected = LACKS[name]
+    assert lacking(decided(case, **change(case))) == expected
+
+
+def test_cells_that_decide_are_not_left_out(case: Case) -> None:
+    """A gate that measured fewer workloads than the policy's is a sound pass of something else."""
+    few = made.result(case.served.path, cells=_speeds().cells[:2])
+    from sparkwright.gates.throughput import gate
+
+    checks = (
+        *gate.checks(few),
+        *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")),
+    )
+    proved = decided(
+        case, with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks)), few
+    )
+    assert lacking(proved) == [("G8", "cells-missing")]
+    assert "1024/1024 c32 rate" in proved.missing[0].says
+
+
+def test_a_slower_wheel_is_no_pass(case: Case, tmp_path: Path) -> None:
+    """A candidate that is five in a hundred slower is a fail of the gate's own code, and lacks G8."""
+    slow = made.result(case.served.path, slower=0.05)
+    assert slow.state == "fail"
+    from sparkwright.gates.throughput import gate
+
+    checks = (
+        *gate.checks(slow),
+        *(one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel")),
+    )
+    proved = decided(
+        case, with_gate(case.ladder, "G8", lambda one: replace(one, checks=checks)), slow
+    )
+    assert lacking(proved) == [("G8", "slower")]
+    assert {one.state for one in proved.speeds} == {"fail", "not-run"}
+
+
+def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:
+    """FlashInfer is verified by its own audit, and where vLLM's ladder was climbed with this very build of it."""
+    decide = functools.partial(
+        decision.decide, case.companion, GateResults(case.audited), made.release_policy()
+    )
+    assert decide(serving=case.ladder).missing == ()
+
+    def served(**changed: str) -> Ladder:
+        hosts = ({**one.host, **changed} for one in case.ladder.verdicts)
+        return replace(
+            case.ladder,
+            verdicts=tuple(
+                replace(one, host=host)
+                for one, host in zip(case.ladder.verdicts, hosts, strict=True)
+            ),
+        )
+
+    key = {"content flashinfer-python": ""}
+    assert (
+        lacking(decide())
+        == lacking(decide(serving=served(**key)))
+        == [("set", "companion-unbound")]
+    )
+    assert lacking(decide(serving=served(**dict.fromkeys(key, "12" * 32)))) == [
+        ("set", "companion-other")
+    ]
+
+
+OTHER, TOY = "qwen3-30b-a3b-nvfp4", "toy-cpu"
+
+
+def for_recipe(case: Case, name: str, states: tuple[tuple[str, State], ...] = ()) -> list[Verdict]:
+    """Return the verdicts of the served gates as those of the recipe *name*, some of them no pass."""
+    changed = dict(states)
+    own = [one for one in case.ladder.verdicts if one.gate in SERVED]
+    policies = made.release_policy()
+    own = [
+        replace(
+            one,
+            recipe=name,
+            policy=policies.expected_digest(one.gate, wheels.STACK, name) or one.policy,
+        )
+        for one in own
+    ]
+    return [replace(one, checks=(made.MAKERS[changed[one.gate]](one.checks[0].name, "made up", "made-up"), *one.checks[1:]))
+            if one.gate in changed else one for one in own]  # fmt: skip
+
+
+def test_verified_names_the_recipes_that_it_was_shown_for(case: Case) -> None:
+    """Of each group one recipe has to pass; a further one may be undecided, and must not fail; a recipe of no group shows nothing."""
+    assert decided(case).recipes == (made.RECIPE,)
+    rest = [one for one in case.ladder.verdicts if one.gate not in SERVED]
+    own = [one for one in case.ladder.verdicts if one.gate in SERVED]
+
+    whole = made.release_policy()
+    rules = replace(
+        whole,
+        file=replace(
+            whole.file, recipes={"fp4-moe": (made.RECIPE, OTHER), "speculative": (made.RECIPE,)}
+        ),
+    )
+
+    def shown(*served: Verdict) -> Proof:
+        return decided(case, replace(case.ladder, verdicts=(*rest, *served)), rules=rules)
+
+    undecided = shown(*own, *for_recipe(case, OTHER, (("G5", "inconclusive"),))[:5])
+    assert (undecided.recipes, undecided.missing) == ((made.RECIPE,), ())
+    assert lacking(shown(*own, *for_recipe(case, OTHER, (("G4", "fail"),))[:5])) == [
+        ("G4", "made-up")
+    ]
+    # The other recipe has FP4 experts and drafts nothing: what lacks is the speculative one, of which the throughput is there.
+    partly = shown(*for_recipe(case, OTHER)[:5], own[-1])
+    assert partly.recipes == (OTHER,)
+    assert lacking(partly) == [(gate, "not-climbed") for gate in SERVED[:-1]]
+    only_toy = decided(
+        case,
+        replace(case.ladder, verdicts=(*rest, *for_recipe(case, TOY))),
+        replace(case.result, recipe=TOY),
+    )
+    assert lacking(only_toy) == [(gate, "not-climbed") for gate in SERVED]
+
+
+def test_a_release_is_decided_whole(tmp_path: Path) -> None:
+    """Read from the files beside the wheels, a release lacks nothing; without vLLM's verdicts, its companions are not bound."""
+    paths = wheels.release(tmp_path)
+    inspected = wheel_facts.read_all(paths)
+    judged = {path.name: gate_results.read_beside(path) for path in paths}
+    assert [
+        one.missing
+        for one in decision.decide_all(inspected, judged, made.release_policy()).values()
+    ] == [()] * 4
+    del judged[paths[3].name]
+    found = list(decision.decide_all(inspected, judged, made.release_policy()).values())
+    assert [lacking(one) for one in found[:3]] == [[("set", "companion-unbound")]] * 3
+    assert len(found[3].missing) == 9
+
+
+BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "an HTML page": (lambda _: b"<!DOCTYPE html><title>Log in</title>", "evidence-invalid"),
+    "nothing": (lambda _: b"", "evidence-invalid"),
+    "cut off": (lambda data: data[: len(data) // 2], "evidence-invalid"),
+    "another kind": (lambda _: b'{"kind": "gate"}', "evidence-invalid"),
+    "not UTF-8": (lambda data: data.replace(b"GB10", b"\xff\xff10"), "evidence-invalid"),
+    "nested without end": (lambda _: b'{"a":' * 100_000, "evidence-invalid"),
+    "a gate that says another state than its checks": (
+        lambda data: data.replace(b'\n   "state": "pass"', b'\n   "state": "fail"', 1), "verdict-hollow",
+    ),
+    "a state that does not follow": (lambda data: data.replace(b'\n "state": "pass"', b'\n "state": "fail"'), "verdict-hollow"),
+    "another format": (lambda data: data.replace(b'"format": 2', b'"format": 9'), "verdict-hollow"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> None:
+    """What lies beside a wheel and is not what a gate writes, or does not agree with itself, is refused."""
+    edit, kind = BESIDE[name]
+    path = tmp_path / case.served.path.name
+    file = made.write(path, case.ladder)
+    before = file.read_bytes()
+    file.write_bytes(edit(before))
+    assert file.read_bytes() != before
+    with refusal(kind):
+        gate_results.read_beside(path)
+
+
+def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
+    """Verdicts may lie in a folder of their own; where there are none, there are none."""
+    path = case.served.path
+    assert gate_results.read_beside(path) == GateResults()
+    made.write(tmp_path / path.name, case.ladder)
+    made.write_result(tmp_path / path.name, case.result)
+    found = gate_results.read_beside(path, tmp_path)
+    assert (found.ladder, found.throughput) == (case.ladder, case.result)
+    page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
+    page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
+    with refusal("verdict-hollow", match="agree"):
+        gate_results.read_beside(path, tmp_path)
+
+
+def test_a_gate_twice_is_hollow(case: Case) -> None:
+    """Two verdicts of one gate are one too many: nobody knows which of them counts."""
+    with refusal("verdict-hollow") as caught:
+        decided(
+            case, replace(case.ladder, verdicts=(*case.ladder.verdicts, case.ladder.verdicts[0]))
+        )
+    assert "two verdicts" in caught.value.details[0]
+
+
+def test_control_characters_do_not_reach_records(case: Case) -> None:
+    """Words of a verdict that would lead a terminal astray are one plain line in the proof."""
+    bad = failed("archive", "\x1b[31m\nred" + "x" * 2000, "made-up")
+    proved = decided(case, with_check(case.ladder, "G0", "archive", lambda _: bad))
+    assert msgspec.json.decode(canonical(proved), type=Proof) == proved
+    assert "\x1b" not in proved.missing[0].says
+
+
+def test_the_policy_of_the_repository(tmp_path: Path) -> None:
+    """ci/release.yaml asks for the whole ladder of what serves, and its digest follows the policies of the gates."""
+    rules = policy.load(wheels.ROOT)
+    assert rules.file.forks["vllm"].gates == tuple(GATES)
+    assert {fork: rule.served_by for fork, rule in rules.file.forks.items()} == {
+        "vllm": "", "flashinfer": "vllm", "cutlass": "vllm", "sparkwright": "",
+    }  # fmt: skip
+    served = {
+        f"{gate} {name}"
+        for gate in ("G3", "G4", "G5", "G6", "G7")
+        for group in rules.file.recipes.values()
+        for name in group
+    }
+    assert set(rules.digests) == {"G0 2026.05", "G0 2026.06", "G0 2026.11", "G1", "G2"} | served
+    groups = {
+        group: [recipes.load(wheels.ROOT, name) for name in names]
+        for group, names in rules.file.recipes.items()
+    }
+    assert all(
+        "FP4" in recipe.model.quantization and "marlin" not in recipe.contract.allows
+        for recipe in groups["fp4-moe"]
+    )
+    assert all(recipe.speculation for recipe in groups["speculative"])
+    # Without a floor of the task G6 refuses the recipe at the start.
+    tasks = {
+        name.removesuffix("-floor")
+        for name in rules.file.gates["G6"].wanted
+        if name.endswith("-floor")
+    }
+    assert all(tasks <= set(recipe.floors) for group in groups.values() for recipe in group)
+    # What the program runs on it can install a set for, up to the newest Python for which the index has the wheels.
+    newest = {stack: rule.pythons[-1] for stack, rule in rules.file.sets.items()}
+    assert newest == {"2026.05": "3.14", "2026.06": "3.13", "2026.11": "3.14"}
+    assert all(rule.pythons[:3] == ("3.11", "3.12", "3.13") for rule in rules.file.sets.values())
+    copy = tmp_path / "copy"
+    for folder in ("ci/gates", "ci/recipes", "ci/audit", "forks"):
+        shutil.copytree(
+            wheels.ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.patch")
+        )
+    for name in ("ci/release.yaml", "ci/audit.yaml"):
+        shutil.copyfile(wheels.ROOT / name, copy / name)
+    assert policy.load(copy).digest == rules.digest
+    words = copy / "ci" / "gates" / "generation.yaml"
+    words.write_text(words.read_text().replace("tokens: 200", "tokens: 100", 1))
+    assert policy.load(copy).digest != rules.digest
+
+
+def test_the_policy_of_the_demo_can_be_met() -> None:
+    """The demo's own policy is held against the declarations, too, when it is loaded; its stacks are not needed for that."""
+    path = wheels.ROOT / "ci" / "sparkwright" / "demo" / "project" / "ci" / "release.yaml"
+    asked = strict_yaml.parse(
+        path.read_text("utf-8").replace("PYTHON", "3.12"), policy.PolicyFile, path.name
+    )
+    gate_policy.require_declared(
+        path, ((gate, name) for gate, rule in asked.gates.items() for name in rule.checks)
+    )
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_policy_names_checks_that_the_gate_emits(gate: str) -> None:
+    """
+    Every check that a pass rests on is one that the gate's own code can make and pass, and every check that a gate declares
+    is required or stands among those that need not be there.
+    """
+    rule = made.release_policy().file.gates[gate]
+    # With the names that the repository's own converters, recipes and tasks give to the declared patterns.
+    given = {
+        name: one
+        for one in gate_policy.declared(gate)
+        if one.role == "decides"
+        for name in made.names(gate, one.name)
+    }
+    named = (*rule.checks, *rule.wanted, *rule.optional)
+    assert [pattern for pattern in named if not fnmatch.filter(given, pattern)] == []
+    assert [
+        name for name in given if not any(fnmatch.fnmatchcase(name, pattern) for pattern in named)
+    ] == []
+
+
+def refused_policy(
+    folder: Path, old: str, new: str, reference: str = "file-invalid"
+) -> SparkwrightError:
+    """Return how the repository's policy is refused with *old* replaced by *new*."""
+    text = (wheels.ROOT / "ci" / "release.yaml").read_text()
+    assert old in text
+    (folder / "ci").mkdir()
+    (folder / "ci" / "release.yaml").write_text(text.replace(old, new, 1))
+    with refusal(reference) as caught:
+        policy.load(folder)
+    return caught.value
+
+
+def test_the_policy_of_the_repository_is_read() -> None:
+    """What the refused policies were made from is accepted."""
+    assert policy.load(wheels.ROOT).file.roles.rule("timestamp").days == 30
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("gpu, cubins, fp4", "gpu, kernels, fp4", "G2: kernels"),
+        ('"*-answers", "*-paired"', '"*-answers", "*-pairs"', "G6: *-pairs"),
+        ("gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
+        ("[server, stream, version", "[log, stream, version", "G3: log"),
+        ('optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
+    ],
+)
+def test_a_policy_that_asks_for_what_no_gate_says_is_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    """A name that no gate declares, or one that never passes, would keep every wheel from being verified."""
+    assert says in refused_policy(tmp_path, old, new, "policy-unknown-check").details
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('url: ""', 'url: "http://example.org/"', "https address"),
+        ("gates: [G0, G1,", "gates: [G0, G9,", "no gate G9"),
+        ("served_by: vllm", "served_by: wllm", "no fork wllm"),
+        ("days: 30", "days: 0", "days"),
+        ("certifi>=2026.10.18", "certifi @ https://example.org/x.whl", "package index"),
+        ('root: ""', 'root: "abc"', "root"),
+        ("threshold: 1}", "threshold: 0}", "threshold"),
+        ("retain: 12", "retains: 12", "retains"),
+        ("recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
+        ("  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
+        ("retain: 12", "retain: 12\ndigests: {G1: abc}", "digests"),
+    ],
+)
+def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    """A policy that asks for what is not there is refused, with the place."""
+    error = refused_policy(tmp_path, old, new)
+
+    assert says in str(error) + str(error.details)
+
+
+def test_a_made_up_pass_is_one(case: Case) -> None:
+    """The checks that tests make up are those that the gate's own constructors make."""
+    check = next(one for one in case.ladder.verdicts[0].checks)
+    assert check == passed(check.name, check.message, figures=check.figures, samples=check.samples)

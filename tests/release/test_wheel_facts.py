@@ -1,0 +1,328 @@
+"""What a wheel is, from its bytes: everything that it says of itself is compared with everything else, and with what is in it."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+from tests.support import fatbins, wheels
+
+from sparkwright.audit import policy
+from sparkwright.audit import wheel as auditing
+from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.release import content, wheel_facts
+from sparkwright.release.wheel_facts import WheelFacts
+
+Members = dict[str, bytes]
+
+
+def member(found: Members, end: str) -> str:
+    """Return the one member whose name ends so."""
+    [name] = [one for one in found if one.endswith(end)]
+    return name
+
+
+def replacing(end: str, old: str, new: str) -> Callable[[Members], object]:
+    """Return an edit of the member whose name ends so."""
+
+    def edit(found: Members) -> None:
+        name = member(found, end)
+        assert old.encode() in found[name]
+        found[name] = found[name].replace(old.encode(), new.encode())
+
+    return edit
+
+
+def read(path: Path, rules: AuditPolicy | None = None) -> WheelFacts:
+    """Return what one wheel is."""
+    return wheel_facts.read_all([path], rules)[0]
+
+
+def refused(path: Path) -> SparkwrightError:
+    """Return why the wheel is refused."""
+    with pytest.raises(SparkwrightError) as caught:
+        read(path)
+    return caught.value
+
+
+def test_a_wheel_of_ours_is_known(tmp_path: Path) -> None:
+    """Name, version, machine, origin, patches and libraries of a graft are those of the bytes and of the build record."""
+    path = wheels.vllm(tmp_path, requires=["torch==2.14.0"], machine="aarch64")
+    found = read(path)
+    wheel, fork = found, found.source
+    assert (wheel.name, wheel.sha256, wheel.size) == (
+        path.name,
+        sha256_file(path),
+        path.stat().st_size,
+    )
+    assert (fork.name, wheel.project, wheel.version, wheel.machine) == (
+        "vllm",
+        "vllm",
+        "0.33.0+spark.2026.11.p1a2b3c4d.cu130",
+        "aarch64",
+    )
+    assert wheel.requires_python == ">=3.9"
+    assert b"Requires-Dist: torch==2.14.0" in found.metadata
+    assert wheel.content == content.of_wheel(path)
+    assert [(one.name, one.origin, one.size > 0) for one in wheel.libraries] == [
+        ("vllm/_C_stable_libtorch.abi3.so", "compiled", True),
+        ("vllm/_big_C.abi3.so", "base", True),
+    ]
+    assert (fork.name, fork.version, fork.built, fork.resolved, fork.cuda, fork.sites) == (
+        "vllm",
+        "0.33.0",
+        "graft",
+        True,
+        "cu130",
+        1,
+    )
+    assert [(patch.name, patch.pick) for patch in fork.patches] == [
+        ("clamp-the-samples.patch", 0),
+        ("35568.patch", 35568),
+    ]
+    assert (found.stack, found.isolated, fork.isolation) == ("2026.11", True, "namespace")
+    assert msgspec.json.decode(found.sbom)["metadata"]["component"]["name"] == "vllm"
+
+
+def test_each_kind_of_wheel(tmp_path: Path) -> None:
+    """Headers, FlashInfer, its modules and the installer are what they are; modules come from where their sources do."""
+    headers, kernels, modules, _ = wheel_facts.read_all(wheels.release(tmp_path, judged=False))
+    assert (headers.source.built, kernels.source.built) == ("headers", "backend")
+    assert modules.source == kernels.source
+    assert (modules.record, modules.stack, modules.machine) == (None, "2026.11", wheels.MACHINE)
+    assert [one.origin for one in modules.libraries] == ["compiled"]
+
+
+def test_modules_without_their_sources(tmp_path: Path) -> None:
+    """Precompiled modules are refused without the wheel that they were compiled from, and beside another of the same name."""
+    kernels = wheels.flashinfer(tmp_path / "a")
+    modules = wheels.jitcache(tmp_path / "b", kernels)
+    assert "not among these" in str(refused(modules))
+    wheels.flashinfer(tmp_path / "b", size=5)
+    assert refused(modules).reference == "wheel-mismatch"
+
+
+EDITS: dict[str, tuple[Callable[[Members], object], str, str]] = {
+    "another name in METADATA": (replacing("METADATA", "Name: vllm", "Name: vlllm"), "wheel-mismatch", "Name vlllm"),
+    "two names in METADATA": (replacing("METADATA", "Name: vllm", "Name: vllm\nName: vllm"), "wheel-mismatch", "Name vllm, vllm"),
+    "another version in METADATA": (replacing("METADATA", "p1a2b3c4d", "p1a2b3c4e"), "wheel-mismatch", "Version"),
+    "no version in METADATA": (replacing("METADATA", "Version: 0", "Release: 0"), "wheel-mismatch", "is missing"),
+    "another tag in WHEEL": (replacing("/WHEEL", "cp38-abi3", "cp39-abi3"), "wheel-mismatch", "Tag"),
+    "an SBOM of another version": (replacing("cdx.json", "0.33.0+", "0.32.0+"), "wheel-mismatch", "SBOM"),
+    "an SBOM of another project": (replacing("cdx.json", '"name":"vllm"', '"name":"torch"'), "wheel-mismatch", "SBOM"),
+    "an SBOM that is a page": (lambda found: found.update({member(found, "cdx.json"): b"<!DOCTYPE html>"}), "wheel-mismatch", "SBOM"),
+    "not built by": (lambda found: found.pop(member(found, "sparkwright.json")), "wheel-mismatch", "not built by"),
+    "a build record that is a page": (
+        lambda found: found.update({member(found, "sparkwright.json"): b"<html>"}), "wheel-mismatch", "cannot be read",
+    ),
+    "a build record of two forks": (replacing("sparkwright.json", '"fork": "vllm",\n      "kind"', '"fork": "cutlass",\n      "kind"'),
+                                    "wheel-mismatch", "two forks"),
+    "another library than was compiled": (replacing("libtorch.abi3.so", "compiled", "compelled"), "wheel-mismatch", "build record names"),
+    "another library than the base's": (replacing("_big_C.abi3.so", "official", "artificial"), "wheel-mismatch", "build record names"),
+    "a library that is gone": (lambda found: found.pop("vllm/_big_C.abi3.so"), "wheel-mismatch", "build record names"),
+    "a second .dist-info": (lambda found: found.update({"torch-1.dist-info/METADATA": b""}), "wheel-mismatch", "another wheel"),
+    "a .data of another wheel": (lambda found: found.update({"torch-1.data/purelib/torch.py": b""}), "wheel-mismatch", "another wheel"),
+    "no METADATA": (lambda found: found.pop(member(found, "METADATA")), "wheel-invalid", "METADATA"),
+    "a name that leaves the folder": (lambda found: found.update({"../evil.py": b""}), "archive-unsafe", "leave"),
+    "an absolute name": (lambda found: found.update({"/etc/evil": b""}), "archive-unsafe", "leave"),
+    "a name with a backslash": (lambda found: found.update({"vllm\\..\\evil.py": b""}), "archive-unsafe", "leave"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_what_disagrees_is_refused(tmp_path: Path, case: str) -> None:
+    """A wheel whose parts do not say the same is refused, though RECORD is true."""
+    edit, kind, says = EDITS[case]
+    error = refused(wheels.changed(wheels.vllm(tmp_path / "good"), tmp_path / "bad", edit))
+    assert (error.reference, says in str(error) or any(says in one for one in error.details)) == (
+        kind,
+        True,
+    ), (str(error), error.details)
+
+
+def _rowless(found: Members) -> None:
+    record = member(found, "RECORD")
+    found[record] = b"\n".join(
+        line for line in found[record].split(b"\n") if not line.startswith(b"vllm/__init__")
+    )
+
+
+RECORDS: dict[str, tuple[Callable[[Members], object], str]] = {
+    "a changed bit": (
+        lambda found: found.update(
+            {"vllm/__init__.py": found["vllm/__init__.py"].replace(b"v", b"w", 1)}
+        ),
+        "sha256",
+    ),
+    "a member without a row": (lambda found: found.update({"vllm/more.py": b""}), "does not list"),
+    "a row without a member": (lambda found: found.pop("vllm/__init__.py"), "does not hold"),
+    "a row without a hash": (
+        replacing("RECORD", "vllm/__init__.py,sha256=", "vllm/__init__.py,md5="),
+        "md5",
+    ),
+    "no row": (_rowless, "does not list"),
+}
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_record_is_compared_with_the_bytes(tmp_path: Path, case: str) -> None:
+    """What RECORD says otherwise than the bytes are is refused."""
+    edit, says = RECORDS[case]
+    error = refused(
+        wheels.changed(wheels.vllm(tmp_path / "good"), tmp_path / "bad", edit, honest=False)
+    )
+    assert error.reference == "wheel-mismatch"
+    assert says in error.details[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm-0.33.1+spark.2026.11.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_34_x86_64.whl",
+        "vllm-0.33.0+spark.2026.11.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "torch-0.33.0+spark.2026.11.p1a2b3c4d.cu130-cp38-abi3-manylinux_2_34_x86_64.whl",
+    ],
+)
+def test_a_renamed_wheel_is_refused(tmp_path: Path, name: str) -> None:
+    """A wheel under the name of another version, tag or project is refused."""
+    assert (
+        refused(
+            wheels.changed(wheels.vllm(tmp_path), tmp_path / "bad", lambda _: None, name=name)
+        ).reference
+        == "wheel-mismatch"
+    )
+
+
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    """A member that is there twice, of which installers take different ones, is refused."""
+    path = wheels.vllm(tmp_path)
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as archive:
+        warnings.simplefilter("ignore")
+        archive.writestr("vllm/__init__.py", b"import os")
+    assert refused(path).reference == "wheel-invalid"
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    """A symbolic link is refused."""
+    path = wheels.vllm(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        link = zipfile.ZipInfo("vllm/passwd")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    assert refused(path).reference == "archive-unsafe"
+
+
+def test_a_member_larger_than_it_admits_is_refused(tmp_path: Path) -> None:
+    """A directory that states fewer bytes than a member has is refused: the bytes are not what it promises."""
+    path = wheels.vllm(tmp_path, files={"vllm/large.txt": b"x" * 100_000})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"vllm/large.txt") - 46
+    assert data[at : at + 4] == b"PK\x01\x02"
+    assert struct.unpack_from("<I", data, at + 24) == (100_000,)
+    struct.pack_into("<I", data, at + 24, 10)
+    path.write_bytes(data)
+    assert refused(path).reference in {"wheel-invalid", "archive-unsafe", "wheel-mismatch"}
+
+
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    """A directory that points twice at the same bytes is refused."""
+    path = wheels.packed(
+        tmp_path / WheelName("x", "1", "py3-none-any").filename,
+        {"x/a.py": b"1" * 999, "x/b.py": b"2" * 999},
+    )
+    data = bytearray(path.read_bytes())
+    first = data.index(b"PK\x01\x02")
+    second = data.index(b"PK\x01\x02", first + 4)
+    struct.pack_into("<I", data, second + 42, struct.unpack_from("<I", data, first + 42)[0])
+    path.write_bytes(data)
+    assert refused(path).reference == "wheel-invalid"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"<!DOCTYPE html><title>Log in</title>", b"PK\x05\x06" + bytes(18)]
+)
+def test_no_wheel_is_refused(tmp_path: Path, data: bytes) -> None:
+    """A page, an empty file and an empty archive are no wheels."""
+    path = tmp_path / "vllm-0.33.0+spark.1-py3-none-any.whl"
+    path.write_bytes(data)
+    assert refused(path).reference in {"wheel-invalid", "wheel-mismatch"}
+
+
+def test_a_stock_wheel_is_refused(tmp_path: Path) -> None:
+    """A wheel of others is none of ours, nor is one of ours without the label."""
+    assert "not built by" in str(refused(wheels.plain(tmp_path, "torch", "2.14.0")))
+    good = wheels.flashinfer(tmp_path / "good")
+    record = wheels.plain(
+        tmp_path, "widget", "1.0", files={"widget-1.0.dist-info/sparkwright.json": b"{}"}
+    )
+    assert "not built by" in str(refused(record))
+    assert read(good).project == "flashinfer-python"
+
+
+def test_a_cut_wheel_is_refused(tmp_path: Path) -> None:
+    """A wheel that was cut off anywhere, or has one other bit, is refused."""
+    whole = wheels.vllm(tmp_path)
+    data = whole.read_bytes()
+    for at in range(0, len(data), 97):
+        whole.write_bytes(data[:at])
+        assert refused(whole).reference in ("wheel-invalid", "archive-unsafe", "wheel-mismatch")
+
+    def said(path: Path) -> str:
+        try:
+            found = read(path)
+        except SparkwrightError as error:
+            return error.reference
+        # What no reader looks at (a time, say) makes another file all the same.
+        return "another file" if found.sha256 != sha256_bytes(data) else "the same"
+
+    for at in range(0, len(data), 61):
+        whole.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert said(whole) in (
+            "wheel-invalid",
+            "archive-unsafe",
+            "wheel-mismatch",
+            "another file",
+        ), at
+
+
+def test_two_wheels_of_one_project(tmp_path: Path) -> None:
+    """A release has one wheel of a project for each machine; two are refused, one for each machine is not."""
+    one, other = wheels.vllm(tmp_path, machine="aarch64"), wheels.vllm(tmp_path, machine="x86_64")
+    assert len(wheel_facts.read_all([one, other])) == 2
+    with refusal("wheel-mismatch", match="one wheel of a project"):
+        wheel_facts.read_all(
+            [one, wheels.vllm(tmp_path, machine="aarch64", label="spark.2026.11.2")]
+        )
+
+
+@pytest.mark.parametrize("role", ["target", "base"])
+def test_device_code_is_the_audits(tmp_path: Path, role: Literal["target", "base"]) -> None:
+    """With the stack's policy, libraries show their machine code by architecture, and its digest is the audit's."""
+    library = fatbins.library(tmp_path, [fatbins.ptx("sm_121f"), (2, "sm_90a", b"unreadable")])
+    path = wheels.flashinfer(tmp_path, files={"flashinfer_python/kernels.so": library})
+    wants = LibraryPolicy("*/kernels.so", role, "for the test")
+    rules = AuditPolicy(
+        "12.1f", (), {"flashinfer-python": DistributionPolicy("for the test", (wants,))}
+    )
+    found = read(path, rules)
+    assert found.device_code == auditing.audit(path, rules, tmp_path).device_code != ""
+    assert [one.name for one in found.libraries] == ["flashinfer_python/kernels.so"]
+    assert read(path).device_code == ""
+
+
+def test_the_repositorys_policies_load() -> None:
+    """Both stacks' audit policies can be given to `inspect`."""
+    for stack in ("2026.11", "2026.05"):
+        assert (
+            policy.load(wheels.ROOT / "ci" / "audit" / f"{stack}.yaml", "12.1f").target == "sm_121f"
+        )
