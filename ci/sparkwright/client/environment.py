@@ -1,0 +1,403 @@
+"""
+One virtual environment for each release: made at its place, checked, and then left alone.
+
+An environment counts once its marker is there, which is written last. Neither its Python nor its
+RECORDs decide where something is written: what belongs into it is known from the wheels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.client import folders, load_check
+from sparkwright.client.errors import ClientError
+from sparkwright.client.records import Name, ReleaseName, Sha256
+from sparkwright.client.wheel_check import CheckedWheel
+from sparkwright.core import files, process
+from sparkwright.core.errors import CommandError, PythonError
+from sparkwright.core.process import Limits
+
+if TYPE_CHECKING:
+    from packaging.markers import Environment
+    from packaging.tags import Tag
+
+MARKER, LISTING, CACHES = "sparkwright.json", "sparkwright-files.json", "caches"
+#: What an installer writes into a ``.dist-info`` folder beside the files of the wheel.
+_INSTALLER_FILES = frozenset(
+    ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json")
+)
+#: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
+#: any file that it writes, its output included.
+_LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
+
+#: Where programs keep what they compile at run time, below the folder of the release: each has its
+#: own idea of what tells entries apart, and none looks at everything (FlashInfer #4489, vllm
+#: #41871). FlashInfer adds ``.cache/flashinfer`` itself.
+CACHE_VARIABLES = {
+    "B12X_COMPILE_CACHE_DIR": "b12x",
+    "CUDA_CACHE_PATH": "cuda",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "FLASHINFER_WORKSPACE_BASE": "",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+}
+
+_ASK = (
+    "import json, platform, sys; print(json.dumps({'path': sys._base_executable, 'version':"
+    " platform.python_version(), 'abi': sys.abiflags, 'name': sys.implementation.name}))"
+)
+
+
+class Python(msgspec.Struct, frozen=True):
+    """
+    An interpreter outside of any environment.
+
+    Attributes:
+        path: Its program. *version*: in full, such as ``3.12.3``.
+        abi: The flags of its ABI: ``t`` without a global interpreter lock.
+    """
+
+    path: str
+    abi: str
+    name: str
+    version: str
+
+    @property
+    def short(self) -> str:
+        """The version as wheels and folders name it, such as ``3.12``."""
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def site(self) -> str:
+        """The site-packages of an environment with this Python, below the environment."""
+        return f"lib/python{self.short}{self.abi}/site-packages"
+
+    def tags(self) -> list[Tag]:
+        """Return the wheel tags that it accepts, best first."""
+        from packaging import tags
+
+        major, minor = map(int, self.short.split("."))
+        abi = f"cp{major}{minor}{self.abi}"
+        own = tags.cpython_tags((major, minor), [abi])
+        return [*own, *tags.compatible_tags((major, minor), f"cp{major}{minor}")]
+
+    def markers(self) -> Environment:
+        """Return the values of environment markers (PEP 508) for it on this machine."""
+        from packaging.markers import default_environment
+
+        values = default_environment()
+        values["python_version"], values["python_full_version"] = self.short, self.version
+        values["implementation_version"] = self.version
+        return values
+
+
+def find_python(named: str) -> Python:
+    """
+    Return the interpreter *named* (a path, or a version such as ``3.12``); by default the one that
+    runs this program.
+
+    Raises:
+        environment-unusable: There is none, or it is not CPython.
+    """
+    try:
+        program = sys.executable
+        if named:
+            uv = [_uv(), "python", "find", "--no-config", "--system", "--no-python-downloads"]
+            program = process.output([*uv, named], timeout=60).strip()
+        # Neither site-packages nor variables take part: what a stranger put there says nothing.
+        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
+            log = Path(folder) / "answer"
+            process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4 << 20, 1), log)
+            python = msgspec.json.decode(log.read_bytes(), type=Python)
+    except (CommandError, OSError, msgspec.DecodeError) as error:
+        what = f"There is no usable Python {named or sys.executable}."
+        raise PythonError(
+            "environment-unusable", what, details=[str(error)], todo="Name another with --python."
+        ) from error
+    if python.name != "cpython":
+        raise PythonError("environment-unusable", f"{python.path} is no CPython.")
+    return python
+
+
+def _uv() -> str:
+    from uv import find_uv_bin
+
+    return find_uv_bin()
+
+
+class FileState(msgspec.Struct, frozen=True, array_like=True):
+    """The size of a file in bytes, its time in ns, and its sha256 (of a link, of its target)."""
+
+    size: int
+    time: int
+    sha256: str
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is installed in an environment: its marker.
+
+    Attributes:
+        index: The address that it came from. *key*: of the lock and the edits that it was made of.
+        packages: Project → version.
+        listing: The sha256 of the list of files.
+    """
+
+    name: ReleaseName
+    stack: Name
+    index: str
+    machine: str
+    python: str
+    key: Sha256
+    packages: dict[str, str]
+    listing: Sha256
+
+
+BROKEN = functools.partial(ClientError, "environment-broken")
+
+
+class Prefix:
+    """
+    The folder of the installations.
+
+    Attributes:
+        root: The folder: ``releases/<name>/``, ``current``, ``trust/`` and ``history.json``.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().resolve()
+
+    def release(self, name: str) -> Path:
+        """Return the environment of the release *name*."""
+        return self.root / "releases" / name
+
+    def marker(self, name: str) -> Marker | None:
+        """Return what is installed as *name*; None if nothing is, or not wholly."""
+        path = self.release(name) / MARKER
+        try:
+            return files.read_json(path, Marker, failure=BROKEN) if path.is_file() else None
+        except ClientError:
+            return None
+
+    def installed(self) -> dict[str, Marker]:
+        """Return every release that is installed wholly."""
+        names = sorted(path.name for path in self.root.glob("releases/[!.]*"))
+        return {name: marker for name in names if (marker := self.marker(name))}
+
+    @property
+    def current(self) -> str:
+        """The name of the release that ``current`` leads to; empty if there is none."""
+        try:
+            target = (self.root / "current").readlink()
+        except OSError:
+            return ""
+        return target.name if target.parent == Path("releases") else ""
+
+    @property
+    def history(self) -> list[str]:
+        """The releases that were current, the latest last."""
+        path = self.root / "history.json"
+        return files.read_json(path, list[str], failure=BROKEN) if path.exists() else []
+
+    def switch(self, name: str, history: Sequence[str]) -> None:
+        """Let ``current`` lead to the release *name*, and note *history*."""
+        link = self.root / ".current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("releases") / name)
+        os.replace(link, self.root / "current")
+        folders.write_file(self.root / "history.json", msgspec.json.encode(list(history)))
+
+    def remove(self, name: str) -> None:
+        """Remove the environment *name*; without its marker, it does not count while it shrinks."""
+        folder = self.release(name)
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            raise BROKEN(f"{folder} cannot be removed.")
+
+    def recover(self) -> None:
+        """Finish or undo what a killed run left: remove environments without a marker."""
+        for aside in self.root.glob("releases/.*.old"):
+            name = aside.name[1:].removesuffix(".old")
+            if self.marker(name):
+                shutil.rmtree(aside)
+            else:
+                shutil.rmtree(self.release(name), ignore_errors=True)
+                aside.rename(self.release(name))
+        for folder in self.root.glob("releases/[!.]*"):
+            if not self.marker(folder.name):
+                shutil.rmtree(folder)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Return the variables that keep what is compiled at run time with the release in *folder*."""
+    caches = folder / CACHES
+    return {name: str(caches / part) for name, part in CACHE_VARIABLES.items()}
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """
+    What an environment is made of.
+
+    Attributes:
+        wheels: All wheels, checked. *loaded*: projects whose modules are loaded as a trial.
+        replaced: Files that are written after the installation, by path below the environment.
+    """
+
+    python: Python
+    wheels: Sequence[CheckedWheel]
+    loaded: frozenset[str]
+    replaced: Mapping[str, bytes]
+
+
+def make(folder: Path, recipe: Recipe, cache: Path) -> dict[str, FileState]:
+    """
+    Make the environment in *folder*, which does not exist, and return its files.
+
+    Raises:
+        command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
+            or a library cannot be loaded. disk-full: There is no room.
+    """
+    log = cache / "logs" / "install.log"
+    options = ["--no-config", "--offline", "--no-python-downloads"]
+    environment = _uv_environment(cache)
+    uv = functools.partial(process.run, log=log, env=environment)
+    uv([_uv(), "venv", *options, "--quiet", "--python", recipe.python.path, folder])
+    base = describe(folder, contents=False).keys() | {"caches.env", ".lock"}
+    with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
+        lock = Path(temporary) / "pylock.toml"
+        lock.write_text(_pylock(recipe.wheels))
+        options += [
+            "--require-hashes",
+            "--no-build",
+            "--link-mode",
+            "hardlink",
+            "--preview-features",
+        ]
+        uv([_uv(), "pip", "sync", "--python", folder / "bin/python", *options, "pylock", lock])
+    for place, data in recipe.replaced.items():
+        folders.write_file(folder / place, data)
+    folders.own_folder(folder, CACHES)
+    text = "".join(f'{name}="{value}"\n' for name, value in variables(folder).items())
+    folders.write_file(folder / "caches.env", text.encode())
+    actual = describe(folder)
+    _check(folder, recipe, base, actual)
+    _load(folder, recipe)
+    return actual
+
+
+def _uv_environment(cache: Path) -> dict[str, str]:
+    """Return an environment without what would make uv install another thing, or elsewhere."""
+    unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
+    clean = process.clean_environment()
+    kept = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
+    return {**kept, "UV_CACHE_DIR": str(cache / "uv"), "UV_NO_PROGRESS": "1"}
+
+
+def _pylock(wheels: Iterable[CheckedWheel]) -> str:
+    """Return a lock (PEP 751) of the wheels in the cache."""
+
+    def text(value: object) -> str:
+        return msgspec.json.encode(str(value)).decode()  # TOML's escapes are those of JSON
+
+    lines = ['lock-version = "1.0"', 'created-by = "sparkwright"']
+    for checked in wheels:
+        wheel = checked.wheel
+        lines += [
+            "[[packages]]",
+            f"name = {text(wheel.project)}",
+            f"version = {text(wheel.version)}",
+        ]
+        hashes = f"hashes = {{ sha256 = {text(wheel.sha256)} }}"
+        lines.append(
+            f"wheels = [{{ name = {text(wheel.name)}, path = {text(checked.path)}, {hashes} }}]"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
+    """
+    Return the files and links below *folder*, without what programs compile at run time.
+
+    Args:
+        contents: Whether files are read; else their sha256 is left empty.
+    """
+    paths = []
+    for top, names, members in os.walk(folder):
+        links = [name for name in names if Path(top, name).is_symlink()]
+        if Path(top) == folder and CACHES in names:
+            names.remove(CACHES)
+        paths += [f"{top}/{name}" for name in (*members, *links)]
+
+    def state(path: str) -> FileState:
+        entry, digest = os.lstat(path), ""
+        if contents and stat.S_ISREG(entry.st_mode):
+            digest = files.sha256_file(Path(path))
+        elif contents and stat.S_ISLNK(entry.st_mode):
+            digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
+        return FileState(entry.st_size, entry.st_mtime_ns, digest)
+
+    start = len(str(folder)) + 1
+    with ThreadPoolExecutor(8) as pool:
+        states = pool.map(state, paths)
+        return {path[start:]: state for path, state in zip(paths, states, strict=True)}
+
+
+def _check(folder: Path, recipe: Recipe, base: set[str], actual: Mapping[str, FileState]) -> None:
+    """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
+    expected = {
+        place: sha256 for wheel in recipe.wheels for place, (_, sha256, _) in wheel.files.items()
+    } | {place: files.sha256_bytes(data) for place, data in recipe.replaced.items()}
+    others = base.union(
+        *(wheel.scripts for wheel in recipe.wheels),
+        *({f"{wheel.info}/{name}" for name in _INSTALLER_FILES} for wheel in recipe.wheels),
+    )
+    wrong = [
+        place
+        for place, sha256 in expected.items()
+        if place not in actual or actual[place].sha256 != sha256
+    ]
+    wrong += sorted(actual.keys() - expected.keys() - others)
+    wrong += sorted(place for wheel in recipe.wheels for place in wheel.scripts - actual.keys())
+    if wrong:
+        what = f"What was installed in {folder} is not what the wheels hold."
+        raise ClientError("environment-broken", what, details=wrong[:20])
+
+
+def _load(folder: Path, recipe: Recipe) -> None:
+    """Load the libraries of *recipe* in a child, as far as the machine allows."""
+    site = recipe.python.site + "/"
+    modules, libraries = set[str](), list[str]()
+    for wheel in recipe.wheels:
+        for place in wheel.files if wheel.wheel.project in recipe.loaded else ():
+            top, _, rest = place.removeprefix(site).partition("/")
+            if place.startswith(site) and rest == "__init__.py" and top.isidentifier():
+                modules.add(top)
+            if place.endswith(".so") or ".so." in place:
+                libraries.append(str(folder / place))
+    first = ["torch"] if any(wheel.wheel.project == "torch" for wheel in recipe.wheels) else []
+    request = msgspec.json.encode({"modules": [*first, *sorted(modules)], "libraries": libraries})
+    with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
+        words = Path(home) / "request.json"
+        words.write_bytes(request)
+        environment = process.clean_environment(HOME=home, TMPDIR=home, **variables(folder))
+        command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
+        ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
+    if ended.status or not ended.tail.endswith(load_check.DONE):
+        late = [f"it did not end within {_LOAD_LIMITS.seconds:g} s"] if ended.late else []
+        what = f"The libraries in {folder} cannot be loaded."
+        raise ClientError(
+            "environment-broken", what, details=[*ended.tail.splitlines()[-20:], *late]
+        )

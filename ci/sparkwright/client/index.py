@@ -1,0 +1,349 @@
+"""
+An index of releases: a TUF repository on a web server or in a folder.
+
+Nothing that comes from it is believed before TUF has verified it, and everything is bounded in
+bytes and in time. `tuf.ngclient` has no deadline of its own, so requests are sent by
+`sparkwright.core.http`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+import msgspec
+
+from sparkwright.client.errors import ClientError
+from sparkwright.client.folders import locked, own_folder, write_file
+from sparkwright.client.records import (
+    LARGEST_RELEASE,
+    Release,
+    ReleaseFile,
+    ReleaseState,
+    decode_release,
+    state_of,
+    target_path,
+)
+from sparkwright.core import files, http
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandError, StoreError
+
+if TYPE_CHECKING:
+    from tuf.ngclient.fetcher import FetcherInterface
+
+#: Seconds for all metadata of an index together, and for one other small file.
+REFRESH_SECONDS, FILE_SECONDS = 120.0, 120.0
+#: Bytes of root metadata, of the timestamp, of the snapshot, and of the targets: 1,000 releases
+#: take 0.5 MB, and a Sigstore bundle 10 kB.
+LARGEST_ROOT, LARGEST_TIMESTAMP, LARGEST_SNAPSHOT, LARGEST_TARGETS = (
+    1 << 19,
+    1 << 15,
+    1 << 17,
+    1 << 24,
+)
+
+#: What the wheel of the client carries: the address of its index, and the root to trust.
+CARRIED_ADDRESS, CARRIED_ROOT = (
+    Path(__file__).with_name(name) for name in ("index.txt", "root.json")
+)
+
+#: Of the folder of an index: the root that was trusted first.
+FIRST_ROOT = "first.json"
+
+_NAME = re.compile(r"releases/([^/]+)\.json")
+
+
+class Location(msgspec.Struct, frozen=True):
+    """
+    Where an index lies.
+
+    Attributes:
+        url: With a final slash: ``http``, ``https``, or ``file`` for a folder.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return str(self.folder or http.redact_credentials(self.url))
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if it is one."""
+        parts = urlsplit(self.url)
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+    def join(self, name: str) -> str:
+        """Return the address of *name*, a path below the root or an absolute URL."""
+        return urljoin(self.url, name if "://" in name else quote(name, safe="/+!"))
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """
+        Return the location *text*, a URL or a folder.
+
+        Raises:
+            index-missing: It is neither.
+        """
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.netloc:
+            return cls(text.rstrip("/") + "/")
+        folder = Path(unquote(parts.path) if parts.scheme == "file" else text)
+        if not text or not folder.is_dir():
+            shown = http.redact_credentials(text) or "Nothing"
+            raise ClientError("index-missing", f"{shown} is neither a URL nor a folder.")
+        return cls(folder.absolute().as_uri() + "/")
+
+
+def fetch(url: str, limit: int, seconds: float) -> bytes | None:
+    """
+    Return the file at *url*, which has at most *limit* bytes; None if there is none.
+
+    Raises:
+        index-invalid: It is larger, or no regular file. index-unreachable: No answer in time.
+    """
+    name = http.redact_credentials(url)
+    if urlsplit(url).scheme == "file":
+        path = Path(unquote(urlsplit(url).path))
+
+        def failure(what: str, **options: Any) -> ClientError:
+            return ClientError("index-invalid", what, **options)
+
+        return files.read_bytes(path, limit=limit, failure=failure) if path.exists() else None
+    try:
+        reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1))
+    except http.HttpFailure as error:
+        reference = "index-invalid" if error.kind == "size" else "index-unreachable"
+        raise ClientError(reference, f"{name} cannot be fetched.", details=[str(error)]) from None
+    if reply.status in (403, 404, 410):
+        return None
+    if reply.status != 200:
+        reference = (
+            "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid"
+        )
+        raise ClientError(reference, f"{name} answers {reply.status}.")
+    return reply.body
+
+
+def _fetcher() -> FetcherInterface:
+    """Return what fetches metadata for `tuf.ngclient`, all of it in `REFRESH_SECONDS`."""
+    from tuf.api.exceptions import DownloadHTTPError
+    from tuf.ngclient.fetcher import FetcherInterface
+
+    class Fetcher(FetcherInterface):
+        until = time.monotonic() + REFRESH_SECONDS
+
+        def _fetch(self, url: str) -> Iterator[bytes]:
+            raise NotImplementedError(url)
+
+        def download_bytes(self, url: str, max_length: int) -> bytes:
+            data = fetch(url, max_length, self.until - time.monotonic())
+            if data is None:
+                raise DownloadHTTPError(f"{http.redact_credentials(url)} does not exist", 404)
+            return data
+
+    return Fetcher()
+
+
+class Index:
+    """
+    An index whose metadata is verified and current.
+
+    Args:
+        location: Where it lies.
+        root: Trusted root metadata. *folder*: keeps the metadata that this machine has seen.
+
+    Raises:
+        index-expired, index-invalid, index-missing, index-rollback, index-unreachable,
+            index-unsigned, index-damaged: The metadata cannot be verified; see there.
+        part-missing: A Sigstore identity signs, and the part `sigstore` is not installed.
+        state-unusable: *folder* cannot be used.
+    """
+
+    def __init__(self, location: Location, root: bytes, folder: Path) -> None:
+        from tuf.ngclient.config import UpdaterConfig
+        from tuf.ngclient.updater import Updater
+
+        self.location, self._folder = location, folder
+        limits = UpdaterConfig(
+            root_max_length=LARGEST_ROOT,
+            timestamp_max_length=LARGEST_TIMESTAMP,
+            snapshot_max_length=LARGEST_SNAPSHOT,
+            targets_max_length=LARGEST_TARGETS,
+        )
+        with _translated(location, folder):
+            self._updater = Updater(
+                str(folder),
+                location.join("metadata/"),
+                fetcher=_fetcher(),
+                config=limits,
+                bootstrap=root,
+            )
+            self._updater.refresh()
+            # The library lists targets nowhere; what it wrote, it has verified.
+            signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
+        names = [match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))]
+        self.states = {name: self._state(name) for name in names}
+
+    def _target(self, name: str) -> Any:
+        if (target := self._updater.get_targetinfo(target_path(name))) is None:
+            raise ClientError("release-unknown", f"{self.location} has no release {name!r:.120}.")
+        return target
+
+    def _state(self, name: str) -> ReleaseState:
+        try:
+            return state_of(self._target(name).custom)
+        except msgspec.ValidationError as error:
+            what = f"The state of {name!r:.120} in {self.location} is not readable."
+            raise ClientError("index-invalid", what, details=[str(error)]) from error
+
+    def release(self, name: str) -> Release:
+        """
+        Return the release *name*.
+
+        Raises:
+            release-unknown: There is none. index-damaged: It is missing, or not what is signed.
+            index-invalid: It is not a release of this format.
+        """
+        target = self._target(name)
+        sha256 = target.hashes.get("sha256", "")
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise ClientError("index-invalid", f"{name} is signed without a sha256.")
+        cached = own_folder(self._folder, "releases") / f"{sha256}.json"
+        if not cached.is_file() or files.sha256_file(cached) != sha256:
+            place = f"targets/releases/{sha256}.{name}.json"
+            data = self._bytes(place, target.length, sha256, LARGEST_RELEASE)
+            write_file(cached, data)
+        try:
+            release = decode_release(cached.read_bytes())
+        except ValueError as error:
+            what = f"{name} is not a release that this program can read."
+            raise ClientError("index-invalid", what, details=[str(error)[:300]]) from error
+        if release.name != name:
+            raise ClientError("set-mixed", f"{name} calls itself {release.name} inside.")
+        return release
+
+    def read(self, file: ReleaseFile, limit: int) -> bytes:
+        """
+        Return the small file *file* of a release.
+
+        Raises:
+            index-damaged: It is missing, larger than *limit*, or not the file that is named.
+        """
+        return self._bytes(file.url or file.path, file.size, file.sha256, limit)
+
+    def _bytes(self, name: str, size: int, sha256: str, limit: int) -> bytes:
+        data = fetch(self.location.join(name), min(size, limit), FILE_SECONDS)
+        if data is None or files.sha256_bytes(data) != sha256:
+            arrived = files.sha256_bytes(data) if data is not None else "nothing"
+            raise ClientError(
+                "index-damaged",
+                f"{self.location.join(name)} is not the file that the index names.",
+                details=[f"expected: {sha256}", f"arrived:  {arrived}"],
+            )
+        return data
+
+
+@contextlib.contextmanager
+def _translated(location: Location, folder: Path) -> Iterator[None]:
+    """Raise the failures of TUF in the block as references."""
+    from tuf.api import exceptions
+
+    references = {
+        exceptions.ExpiredMetadataError: "index-expired",
+        exceptions.BadVersionNumberError: "index-rollback",
+        exceptions.UnsignedMetadataError: "index-unsigned",
+        exceptions.LengthOrHashMismatchError: "index-damaged",
+        exceptions.RepositoryError: "index-invalid",
+    }
+    try:
+        yield
+    except exceptions.DownloadHTTPError as error:
+        reference = "index-missing" if "timestamp.json" in str(error) else "index-damaged"
+        raise ClientError(reference, f"{location}: {error}.") from error
+    except exceptions.RepositoryError as error:
+        _check_sigstore(folder)
+        reference = next(name for kind, name in references.items() if isinstance(error, kind))
+        what = f"The metadata of {location} is refused."
+        raise ClientError(reference, what, details=[str(error)[:300]]) from error
+    except OSError as error:
+        what = f"{folder} cannot be used."
+        raise StoreError("state-unusable", what, details=[str(error)]) from error
+
+
+def _check_sigstore(folder: Path) -> None:
+    """Raise `part-missing` if a Sigstore identity signs, and nothing here can verify it."""
+    with contextlib.suppress(OSError):
+        if '"sigstore-oidc"' in (folder / "root.json").read_text("utf-8", "replace"):
+            try:
+                import sigstore  # noqa: F401
+            except ModuleNotFoundError as error:
+                what = "A Sigstore identity signs this index, and `sigstore` is not installed."
+                todo = "Install the part: 'sparkwright-install[sigstore]'."
+                raise CommandError("part-missing", what, todo=todo) from error
+
+
+def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:
+    """
+    Return the index at *address*, else the one that the program carries, by a root that is trusted.
+
+    Args:
+        folder: Keeps what is trusted and seen.
+        fingerprint: The sha256 of the first root metadata, as its publisher states it elsewhere.
+
+    Raises:
+        trust-missing: The root of an unknown index is not confirmed.
+        index-missing: No address is given, or there is no index; and as `Index`.
+    """
+    carried = CARRIED_ADDRESS.read_text("utf-8").strip() if CARRIED_ADDRESS.exists() else ""
+    location = Location.parse(address or carried)
+    with locked(own_folder(folder)):
+        if carried and location == Location.parse(carried) and not fingerprint:
+            root = CARRIED_ROOT.read_bytes()
+            return Index(location, root, own_folder(folder, files.sha256_bytes(root)[:32]))
+        places = folder / "indexes.json"
+        known = files.read_json(places, dict[str, str]) if places.exists() else {}
+        wanted = re.sub(r"[\s:]", "", fingerprint).lower() or known.get(location.url, "")
+        root = _first_root(location, folder, wanted)
+        actual = files.sha256_bytes(root)
+        index = Index(location, root, own_folder(folder, actual[:32]))
+        if known.get(location.url) != actual:
+            write_file(places, msgspec.json.encode({**known, location.url: actual}))
+    return index
+
+
+def _first_root(location: Location, folder: Path, wanted: str) -> bytes:
+    """Return the first root metadata of the index, whose trust is confirmed."""
+    path = folder / wanted[:32] / FIRST_ROOT
+    # Its sha256 is the trust, so that a changed file is fetched again.
+    if wanted and path.exists() and files.sha256_file(path) == wanted:
+        return path.read_bytes()
+    root = fetch(location.join("metadata/1.root.json"), LARGEST_ROOT, FILE_SECONDS)
+    if root is None:
+        raise ClientError("index-missing", f"There is no index at {location}.")
+    actual = files.sha256_bytes(root)
+    path = folder / actual[:32] / FIRST_ROOT
+    # Another address of an index that is trusted already is a mirror.
+    confirmed = wanted == actual if wanted else path.exists() or _confirmed(location, actual)
+    if not confirmed:
+        raise ClientError(
+            "trust-missing",
+            f"Nothing says that the root of {location} is the right one.",
+            details=[f"fingerprint: {actual}", *([f"named:       {wanted}"] if wanted else [])],
+            data={"fingerprint": actual},
+        )
+    return write_file(own_folder(folder, actual[:32]) / FIRST_ROOT, root).read_bytes()
+
+
+def _confirmed(location: Location, fingerprint: str) -> bool:
+    """Ask the user on a terminal whether the *fingerprint* is the publisher's."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    console.note(f"the root of {location} is not known here; its fingerprint is\n  {fingerprint}")
+    console.note("compare it with what the publisher says elsewhere; is it the same? (yes/no)")
+    return sys.stdin.readline().strip().lower() == "yes"

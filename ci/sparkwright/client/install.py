@@ -1,0 +1,363 @@
+"""
+Install releases, each into an environment of its own, and switch between them.
+
+Everything that can be known is checked before the first folder is made: the index, the lock, every
+wheel, and the room. Nothing is installed into an environment that exists.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sparkwright.client import downloads, environment, locked_wheels, wheel_check
+from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python, Recipe
+from sparkwright.client.errors import ClientError
+from sparkwright.client.folders import locked, own_folder, write_file
+from sparkwright.client.index import Index
+from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client.records import (
+    LARGEST_LOCK,
+    Channel,
+    Release,
+    ReleaseLock,
+    ReleaseState,
+    number,
+)
+from sparkwright.client.wheel_check import CheckedWheel
+from sparkwright.core.console import console
+from sparkwright.core.files import content_key, sha256_bytes
+
+#: Beside a wheel in the cache whose members were compared with its RECORD.
+CHECKED = "checked"
+
+State = Literal["there already", "installed", "switched", "would install"]
+
+
+class InstallRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What to install.
+
+    Attributes:
+        version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
+            for any), this machine and *python*.
+        renew: Make the environment anew, even if it is there.
+        dry_run: Check everything, and create nothing.
+    """
+
+    channel: Channel = "verified"
+    stack: str = ""
+    version: str = ""
+    python: str = ""
+    renew: bool = False
+    dry_run: bool = False
+
+
+class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, and how the packages differ from those that were current before."""
+
+    name: str
+    state: State
+    folder: str
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unchanged: int = 0
+
+
+def newest_first(states: dict[str, ReleaseState]) -> list[str]:
+    """Return the names of releases, the latest first."""
+    return sorted(states, key=lambda name: (states[name].made, number(name)), reverse=True)
+
+
+def fits(state: ReleaseState, machine: str, python: str) -> bool:
+    """Return True if the release has a set for *machine* and *python*."""
+    return bool({machine, "any"} & set(state.machines)) and python in state.pythons
+
+
+def select_release(index: Index, request: InstallRequest, python: Python) -> str:
+    """
+    Return the name of the release to install.
+
+    Raises:
+        release-unknown, release-unproved, release-yanked: None fits; see there.
+    """
+    states, machine = index.states, platform.machine()
+    if request.version:
+        names = [request.version] if request.version in states else []
+    else:
+        names = [name for name in newest_first(states) if request.stack in ("", states[name].stack)]
+    names = [name for name in names if fits(states[name], machine, python.short)]
+    if not names:
+        wanted = request.version or f"release {request.stack}".strip()
+        what = f"{index.location} has no {wanted} for Python {python.short} on {machine}."
+        raise ClientError("release-unknown", what, details=newest_first(states)[:10])
+    channels = ("verified",) if request.channel == "verified" else ("verified", "candidate")
+    proved = [name for name in names if states[name].channel in channels]
+    if not proved:
+        missing = ", ".join(states[names[0]].missing) or "its channel is candidate"
+        what = f"{names[0]} is not verified."
+        raise ClientError("release-unproved", what, details=[f"missing: {missing}"])
+    offered = [name for name in proved if request.version or not states[name].yanked]
+    if not offered:
+        reasons = [f"{name}: {states[name].yanked}" for name in proved[:10]]
+        raise ClientError("release-yanked", "Every release that fits was yanked.", details=reasons)
+    if reason := states[offered[0]].yanked:
+        console.warn(f"{offered[0]} was yanked: {reason}")
+    return offered[0]
+
+
+def install(prefix: Prefix, cache: Path, index: Index, request: InstallRequest) -> InstallResult:
+    """
+    Install a release, and let ``current`` lead to it.
+
+    Raises:
+        release-unknown, release-unproved, release-yanked, lock-invalid, set-mixed, index-damaged,
+            download-invalid, wheel-invalid, wheel-mismatch, wheel-unsafe, edit-mismatch,
+            disk-full: Nothing was created.
+        environment-broken, command-failed: The new environment is not usable, and was removed; the
+            one before stays.
+    """
+    python = environment.find_python(request.python)
+    name = select_release(index, request, python)
+    release = index.release(name)
+    lock = _lock(release)
+    made_of = (lock.sha256, release.edits, release.overlays, python.short, python.abi)
+    key = content_key("environment", made_of)
+    with locked(own_folder(prefix.root)):
+        prefix.recover()
+        before, present = prefix.marker(prefix.current), prefix.marker(name)
+        if present and present.key == key and not request.renew:
+            if prefix.current == name:
+                folder = str(prefix.release(name))
+                return InstallResult(name=name, state="there already", folder=folder)
+            check_unchanged(prefix, name)
+            prefix.switch(name, [*prefix.history, name])
+            return _result(prefix, "switched", before, present)
+        wheels = _wheels(index, release, lock, python)
+        marker = Marker(
+            name=name,
+            stack=release.stack,
+            index=index.location.url,
+            machine=platform.machine(),
+            python=python.version,
+            key=key,
+            packages={wheel.project: wheel.version for wheel in wheels},
+            listing=key,
+        )
+        recipe = _recipe(prefix, cache, release, wheels, python)
+        if request.dry_run:
+            return _result(prefix, "would install", before, marker)
+        if request.renew:  # files of other environments may be links into uv's cache
+            shutil.rmtree(cache / "uv", ignore_errors=True)
+        _make(prefix, cache, marker, recipe)
+        history = prefix.history
+        prefix.switch(name, history if history[-1:] == [name] else [*history, name])
+        return _result(prefix, "installed", before, marker)
+
+
+def _result(prefix: Prefix, state: State, before: Marker | None, after: Marker) -> InstallResult:
+    old = before.packages.items() if before else set()
+    new = after.packages.items()
+    return InstallResult(
+        name=after.name,
+        state=state,
+        folder=str(prefix.release(after.name)),
+        added=tuple(" ".join(item) for item in sorted(new - old)),
+        removed=tuple(" ".join(item) for item in sorted(old - new)),
+        unchanged=len(new & old),
+    )
+
+
+def _lock(release: Release) -> ReleaseLock:
+    """Return the lock of this machine, else the one for any."""
+    by_machine = {str(lock.machine): lock for lock in release.locks}
+    lock = by_machine.get(platform.machine()) or by_machine.get("any")
+    if lock is None:
+        raise ClientError("release-unknown", f"{release.name} has no set for this machine.")
+    return lock
+
+
+def _wheels(
+    index: Index, release: Release, lock: ReleaseLock, python: Python
+) -> tuple[LockedWheel, ...]:
+    """
+    Return the wheels of the set, with absolute addresses.
+
+    Raises:
+        set-mixed: Lock and release disagree.
+    """
+    what = f"the lock of {release.name}"
+    parsed = locked_wheels.read(index.read(lock, LARGEST_LOCK), what)
+    selected = locked_wheels.select(parsed, python.tags(), python.markers(), what)
+    own = {
+        wheel.project: wheel
+        for wheel in release.wheels
+        if wheel.machine in (platform.machine(), "any")
+    }
+    wrong, wheels = sorted(own.keys() - {wheel.project for wheel in selected}), []
+    for wheel in selected:
+        ours, url, size = own.get(wheel.project), wheel.url, wheel.size
+        if lock.packages.get(wheel.project) != wheel.version:
+            wrong.append(f"{wheel.project} {wheel.version}")
+        if ours:
+            url, size = ours.url or ours.path, ours.size
+            if (ours.name, ours.sha256) != (wheel.name, wheel.sha256):
+                wrong.append(
+                    f"{wheel.name} {wheel.sha256[:12]}, not {ours.name} {ours.sha256[:12]}"
+                )
+        address = index.location.join(url)
+        wheels.append(msgspec.structs.replace(wheel, url=address, size=size))
+    if wrong:
+        what = f"The lock of {release.name} does not belong to the release."
+        raise ClientError("set-mixed", what, details=wrong[:20])
+    return tuple(wheels)
+
+
+def _recipe(
+    prefix: Prefix, cache: Path, release: Release, wheels: Sequence[LockedWheel], python: Python
+) -> Recipe:
+    """Bring the wheels of *release* into *cache*, and check all that can be known of them."""
+    places = downloads.obtain(cache, wheels)
+
+    def check(wheel: LockedWheel) -> CheckedWheel:
+        path = places[wheel.project]
+        known = path.with_name(CHECKED)
+        checked = wheel_check.check_wheel(wheel, path, python.site, contents=not known.exists())
+        known.touch()
+        return checked
+
+    unpacked = {
+        wheel.project for wheel in wheels if places[wheel.project].with_name(CHECKED).exists()
+    }
+    with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
+        checked = list(pool.map(check, wheels))
+        wheel_check.check_set(checked, release.overlays)
+        replaced = {
+            place: wheel_check.read_member(upper, upper.files[place][0])
+            for overlay in release.overlays
+            for place, upper in wheel_check.overlaid(checked, overlay).items()
+        }
+        replaced |= wheel_check.edited(checked, release.edits, python.site)
+    # uv links from its cache, which has the files of a wheel that was installed before.
+    new = sum(wheel.size for wheel in checked if wheel.wheel.project not in unpacked)
+    downloads.check_room(cache, new)
+    one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
+    downloads.check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
+    loaded = frozenset(wheel.project for wheel in release.wheels)
+    return Recipe(python, checked, loaded, replaced)
+
+
+def _make(prefix: Prefix, cache: Path, marker: Marker, recipe: Recipe) -> None:
+    """Make the environment at its place; one that is there stays aside until this one is whole."""
+    folder = own_folder(prefix.root, "releases") / marker.name
+    aside = folder.with_name(f".{marker.name}.old")
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        with console.step(f"installing {len(recipe.wheels)} packages into {folder}"):
+            listing = msgspec.json.encode(environment.make(folder, recipe, cache))
+        write_file(folder / LISTING, listing)
+        whole = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
+        write_file(folder / MARKER, msgspec.json.encode(whole))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if aside.exists():
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_unchanged(prefix: Prefix, name: str, *, deep: bool = False) -> None:
+    """
+    Raise if the environment *name* is not as it was made.
+
+    Args:
+        deep: Read every file, instead of its size and time.
+
+    Raises:
+        environment-broken: A file was changed, added or removed.
+    """
+    folder = prefix.release(name)
+    listing, marker = folder / LISTING, prefix.marker(name)
+    data = listing.read_bytes() if listing.is_file() else b""
+    if marker is None or sha256_bytes(data) != marker.listing:
+        raise ClientError("environment-broken", f"{folder} has lost its list of files.")
+    expected = msgspec.json.decode(data, type=dict[str, environment.FileState])
+    actual = environment.describe(folder, contents=deep)
+    own = {MARKER, LISTING, ".lock"}
+    compiled = {place for place in actual.keys() - expected.keys() if "__pycache__/" in place}
+    faults = [f"removed: {place}" for place in sorted(expected.keys() - actual.keys())]
+    faults += [
+        f"added: {place}" for place in sorted(actual.keys() - expected.keys() - compiled - own)
+    ]
+    faults += [
+        f"changed: {place}"
+        for place, file in sorted(actual.items())
+        if place in expected and place not in own and not _same(file, expected[place], deep=deep)
+    ]
+    if faults:
+        what = f"{len(faults)} files of {name} in {folder} were changed."
+        raise ClientError("environment-broken", what, details=faults[:20], data={"faults": faults})
+
+
+def _same(file: environment.FileState, other: environment.FileState, *, deep: bool) -> bool:
+    if deep:
+        return file.sha256 == other.sha256
+    return (file.size, file.time) == (other.size, other.time)
+
+
+def rollback(prefix: Prefix, *, confirmed: bool, states: dict[str, ReleaseState]) -> InstallResult:
+    """
+    Let ``current`` lead to the release that was current before.
+
+    Args:
+        confirmed: Go back to a release that was yanked, too.
+        states: The states of the releases in the index, as far as they are known.
+
+    Raises:
+        nothing-installed: There is no earlier release. release-yanked: It was yanked since.
+        environment-broken: It was changed.
+    """
+    with locked(own_folder(prefix.root)):
+        prefix.recover()
+        before, history = prefix.marker(prefix.current), prefix.history
+        while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
+            history.pop()
+        if not history:
+            raise ClientError("nothing-installed", f"{prefix.root} has no earlier release.")
+        name = history[-1]
+        marker = prefix.marker(name)
+        reason = states[name].yanked if name in states else ""
+        if reason:
+            console.warn(f"{name} was yanked: {reason}")
+            if not confirmed:
+                todo = "Go back to it nevertheless with --yes, or install another release."
+                raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
+        check_unchanged(prefix, name)
+        prefix.switch(name, history)
+        assert marker
+        return _result(prefix, "switched", before, marker)
+
+
+def uninstall(prefix: Prefix, name: str) -> str:
+    """
+    Remove the release *name*, by default the current one, and return its name.
+
+    Raises:
+        nothing-installed: It is not installed.
+    """
+    with locked(own_folder(prefix.root)):
+        prefix.recover()
+        name = name or prefix.current
+        if name not in prefix.installed():
+            raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
+        if prefix.current == name:
+            (prefix.root / "current").unlink()
+        prefix.remove(name)
+    return name

@@ -1,0 +1,41 @@
+"""
+Load modules and libraries in an environment's own Python, which runs this file as a program.
+
+It imports nothing of sparkwright. A library that needs the driver of a GPU is left out where the
+machine has none.
+"""
+
+import ctypes
+import importlib
+import json
+import re
+import sys
+
+DONE = "sparkwright: everything is loaded"
+_DRIVER = re.compile(r"lib(cuda|nvidia-ml|nvcuvid|cufile)\.so")
+
+
+def main(path: str) -> None:
+    """Load what the file at *path* names, and print `DONE`."""
+    with open(path, encoding="utf-8") as stream:  # noqa: PTH123  as little as possible is imported
+        request = json.load(stream)
+    for load, names in ((importlib.import_module, "modules"), (_open_library, "libraries")):
+        for name in request[names]:
+            try:
+                load(name)
+            except (ImportError, OSError) as error:
+                if not _DRIVER.search(str(error)):
+                    raise
+                print(f"not loaded without a driver: {name}")  # noqa: T201
+    print(f"\n{DONE}")  # noqa: T201
+
+
+def _open_library(path: str) -> None:
+    with open(path, "rb") as stream:  # noqa: PTH123
+        machine_code = stream.read(4) == b"\x7fELF"
+    if machine_code:
+        ctypes.CDLL(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

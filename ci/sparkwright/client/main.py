@@ -1,0 +1,310 @@
+"""
+The commands on installations: ``install list rollback uninstall verify doctor run``.
+
+`add_arguments` adds their arguments for whichever program has them; `main` is the program of the
+distribution `sparkwright-install`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright import __version__
+from sparkwright.client.environment import Prefix, variables
+from sparkwright.client.errors import ClientError
+from sparkwright.client.records import CHANNELS
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandError, UsageError
+from sparkwright.core.program import execute
+
+if TYPE_CHECKING:
+    from sparkwright.client.index import Index
+    from sparkwright.client.install import InstallResult
+    from sparkwright.client.records import ReleaseState
+
+COMMANDS = {
+    "install": "install a release into an environment of its own",
+    "list": "list the releases of an index, and those that are installed",
+    "rollback": "let `current` lead to the release before",
+    "uninstall": "remove a release",
+    "verify": "show the release that holds a wheel file, and its evidence",
+    "doctor": "show whether the installed releases are as they were made",
+    "run": "run a program of the current release",
+}
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the commands in *parsers*."""
+    functions = {
+        "install": install,
+        "list": show_releases,
+        "rollback": rollback,
+        "uninstall": uninstall,
+        "verify": verify,
+        "doctor": doctor,
+        "run": run_program,
+    }
+    for name, parser in parsers.items():
+        parser.set_defaults(run=functions[name])
+        parser.add_argument(
+            "--prefix",
+            type=_name,
+            metavar="DIR",
+            default=os.environ.get("SPARKWRIGHT_PREFIX") or _default_prefix(),
+            help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
+        )
+        if name in ("install", "list", "rollback", "verify", "doctor"):
+            parser.add_argument(
+                "--index",
+                type=_name,
+                metavar="URL",
+                default=os.environ.get("SPARKWRIGHT_INDEX", ""),
+                help="the index of releases, a URL or a folder (SPARKWRIGHT_INDEX)",
+            )
+            parser.add_argument(
+                "--trust",
+                type=_name,
+                default="",
+                metavar="FINGERPRINT",
+                help="sha256 of the first root of a new index, as its publisher states it",
+            )
+        if name in ("install", "list"):
+            add = parser.add_argument
+            add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
+            add("--stack", type=_name, default="", help="only releases of this stack")
+    add = parsers["install"].add_argument
+    add("--version", type=_name, default="", metavar="NAME", help="this release; also a yanked one")
+    add("--python", type=_name, default="", help="the interpreter, by version or path")
+    add("--renew", action="store_true", help="make the environment anew")
+    add("--dry-run", action="store_true", help="check everything, and create nothing")
+    parsers["rollback"].add_argument(
+        "--yes", action="store_true", help="also to a release that was yanked"
+    )
+    parsers["uninstall"].add_argument("name", type=_name, nargs="?", default="", metavar="NAME")
+    parsers["verify"].add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parsers["doctor"].add_argument("--deep", action="store_true", help="read every file")
+    parsers["run"].add_argument("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...")
+
+
+def _default_prefix() -> str:
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return str(Path(data).expanduser() / "sparkwright")
+
+
+def _cache() -> Path:
+    named = os.environ.get("SPARKWRIGHT_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    base = Path(named) if named else Path("~/.cache").expanduser()
+    return (base / "sparkwright" / "client").resolve()
+
+
+def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
+    from sparkwright.client.index import open_index
+
+    marker = prefix.marker(prefix.current)
+    address = arguments.index or (marker.index if marker else "")
+    return open_index(prefix.root / "trust", address, arguments.trust)
+
+
+def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
+    """Return the states in the index; without it, nothing, for going back must not need it."""
+    try:
+        return _open_index(arguments, prefix).states
+    except ClientError as error:
+        console.warn(f"whether a release was yanked is not known: {error.what} ({error.reference})")
+        return {}
+
+
+def install(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Install a release."""
+    from sparkwright.client.install import InstallRequest
+    from sparkwright.client.install import install as install_release
+
+    prefix = Prefix(Path(arguments.prefix))
+    request = InstallRequest(
+        channel=arguments.channel,
+        stack=arguments.stack,
+        version=arguments.version,
+        python=arguments.python,
+        renew=arguments.renew,
+        dry_run=arguments.dry_run,
+    )
+    return _show(install_release(prefix, _cache(), _open_index(arguments, prefix), request))
+
+
+def _show(result: InstallResult) -> dict[str, Any]:
+    done = {
+        "there already": "is installed already, untouched",
+        "would install": "would be installed; nothing was created",
+        "installed": "is installed, and current",
+        "switched": "is current",
+    }[result.state]
+    console.result(f"{result.name} {done}: {result.folder}")
+    changes = (("+", result.added), ("-", result.removed))
+    for sign, packages in changes if result.state != "there already" else ():
+        for package in packages[:12]:
+            console.result(f"  {sign} {package}")
+        if len(packages) > 12:
+            console.result(f"  {sign} {len(packages) - 12} more")
+    return {"release": result}
+
+
+def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Show the releases of the index."""
+    from sparkwright.client.install import newest_first
+
+    prefix = Prefix(Path(arguments.prefix))
+    index, installed = _open_index(arguments, prefix), prefix.installed()
+    states = {
+        name: index.states[name]
+        for name in newest_first(index.states)
+        if arguments.stack in ("", index.states[name].stack)
+        and arguments.channel in ("candidate", index.states[name].channel)
+    }
+    rows = [
+        [
+            ("* " if name == prefix.current else "  ") + name,
+            state.channel,
+            state.made[:10],
+            " ".join(state.pythons),
+            " ".join(state.machines),
+            ", ".join(state.missing),
+            f"yanked: {state.yanked}" if state.yanked else "installed" * (name in installed),
+        ]
+        for name, state in states.items()
+    ]
+    columns = ["  release", "channel", "made", "Python", "machine", "not shown", ""]
+    console.table(str(index.location), columns, rows, result=True)
+    return {
+        "index": str(index.location),
+        "releases": states,
+        "installed": sorted(installed),
+        "current": prefix.current,
+    }
+
+
+def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Go back to the release before."""
+    from sparkwright.client.install import rollback as go_back
+
+    prefix = Prefix(Path(arguments.prefix))
+    states = _states(arguments, prefix)
+    return _show(go_back(prefix, confirmed=arguments.yes, states=states))
+
+
+def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Remove a release."""
+    from sparkwright.client.install import uninstall as remove
+
+    name = remove(Prefix(Path(arguments.prefix)), arguments.name)
+    console.result(f"{name} is removed")
+    return {"removed": name}
+
+
+def verify(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Show where wheel files are from."""
+    from sparkwright.client.doctor import find_wheel
+
+    index = _open_index(arguments, Prefix(Path(arguments.prefix)))
+    origins = [find_wheel(index, path) for path in arguments.wheels]
+    for origin in origins:
+        console.result(f"{origin.name}: in {origin.release}, {origin.channel}")
+        lines = [f"yanked: {origin.yanked}"] if origin.yanked else []
+        lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in origin.missing]
+        for line in (*lines, *origin.evidence):
+            console.result(f"  {line}")
+    return {"wheels": origins}
+
+
+def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Show the condition of the installed releases."""
+    from sparkwright.client.doctor import examine
+
+    prefix = Prefix(Path(arguments.prefix))
+    states = _states(arguments, prefix) if prefix.current or arguments.index else {}
+    releases = examine(prefix, states, deep=arguments.deep)
+    rows = [
+        [
+            ("* " if release.current else "  ") + release.name,
+            release.python,
+            str(release.packages),
+            f"yanked: {release.yanked}" if release.yanked else "",
+            "; ".join(release.faults[:3]) or "intact",
+        ]
+        for release in releases
+    ]
+    columns = ["  release", "Python", ">packages", "", "condition"]
+    console.table(str(prefix.root), columns, rows, result=True)
+    faults = [f"{release.name}: {fault}" for release in releases for fault in release.faults]
+    if faults:
+        raise ClientError(
+            "environment-broken",
+            "An installed release is not as it was made.",
+            details=faults[:20],
+            data={"releases": releases},
+        )
+    return {"releases": releases}
+
+
+def run_program(arguments: argparse.Namespace) -> int:
+    """Replace this process by a program of the current release."""
+    prefix, words = Prefix(Path(arguments.prefix)), arguments.words
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise UsageError("usage", "No program is named.", todo="sparkwright run -- vllm serve ...")
+    if not prefix.marker(prefix.current):
+        raise ClientError("nothing-installed", f"{prefix.root} has no current release.")
+    folder = prefix.release(prefix.current)
+    environment = {**variables(folder), **os.environ, "VIRTUAL_ENV": str(folder)}
+    environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
+    for name in ("PYTHONHOME", "PYTHONPATH"):
+        environment.pop(name, None)
+    program = shutil.which(words[0], path=environment["PATH"])
+    if program is None:
+        raise CommandError("tool-missing", f"{words[0]} is not in {folder / 'bin'}, nor in PATH.")
+    sys.stdout.flush()
+    os.execve(program, words, environment)  # noqa: S606  it is the user's command
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command line *words*; expected failures are raised as exceptions."""
+    parser = argparse.ArgumentParser(
+        prog="sparkwright", description="Install releases of patched, audited wheels."
+    )
+    parser.add_argument("--version", action="version", version=f"sparkwright-install {__version__}")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print one JSON document")
+    shared.add_argument("--verbose", action="store_true", help="show details")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_arguments(
+        {
+            name: commands.add_parser(name, help=summary, parents=[shared])
+            for name, summary in COMMANDS.items()
+        }
+    )
+    arguments = parser.parse_args(words)
+    console.json, console.verbose = arguments.json, arguments.verbose
+    outcome = arguments.run(arguments)
+    if isinstance(outcome, dict):
+        console.document(outcome)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line, and return the exit code."""
+    return execute(run, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

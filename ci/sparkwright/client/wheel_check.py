@@ -1,0 +1,382 @@
+"""
+Check the wheels of a set, before anything is created.
+
+A wheel is hostile, although it is known by hash: its members may leave their folder, be more than
+the archive admits to, belong to another project, or replace what an environment is made of. What
+an installer would write is known afterwards, file by file with its sha256, so that an environment
+can be compared with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import hashlib
+import io
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.client.errors import ClientError
+from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client.records import FileEdit, Overlay
+from sparkwright.core import zips
+from sparkwright.core.errors import WheelError
+
+#: Bytes of METADATA, WHEEL, RECORD or entry_points.txt; torch's RECORD has 2 MB.
+LARGEST_TEXT = 64 << 20
+_CHUNK = 1 << 20
+_EMPTY = hashlib.sha256().hexdigest()
+
+_SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
+_SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
+_OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
+#: Programs of the environment itself.
+_RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*|uvx?", re.IGNORECASE)
+_PIP = re.compile(r"pip[0-9.]*", re.IGNORECASE)
+#: Modules that Python imports when it starts.
+_STARTUP = re.compile(r"(sitecustomize|usercustomize|_virtualenv)(\.[^/]*)?")
+#: Where the files of a scheme go (the binary distribution format; `data` and `scripts` apart).
+_SITE_SCHEMES = ("purelib", "platlib")
+
+
+class CheckedWheel(msgspec.Struct, frozen=True):
+    """
+    What an installer writes for a wheel.
+
+    Attributes:
+        files: Path below the environment → member, sha256 and size.
+        scripts: Paths of programs, whose bytes the installer makes.
+        info: Path of the ``.dist-info`` folder, in which the installer writes files of its own.
+    """
+
+    wheel: LockedWheel
+    path: Path
+    files: dict[str, tuple[str, str, int]]
+    scripts: frozenset[str]
+    info: str
+
+    @property
+    def size(self) -> int:
+        """The unpacked size, in bytes."""
+        return sum(size for _, _, size in self.files.values())
+
+
+def check_wheel(wheel: LockedWheel, path: Path, site: str, *, contents: bool) -> CheckedWheel:
+    """
+    Return what an installer writes for the wheel at *path*.
+
+    Args:
+        site: The site-packages folder below the environment, such as
+            ``lib/python3.12/site-packages``.
+        contents: Whether every member is unpacked and compared with RECORD.
+
+    Raises:
+        wheel-invalid: It is damaged, lacks METADATA, WHEEL or RECORD, or RECORD and the members
+            disagree.
+        wheel-mismatch: It is of another project or version than the lock states.
+        wheel-unsafe, archive-unsafe: A file would land outside of the places for packages.
+    """
+    with zips.zip_file(path) as archive:
+        members = zips.zip_members(archive, wheel.name)
+        info = _dist_info(wheel, members)
+        _check_metadata(wheel, archive, members, info)
+        rows = dict(_record(wheel, archive, members, info))
+        if contents:
+            _check_contents(wheel, archive, members, rows)
+        scripts = set(_entry_points(wheel, archive, members, info))
+    files: dict[str, tuple[str, str, int]] = {}
+    for member, (sha256, size) in rows.items():
+        target = _target(wheel, member, info.removesuffix(".dist-info"), site)
+        if target in files or target in scripts:
+            raise _unsafe(wheel, "has two files for one place", member)
+        if target.startswith("bin/"):
+            scripts.add(target)
+        elif member != f"{info}/RECORD":
+            files[target] = (member, sha256, size)
+    return CheckedWheel(wheel, path, files, frozenset(scripts), f"{site}/{info}")
+
+
+def _unsafe(wheel: LockedWheel, what: str, *details: str) -> WheelError:
+    lines = [f"member: {detail!r}" for detail in details]
+    return WheelError("wheel-unsafe", f"{wheel.name} {what}.", details=lines)
+
+
+def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:
+    return WheelError("wheel-invalid", f"{wheel.name} {what}.", details=details)
+
+
+def _dist_info(wheel: LockedWheel, members: Mapping[str, object]) -> str:
+    """Return the name of the only ``.dist-info`` folder, which is that of *wheel*."""
+    from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+    try:
+        project, version, _, _ = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as error:
+        raise _invalid(wheel, "is not the name of a wheel", str(error)) from error
+    infos = sorted({name.partition("/")[0] for name in members if ".dist-info/" in name})
+    if len(infos) != 1:
+        raise _invalid(wheel, "does not have one .dist-info folder", *infos[:5])
+    name, _, stated = infos[0].removesuffix(".dist-info").rpartition("-")
+    inner = (canonicalize_name(name), stated)
+    if (
+        project != wheel.project
+        or inner[0] != project
+        or not _equal(stated, wheel.version, version)
+    ):
+        raise WheelError(
+            "wheel-mismatch", f"{wheel.name} holds another project or version.", details=infos
+        )
+    return infos[0]
+
+
+def _equal(*versions: object) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return len({Version(str(version)) for version in versions}) == 1
+    except InvalidVersion:
+        return False
+
+
+def _text(
+    wheel: LockedWheel,
+    archive: zipfile.ZipFile,
+    members: Mapping[str, zipfile.ZipInfo],
+    name: str,
+) -> str:
+    info = members.get(name)
+    if info is None or info.file_size > LARGEST_TEXT:
+        raise _invalid(wheel, f"has no usable {name.rpartition('/')[2]}", f"expected: {name}")
+    with archive.open(info) as stream:
+        return stream.read(LARGEST_TEXT).decode("utf-8")
+
+
+def _check_metadata(
+    wheel: LockedWheel,
+    archive: zipfile.ZipFile,
+    members: Mapping[str, zipfile.ZipInfo],
+    info: str,
+) -> None:
+    """Raise unless WHEEL is of a format that is known, and METADATA names the locked project."""
+    from packaging.utils import canonicalize_name
+
+    if not re.search(
+        r"(?m)^Wheel-Version:\s*1\.\d+\s*$", _text(wheel, archive, members, f"{info}/WHEEL")
+    ):
+        raise _invalid(wheel, "is not of version 1 of the wheel format")
+    head = _text(wheel, archive, members, f"{info}/METADATA").partition("\n\n")[0]
+    fields = {
+        name: re.findall(rf"(?m)^{name}:[ \t]*(.*?)[ \t\r]*$", head) for name in ("Name", "Version")
+    }
+    names, versions = fields["Name"], fields["Version"]
+    if len(names) != 1 or len(versions) != 1:
+        raise _invalid(wheel, "does not state its name and version once")
+    if canonicalize_name(names[0]) != wheel.project or not _equal(versions[0], wheel.version):
+        raise WheelError(
+            "wheel-mismatch",
+            f"{wheel.name} calls itself {names[0]!r:.100} {versions[0]!r:.100} inside.",
+        )
+
+
+def _record(
+    wheel: LockedWheel,
+    archive: zipfile.ZipFile,
+    members: Mapping[str, zipfile.ZipInfo],
+    info: str,
+) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield every member with its sha256 and size, as RECORD and the archive state them alike."""
+    text = _text(wheel, archive, members, f"{info}/RECORD")
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    twice = [name for name, count in Counter(row[0] for row in rows).items() if count > 1]
+    odd = sorted(members.keys() ^ {row[0] for row in rows})
+    if twice or odd or any(len(row) != 3 for row in rows):
+        raise _invalid(wheel, "has a RECORD that does not list each member once", *twice, *odd[:10])
+    without = {f"{info}/RECORD{end}" for end in ("", ".jws", ".p7s")}
+    for name, digest, size in rows:
+        match, actual = _SHA256.fullmatch(digest), members[name].file_size
+        if not match and (digest or name not in without):
+            raise _invalid(wheel, "has a RECORD without sha256", name)
+        if size and size != str(actual):
+            raise _invalid(wheel, "has another size in RECORD", f"{name}: {size}, not {actual}")
+        yield name, (base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else "", actual)
+
+
+def _check_contents(
+    wheel: LockedWheel,
+    archive: zipfile.ZipFile,
+    members: Mapping[str, zipfile.ZipInfo],
+    rows: Mapping[str, tuple[str, int]],
+) -> None:
+    """Raise `wheel-invalid` unless each member has the sha256 and size of its row."""
+    for name, (sha256, size) in rows.items():
+        digest, count = hashlib.sha256(), 0
+        with archive.open(members[name]) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                count += len(chunk)
+        if count != size or (sha256 and digest.hexdigest() != sha256):
+            raise _invalid(wheel, "holds other bytes than its RECORD states", name)
+
+
+def _entry_points(
+    wheel: LockedWheel,
+    archive: zipfile.ZipFile,
+    members: Mapping[str, zipfile.ZipInfo],
+    info: str,
+) -> Iterator[str]:
+    """Yield the paths of the programs that the installer makes for entry points."""
+    if f"{info}/entry_points.txt" not in members:
+        return
+    parser = configparser.ConfigParser(delimiters="=", interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names differ by case
+    try:
+        parser.read_string(_text(wheel, archive, members, f"{info}/entry_points.txt"))
+    except configparser.Error as error:
+        raise _invalid(wheel, "has no readable entry_points.txt", str(error)[:300]) from error
+    for section in ("console_scripts", "gui_scripts"):
+        for name, value in parser.items(section) if parser.has_section(section) else ():
+            if not _OBJECT.fullmatch(value.strip()):
+                raise _unsafe(wheel, "has an entry point that is no object", f"{name} = {value}")
+            yield _script(wheel, name)
+
+
+def _script(wheel: LockedWheel, name: str) -> str:
+    """Return the path of the program *name*."""
+    if (
+        not _SCRIPT.fullmatch(name)
+        or _RESERVED_SCRIPT.fullmatch(name)
+        or (_PIP.fullmatch(name) and wheel.project != "pip")
+    ):
+        raise _unsafe(wheel, "would install a program under a name that is not its own", name)
+    return f"bin/{name}"
+
+
+def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
+    """Return where *member* is installed, below the environment."""
+    top, _, rest = member.partition("/")
+    if not top.endswith(".data"):
+        if _STARTUP.fullmatch(top):
+            raise _unsafe(wheel, "has a module that Python imports when it starts", member)
+        return f"{site}/{member}"
+    scheme, _, name = rest.partition("/")
+    if top != f"{stem}.data" or not name:
+        raise _unsafe(wheel, "has a .data folder of another project", member)
+    if scheme in _SITE_SCHEMES:
+        if _STARTUP.fullmatch(name.partition("/")[0]) or ".dist-info/" in name or ".data/" in name:
+            raise _unsafe(wheel, "hides a file in its .data folder", member)
+        return f"{site}/{name}"
+    if scheme == "headers":
+        python = site.split("/")[1]
+        return f"include/site/{python}/{stem.rpartition('-')[0]}/{name}"
+    if scheme == "scripts":
+        return _script(wheel, name)
+    # Anything else below the environment could be its pyvenv.cfg, its programs or its packages.
+    first, _, below = name.partition("/")
+    if (
+        scheme == "data"
+        and below
+        and (
+            first in ("share", "etc", "include")
+            or (first == "lib" and not below.startswith("python"))
+        )
+    ):
+        return name
+    raise _unsafe(wheel, "would install a file outside of the places for data", member)
+
+
+def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> None:
+    """
+    Raise if wheels would write into each other's packages.
+
+    Equal files are allowed, and what *overlays* states: exactly so many files of one project over
+    those of another.
+
+    Raises:
+        wheel-unsafe: Two wheels have other bytes for one file, a file lies where another wheel
+            needs a folder, or a wheel puts files into a package of another one.
+        set-mixed: An overlay replaces another number of files.
+    """
+    allowed = {frozenset((overlay.upper, overlay.lower)) for overlay in overlays}
+    owners: dict[str, list[tuple[CheckedWheel, str]]] = {}
+    for wheel in wheels:
+        for place, (_, sha256, _) in wheel.files.items():
+            owners.setdefault(place, []).append((wheel, sha256))
+        for place in wheel.scripts:
+            owners.setdefault(place, []).append((wheel, place + wheel.wheel.project))
+    packages: dict[str, list[CheckedWheel]] = {}
+    for place, holders in owners.items():
+        first, *others = holders
+        for other, sha256 in others:
+            pair = frozenset((first[0].wheel.project, other.wheel.project))
+            if sha256 != first[1] and pair not in allowed:
+                what = f"and {first[0].wheel.name} have different files in one place"
+                raise _unsafe(other.wheel, what, place)
+        folder, _, name = place.rpartition("/")
+        if name == "__init__.py" and first[1] != _EMPTY:
+            packages[folder] = [wheel for wheel, _ in holders]
+    for place, holders in owners.items():
+        for folder in zips.folders_above(place):
+            if folder in owners:
+                raise _unsafe(holders[0][0].wheel, "needs a folder where another has a file", place)
+            for owner in packages.get(folder, ()):
+                for wheel, _ in holders:
+                    pair = frozenset((wheel.wheel.project, owner.wheel.project))
+                    if wheel not in packages[folder] and pair not in allowed:
+                        what = f"puts a file into a package of {owner.wheel.name}"
+                        raise _unsafe(wheel.wheel, what, place)
+    for overlay in overlays:
+        count = len(overlaid(wheels, overlay))
+        if count != overlay.files:
+            what = f"{overlay.upper} replaces {count} files of {overlay.lower}"
+            raise ClientError("set-mixed", f"{what}; the release states {overlay.files}.")
+
+
+def overlaid(wheels: Sequence[CheckedWheel], overlay: Overlay) -> dict[str, CheckedWheel]:
+    """Return the files that both projects of *overlay* have: path → the upper wheel."""
+    by_project = {wheel.wheel.project: wheel for wheel in wheels}
+    upper, lower = by_project.get(overlay.upper), by_project.get(overlay.lower)
+    if upper is None or lower is None:
+        return {}
+    return {place: upper for place in upper.files if place in lower.files}
+
+
+def edited(
+    wheels: Sequence[CheckedWheel], edits: Sequence[FileEdit], site: str
+) -> dict[str, bytes]:
+    """
+    Return the files that *edits* change, as they are afterwards, by path below the environment.
+
+    Raises:
+        edit-mismatch: The wheel of the set does not hold the file for which an edit was made.
+    """
+    by_project = {wheel.wheel.project: wheel for wheel in wheels}
+    files: dict[str, bytes] = {}
+    for edit in edits:
+        wheel, place = by_project.get(edit.package), f"{site}/{edit.file}"
+        member, sha256, _ = wheel.files.get(place, ("", "", 0)) if wheel else ("", "", 0)
+        if not wheel or sha256 != edit.before or place in files:
+            what = f"{edit.name}: {edit.file} of {edit.package} is not the file to edit."
+            raise ClientError("edit-mismatch", what, details=[f"expected: {edit.before}"])
+        data = read_member(wheel, member).decode("utf-8")
+        for change in edit.changes:
+            if data.count(change.anchor) != 1:
+                what = f"{edit.name}: its anchor does not occur once in {edit.file}."
+                raise ClientError("edit-mismatch", what, details=[f"anchor: {change.anchor}"])
+            data = data.replace(change.anchor, change.replacement)
+        files[place] = data.encode()
+        if hashlib.sha256(files[place]).hexdigest() != edit.after:
+            what = f"{edit.name}: {edit.file} is something else after the edit."
+            raise ClientError("edit-mismatch", what, details=[f"expected: {edit.after}"])
+    return files
+
+
+def read_member(wheel: CheckedWheel, member: str) -> bytes:
+    """Return the bytes of *member*, which was compared with RECORD."""
+    with zips.zip_file(wheel.path) as archive:
+        return archive.read(member)
