@@ -70,29 +70,28 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 "--index",
                 type=_name,
                 metavar="URL",
-                default=os.environ.get("SPARKWRIGHT_INDEX", ""),
+                default=os.environ.get("SPARKWRIGHT_INDEX") or None,
                 help="the index of releases, a URL or a folder (SPARKWRIGHT_INDEX)",
             )
             parser.add_argument(
                 "--trust",
                 type=_name,
-                default="",
                 metavar="FINGERPRINT",
                 help="sha256 of the first root of a new index, as its publisher states it",
             )
         if name in ("install", "list"):
             add = parser.add_argument
             add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
-            add("--stack", type=_name, default="", help="only releases of this stack")
+            add("--stack", type=_name, help="only releases of this stack")
     add = parsers["install"].add_argument
-    add("--version", type=_name, default="", metavar="NAME", help="this release; also a yanked one")
-    add("--python", type=_name, default="", help="the interpreter, by version or path")
+    add("--version", type=_name, metavar="NAME", help="this release; also a yanked one")
+    add("--python", type=_name, help="the interpreter, by version or path")
     add("--renew", action="store_true", help="make the environment anew")
     add("--dry-run", action="store_true", help="check everything, and create nothing")
     parsers["rollback"].add_argument(
         "--yes", action="store_true", help="also to a release that was yanked"
     )
-    parsers["uninstall"].add_argument("name", type=_name, nargs="?", default="", metavar="NAME")
+    parsers["uninstall"].add_argument("name", type=_name, nargs="?", metavar="NAME")
     parsers["verify"].add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     parsers["doctor"].add_argument("--deep", action="store_true", help="read every file")
     parsers["run"].add_argument("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...")
@@ -114,7 +113,7 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
 
     marker = prefix.marker(prefix.current)
     address = arguments.index or (marker.index if marker else "")
-    return open_index(prefix.root / "trust", address, arguments.trust)
+    return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
 def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
@@ -134,9 +133,9 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
     prefix = Prefix(Path(arguments.prefix))
     request = InstallRequest(
         channel=arguments.channel,
-        stack=arguments.stack,
-        version=arguments.version,
-        python=arguments.python,
+        stack=arguments.stack or "",
+        version=arguments.version or "",
+        python=arguments.python or "",
         renew=arguments.renew,
         dry_run=arguments.dry_run,
     )
@@ -169,7 +168,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     states = {
         name: index.states[name]
         for name in newest_first(index.states)
-        if arguments.stack in ("", index.states[name].stack)
+        if arguments.stack in (None, index.states[name].stack)
         and arguments.channel in ("candidate", index.states[name].channel)
     }
     rows = [
@@ -207,7 +206,7 @@ def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove a release."""
     from sparkwright.client.install import uninstall as remove
 
-    name = remove(Prefix(Path(arguments.prefix)), arguments.name)
+    name = remove(Prefix(Path(arguments.prefix)), arguments.name or "")
     console.result(f"{name} is removed")
     return {"removed": name}
 

@@ -1,0 +1,314 @@
+"""
+Real indexes for the client: TUF metadata made by the publisher's own code, real wheels, a web server on loopback, and a user.
+
+    world = World(tmp_path)                                  # keys, an empty index, a server
+    world.publish("2026.11.1", [wheel("demo", "1.0")])       # wheels of ours, and a locked set
+    user = world.user()
+    user.run("install", "--trust", world.fingerprint)        # the command line, in this process
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import hashlib
+import http.server
+import io
+import json
+import os
+import platform
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from tests.support import tufindex
+
+from sparkwright.client import main
+from sparkwright.client.records import (
+    Channel,
+    FileEdit,
+    Missing,
+    Overlay,
+    Proof,
+    Release,
+    ReleaseFile,
+    ReleaseLock,
+    ReleaseState,
+    ReleaseWheel,
+)
+from sparkwright.core.files import sha256_bytes
+from sparkwright.release.repository import Index, Transaction
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+SITE = f"lib/python{PYTHON}/site-packages"
+MACHINE: Any = platform.machine()
+
+
+class Wheel(NamedTuple):
+    """A wheel: its file name and its bytes."""
+
+    name: str
+    data: bytes
+
+    @property
+    def project(self) -> str:
+        return self.name.split("-")[0].replace("_", "-").lower()
+
+    @property
+    def version(self) -> str:
+        return self.name.split("-")[1]
+
+    @property
+    def sha256(self) -> str:
+        return sha256_bytes(self.data)
+
+
+def wheel(
+    project: str,
+    version: str = "1.0",
+    files: Mapping[str, bytes] | None = None,
+    *,
+    name: str = "",
+    metadata: str = "",
+    record: Callable[[list[list[str]]], object] = lambda rows: None,
+    without: Sequence[str] = (),
+    damage: Callable[[zipfile.ZipFile], object] = lambda archive: None,
+) -> Wheel:
+    """
+    Return a wheel of *project*: a package of that name, and *files*, whose names may begin with ``{info}`` or ``{data}``.
+
+    Args:
+        name: Its file name, if that is not the right one. *metadata*: the text of METADATA, likewise.
+        record: Changes the rows of RECORD. *without*: files of its ``.dist-info`` that it lacks.
+        damage: Adds what no builder would.
+    """
+    package = project.replace("-", "_")
+    stem = f"{package}-{version}"
+    info, data = f"{stem}.dist-info", f"{stem}.data"
+    text = metadata or f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+    members = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode()}
+    members |= {key.format(info=info, data=data): value for key, value in (files or {}).items()}
+    members |= {
+        f"{info}/METADATA": text.encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    members = {key: value for key, value in members.items() if key.rpartition("/")[2] not in without}
+    rows = [[key, f"sha256={_digest(value)}", str(len(value))] for key, value in members.items()]
+    rows.append([f"{info}/RECORD", "", ""])
+    record(rows)
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(rows)
+    if "RECORD" not in without:
+        members[f"{info}/RECORD"] = lines.getvalue().encode()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, value in members.items():
+            archive.writestr(zipfile.ZipInfo(key), value, zipfile.ZIP_DEFLATED)
+        damage(archive)
+    return Wheel(name or f"{stem}-py3-none-any.whl", stream.getvalue())
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+class Outcome(NamedTuple):
+    """How a command ended: exit code, reference of its failure, document, and what it said on standard error."""
+
+    code: int
+    reference: str
+    document: dict[str, Any]
+    said: str
+
+
+class World:
+    """
+    An index in ``folder/index``, served at *url*.
+
+    Attributes:
+        faults: Path of a request → what answers in its place.
+        asked: The paths that were asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "index"
+        self.root.mkdir(parents=True)
+        self.keys = tufindex.make_keys(folder / "keys")
+        self.faults: dict[str, Callable[[http.server.BaseHTTPRequestHandler], object]] = {}
+        self.asked: list[str] = []
+        self.url = ""
+        self._users = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return sha256_bytes((self.root / "metadata" / "1.root.json").read_bytes())
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[World]:
+        """Serve the index for the block."""
+        world = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments, directory=str(world.root))
+
+            def do_GET(self) -> None:
+                world.asked.append(self.path)
+                fault = world.faults.get(unquote(self.path).lstrip("/"))
+                with contextlib.suppress(OSError):
+                    if fault:
+                        fault(self)
+                    else:
+                        super().do_GET()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{server.server_port}/"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def user(self) -> User:
+        """Return a user without anything."""
+        self._users += 1
+        return User(self, self.folder / "users" / str(self._users))
+
+    def lock(self, ours: Sequence[Wheel], others: Sequence[Wheel]) -> bytes:
+        """Return the lock of the set; the wheels of others lie on the same server, outside of ``files``."""
+        lines = ['lock-version = "1.0"', 'created-by = "tests"']
+        for one in sorted((*ours, *others), key=lambda one: one.project):
+            place = f"files/{one.sha256}/{one.name}"
+            if one in others:
+                place = f"others/{one.sha256[:8]}/{one.name}"
+                path = self.root / place
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(one.data)
+            lines += ["[[packages]]", f'name = "{one.project}"', f'version = "{one.version}"']
+            hashes = f'hashes = {{ sha256 = "{one.sha256}" }}'
+            lines.append(f'wheels = [{{ name = "{one.name}", url = "{self.url}{place}", size = {len(one.data)}, {hashes} }}]')
+        return ("\n".join(lines) + "\n").encode()
+
+    def publish(
+        self,
+        name: str,
+        ours: Sequence[Wheel],
+        others: Sequence[Wheel] = (),
+        *,
+        channel: Channel = "verified",
+        lock: bytes = b"",
+        edits: tuple[FileEdit, ...] = (),
+        overlays: tuple[Overlay, ...] = (),
+        change: Callable[[Release], Release] = lambda release: release,
+        state: Callable[[ReleaseState], ReleaseState] = lambda state: state,
+    ) -> Release:
+        """Add a release; *lock*, *change* and *state* make it one that no publisher would."""
+        stack, _, number = name.rpartition(".")
+        missing = () if channel == "verified" else (Missing("G5", "not-run", "not-run", "nobody ran G5"),)
+        data = {}
+        wheels = []
+        for one in ours:
+            named = ReleaseFile(name=one.name, size=len(one.data), sha256=one.sha256)
+            wheels.append(
+                ReleaseWheel(
+                    **msgspec.structs.asdict(named), fork="vllm", project=one.project, version=one.version, machine="any",
+                    metadata="0" * 64, uploaded="2026-11-22T07:30:00Z", proof=Proof(policy="0" * 64, missing=missing),
+                )
+            )  # fmt: skip
+            data[named] = one.data
+        text = lock or self.lock(ours, others)
+        packages = {one.project: one.version for one in (*ours, *others)}
+        named = ReleaseFile(name=f"pylock.{MACHINE}.toml", size=len(text), sha256=sha256_bytes(text))
+        data[named] = text
+        locked = ReleaseLock(**msgspec.structs.asdict(named), machine=MACHINE, pythons=(PYTHON,), packages=packages)
+        made = f"2026-11-22T07:{int(number) // 60:02}:{int(number) % 60:02}Z"
+        release = change(Release(name=name, stack=stack, made=made, wheels=tuple(wheels), locks=(locked,), edits=edits, overlays=overlays))
+        stands = ReleaseState(
+            stack=stack, made=made, channel=channel, machines=(MACHINE,), pythons=(PYTHON,), missing=tuple(item.gate for item in missing)
+        )
+        with self.changing() as transaction:
+            for file, content in data.items():
+                transaction.put(file, content)
+            transaction.set_release(release, state(stands))
+        return release
+
+    def changing(self) -> contextlib.AbstractContextManager[Transaction]:
+        return Index(self.root).changing(self.keys, tufindex.ROLES)
+
+    def yank(self, name: str, reason: str = "it answers wrongly") -> None:
+        entry = Index(self.root).entry(name)
+        with self.changing() as transaction:
+            transaction.set_state(name, msgspec.structs.replace(entry.state, yanked=reason))
+
+
+class User:
+    """
+    A user with a prefix and a cache of their own.
+
+    Attributes:
+        prefix: The folder of the installations. *environment*: variables of the command line.
+    """
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder, self.prefix = world, folder, folder / "prefix"
+        folder.mkdir(parents=True)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SPARKWRIGHT_", "UV_"))},
+            "HOME": str(folder),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "SPARKWRIGHT_PREFIX": str(self.prefix),
+            "SPARKWRIGHT_INDEX": world.url or str(world.root),
+        }
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache" / "sparkwright" / "client"
+
+    @property
+    def current(self) -> str:
+        link = self.prefix / "current"
+        return link.readlink().name if link.is_symlink() else ""
+
+    def site(self, name: str = "") -> Path:
+        return (self.prefix / "releases" / name if name else self.prefix / "current") / SITE
+
+    def run(self, command: str, *words: str | Path) -> Outcome:
+        """Run the command line in this process."""
+        out, said = io.StringIO(), io.StringIO()
+        before = dict(os.environ)
+        try:
+            os.environ.clear()
+            os.environ.update(self.environment)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+                code = main.main([command, *map(str, words), "--json"])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        document = json.loads(out.getvalue() or "{}")
+        return Outcome(code, document.get("error", {}).get("reference", ""), document, said.getvalue())
+
+    def install(self, *words: str | Path) -> Outcome:
+        """Install, with the index trusted."""
+        return self.run("install", "--trust", self.world.fingerprint, *words)
+
+    def listing(self) -> dict[str, str]:
+        """Return everything below the prefix but what was seen of the index and locks: path → what it is."""
+        found = {}
+        for path in sorted(self.prefix.rglob("*")):
+            place = path.relative_to(self.prefix).as_posix()
+            if path.is_symlink():
+                found[place] = f"→ {path.readlink()}"
+            elif path.is_file() and not place.startswith("trust/") and path.name != ".lock":
+                found[place] = sha256_bytes(path.read_bytes())
+        return found
