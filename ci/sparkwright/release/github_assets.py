@@ -1,0 +1,392 @@
+"""
+Files of a release as assets of an immutable release on GitHub.
+
+They go into a draft, each is downloaded again and compared, and then the draft is published once.
+The tag belongs to exactly these files (`tag_of`), so a second run finds the draft of a killed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Annotated
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from sparkwright.client.records import ReleaseFile
+from sparkwright.core import http
+from sparkwright.core.console import console
+from sparkwright.core.errors import GitHubError
+from sparkwright.core.github import GitHub, Repository, limited
+from sparkwright.core.http import ATTEMPTS, HttpFailure, Reply, redact_credentials
+from sparkwright.release.errors import ReleaseError
+
+UPLOADS = "https://uploads.github.com"
+#: GitHub's limits: the bytes of a file are below it, and a release has at most so many files.
+LARGEST, MOST = 2 << 30, 1000
+#: Bytes per second below which a transfer is given up, and seconds that it has besides.
+SLOWEST, GRACE = 50_000, 300.0
+CHUNK = 1 << 16
+
+_BINARY = "application/octet-stream"
+_Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+
+
+class _About(msgspec.Struct, frozen=True):
+    """A repository. *permissions* are those of the token."""
+
+    full_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]+/[A-Za-z0-9._-]+\Z")]
+    html_url: _Text
+    private: bool = False
+    permissions: dict[str, bool] = {}
+
+
+class _Asset(msgspec.Struct, frozen=True):
+    """A file. *state* is ``uploaded`` for a whole one; *digest* is GitHub's, None for old files."""
+
+    id: int
+    name: _Text
+    state: str
+    size: int
+    browser_download_url: _Text
+    digest: str | None = None
+
+
+class _GitHubRelease(msgspec.Struct, frozen=True):
+    """A release; only the token's owner sees a draft."""
+
+    id: int
+    tag_name: _Text
+    draft: bool
+    upload_url: _Text
+    immutable: bool = False
+
+
+class _Setting(msgspec.Struct, frozen=True):
+    """Whether releases become immutable when they are published."""
+
+    enabled: bool
+
+
+def tag_of(name: str, hashes: Iterable[str]) -> str:
+    """Return the tag for the release *name* whose files have these sha256 *hashes*."""
+    return f"{name}-{hashlib.sha256(chr(10).join(sorted(hashes)).encode()).hexdigest()[:12]}"
+
+
+class GitHubAssets(Repository):
+    """
+    The release *tag* of a repository on GitHub.
+
+    Args:
+        github: The API, with a token that may write the repository's contents.
+        uploads: The host that takes files; the token goes to no other.
+        prerelease: Whether GitHub marks the release as one.
+        immutable: Whether to refuse releases that could be changed.
+
+    Raises:
+        github-refused: There is no token, or no such repository.
+        publish-failed: The repository is private.
+        release-mutable: Its releases are not immutable.
+    """
+
+    def __init__(
+        self,
+        github: GitHub,
+        repository: str,
+        tag: str,
+        *,
+        uploads: str = UPLOADS,
+        prerelease: bool = False,
+        immutable: bool = True,
+    ) -> None:
+        super().__init__(github, repository)
+        if not github.token:
+            raise GitHubError(
+                "github-refused",
+                "Publishing on GitHub needs a token.",
+                todo="Set GITHUB_TOKEN to one that may write the contents of the repository.",
+            )
+        self.tag, self._uploads = tag, uploads.rstrip("/")
+        self._prerelease, self._immutable = prerelease, immutable
+        about = self.request("GET", "", _About, f"the repository {repository}")
+        if about.private:
+            raise ReleaseError(
+                "publish-failed",
+                f"{about.full_name} is private.",
+                details=["it could not be installed from; nothing was sent"],
+                todo="Publish in a public repository, or with --files folder.",
+            )
+        self._page = about.html_url
+        enabled = self._setting() if immutable else True
+        # A token that may not read the setting is told after the publication.
+        if enabled is False or (enabled is None and about.permissions.get("admin")):
+            raise ReleaseError(
+                "release-mutable",
+                f"Releases of {about.full_name} are not immutable.",
+                details=["nothing was sent"],
+            )
+
+    def url(self, name: str) -> str:
+        """Return the address of the file *name* after the publication."""
+        return f"{self._page}/releases/download/{quote(self.tag, safe='')}/{quote(name, safe='')}"
+
+    def publish(self, files: Mapping[ReleaseFile, Path]) -> list[str]:
+        """
+        Bring *files* into the release, publish it, and return the names of those that were sent.
+
+        Raises:
+            publish-failed: GitHub keeps other bytes, or does not take a file of that size.
+            wheel-name-taken: The release is published and has other files.
+            release-mutable: The release could still be changed; it is a draft again.
+            github-unreachable, github-limited, github-refused: GitHub does not answer or take it.
+        """
+        if wrong := [file.name for file in files if not 0 < file.size < LARGEST]:
+            raise ReleaseError(
+                "publish-failed",
+                "GitHub takes files of 1 byte up to 2 GiB.",
+                details=[*wrong, "nothing was sent"],
+            )
+        if len(files) > MOST:
+            raise ReleaseError("publish-failed", f"GitHub takes {MOST} files in a release.")
+        release = self._release()
+        sent = [file.name for file, path in files.items() if self._put(release, file, path)]
+        self._require_same(release, files)
+        if release.draft:
+            self._set_draft(release, draft=False)
+            release = self._release()
+        if self._immutable and not release.immutable:
+            self._set_draft(release, draft=True)
+            raise ReleaseError(
+                "release-mutable",
+                f"The release {self.tag} was published and could be changed; it is a draft again.",
+            )
+        self._require_same(release, files)
+        return sent
+
+    def _setting(self) -> bool | None:
+        what = f"the settings of {self.repository}"
+        reply = self.github.send("GET", self.path("/immutable-releases"), what)
+        if reply.status in (403, 404):
+            return None
+        return self.github.decode(reply, _Setting, what).enabled
+
+    def _set_draft(self, release: _GitHubRelease, *, draft: bool) -> None:
+        path, record = f"/releases/{release.id}", {"draft": draft}
+        self.request("PATCH", path, _GitHubRelease, f"the release {self.tag}", record)
+
+    def _release(self) -> _GitHubRelease:
+        """Return the release of the tag, published or a draft; a draft is made if needed."""
+        what = f"the release {self.tag}"
+        reply = self.github.send(
+            "GET", self.path(f"/releases/tags/{quote(self.tag, safe='')}"), what
+        )
+        if reply.status != 404:
+            return self.github.decode(reply, _GitHubRelease, what)
+        if drafts := self._drafts():
+            return drafts[0]
+        text = "Made by sparkwright. The signed index names these files by hash."
+        record = {"tag_name": self.tag, "name": self.tag, "body": text, "draft": True}
+        record["prerelease"] = self._prerelease
+        try:
+            return self.request(
+                "POST", "/releases", _GitHubRelease, f"a draft for {self.tag}", record
+            )
+        except GitHubError as error:
+            # A request without an answer may have taken effect.
+            if error.reference != "github-unreachable" or not (drafts := self._drafts()):
+                raise
+            return drafts[0]
+
+    def _drafts(self) -> list[_GitHubRelease]:
+        every = self.pages("/releases", _GitHubRelease, f"the drafts of {self.repository}")
+        drafts = (release for release in every if release.draft and release.tag_name == self.tag)
+        return sorted(drafts, key=lambda release: release.id)
+
+    def _assets(self, release: _GitHubRelease) -> dict[str, _Asset]:
+        path, what = f"/releases/{release.id}/assets", f"the files of {self.tag}"
+        return {asset.name: asset for asset in self.pages(path, _Asset, what)}
+
+    def _put(self, release: _GitHubRelease, file: ReleaseFile, path: Path) -> bool:
+        """Bring *file* into the draft, and return whether it was sent."""
+        for attempt in range(ATTEMPTS + 1):
+            asset = self._assets(release).get(file.name)
+            if asset and self._holds(asset, file):
+                return attempt > 0
+            if not release.draft:
+                raise ReleaseError(
+                    "wheel-name-taken",
+                    f"The published release {self.tag} has other bytes as {file.name}, or none.",
+                    details=[f"to be: {file.sha256}"],
+                )
+            if attempt == ATTEMPTS:
+                break
+            if asset:
+                console.detail(f"{file.name}: a broken upload is there; sending again")
+                self._remove(asset)
+            self._send(release, file, path, attempt + 1)
+        raise ReleaseError(
+            "publish-failed",
+            f"GitHub does not keep {file.name}.",
+            details=[f"sent {ATTEMPTS} times", f"sha256: {file.sha256}"],
+        )
+
+    def _remove(self, asset: _Asset) -> None:
+        what = f"the file {asset.name}"
+        reply = self.github.send("DELETE", self.path(f"/releases/assets/{asset.id}"), what)
+        if reply.status not in (204, 404):
+            raise self.github.refusal(reply, what)
+
+    def _send(self, release: _GitHubRelease, file: ReleaseFile, path: Path, attempt: int) -> None:
+        """Upload once; what came of it is seen in the list of assets."""
+        url = release.upload_url.partition("{")[0]
+        if not url.startswith(f"{self._uploads}/"):
+            there = self.github.shown(redact_credentials(url), 200)
+            raise GitHubError(
+                "github-unreachable",
+                f"GitHub asks for {file.name} at another host.",
+                details=[f"at: {there}", "neither the file nor the token was sent"],
+                todo=f"If that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
+            )
+        try:
+            reply, sha256 = self._upload(f"{url}?name={quote(file.name, safe='')}", file, path)
+        except HttpFailure as error:
+            # GitHub refuses some uploads before it has read them, like a broken connection.
+            self._wait(file, self.github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
+            return
+        if reply.status == 201 and sha256 != file.sha256:
+            raise ReleaseError(
+                "publish-failed",
+                f"{file.name} changed while it was read.",
+                details=[f"read:    {sha256}", f"decided: {file.sha256}"],
+            )
+        if limited(reply):
+            wait = reply.retry_after
+            if wait is None or wait > self.github.seconds or attempt == ATTEMPTS:
+                raise self.github.refusal(reply, f"the upload of {file.name}")
+            self._wait(file, "GitHub asks to wait", wait, attempt)
+        elif reply.status >= 500:
+            self._wait(file, f"GitHub answered {reply.status}", 0.25 * 2**attempt, attempt)
+        elif reply.status == 422 and b"already_exists" not in reply.body:
+            explanation = self.github.explanation(reply) or "answered 422"
+            raise ReleaseError(
+                "publish-failed", f"GitHub does not take {file.name}.", details=[explanation]
+            )
+        elif reply.status not in (201, 422):
+            raise self.github.refusal(reply, f"the upload of {file.name}")
+
+    def _upload(self, url: str, file: ReleaseFile, path: Path) -> tuple[Reply, str]:
+        """Send the file, and return the reply and the sha256 of the bytes that were read."""
+        with path.open("rb") as stream, console.progress(file.name, file.size, "bytes") as progress:
+            body = _Body(stream, file.size, lambda count: progress.update(count, "sent"))
+            with http.exchange(
+                "POST",
+                url,
+                token=self.github.token,
+                data=body,
+                headers={"Content-Type": _BINARY},
+                seconds=GRACE + file.size / SLOWEST,
+            ) as reply:
+                reply.read()
+                return reply, body.digest.hexdigest()
+
+    def _wait(self, file: ReleaseFile, reason: str, seconds: float, attempt: int) -> None:
+        if attempt == ATTEMPTS:
+            raise GitHubError(
+                "github-unreachable", f"GitHub does not take {file.name}.", details=[reason]
+            )
+        console.note(f"{file.name}: {reason}; going on in {seconds:.1f} s")
+        time.sleep(seconds)
+
+    def _holds(self, asset: _Asset, file: ReleaseFile) -> bool:
+        """Return whether the asset is *file*, by GitHub's statements and by its bytes."""
+        stated = asset.digest or f"sha256:{file.sha256}"
+        if (asset.state, asset.size, stated) != ("uploaded", file.size, f"sha256:{file.sha256}"):
+            return False
+        url = f"{self.github.address}{self.path(f'/releases/assets/{asset.id}')}"
+        reason = ""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                count, sha256 = self._download(url, file)
+            except HttpFailure as error:
+                reason = self.github.shown(str(error), 200)
+            else:
+                if count >= file.size:
+                    return (count, sha256) == (file.size, file.sha256)
+                reason = f"{count} of {file.size} bytes came"
+            time.sleep(0.1 * 2**attempt if attempt < ATTEMPTS else 0)
+        raise GitHubError(
+            "github-unreachable",
+            f"{file.name} cannot be read back from GitHub.",
+            details=[reason, f"attempts: {ATTEMPTS}"],
+        )
+
+    def _download(self, url: str, file: ReleaseFile) -> tuple[int, str]:
+        """Return the bytes and the sha256 of an asset; a longer one is not read to its end."""
+        digest, count = hashlib.sha256(), 0
+        # The bytes are behind a redirect to another host, which must not see the token.
+        with http.exchange(
+            "GET",
+            url,
+            token=self.github.token,
+            headers={"Accept": _BINARY},
+            redirects=True,
+            seconds=GRACE + file.size / SLOWEST,
+        ) as reply:
+            if reply.status != 200:
+                raise HttpFailure("status", f"answered {reply.status}", reply.status)
+            for piece in reply.pieces(file.size + CHUNK):
+                digest.update(piece)
+                count += len(piece)
+                if count > file.size:
+                    break
+        return count, digest.hexdigest()
+
+    def _require_same(self, release: _GitHubRelease, files: Mapping[ReleaseFile, Path]) -> None:
+        """Require that the release holds exactly *files*, at their public addresses."""
+        assets, expected = self._assets(release), {file.name: file for file in files}
+        faults = [f"{name} is missing" for name in expected.keys() - assets.keys()]
+        faults += [f"{name} was not sent by this run" for name in assets.keys() - expected.keys()]
+        for name in assets.keys() & expected.keys():
+            asset, file = assets[name], expected[name]
+            stated = (asset.state, asset.size, asset.digest or f"sha256:{file.sha256}")
+            if stated != ("uploaded", file.size, f"sha256:{file.sha256}"):
+                faults.append(f"{name} is another file: {stated}")
+            address = asset.browser_download_url
+            if not release.draft and unquote(address) != unquote(self.url(name)):
+                faults.append(f"{name} has the address {self.github.shown(address, 300)}")
+        if faults:
+            raise ReleaseError(
+                "publish-failed",
+                f"The release {self.tag} is not what was sent.",
+                details=sorted(faults),
+            )
+
+
+class _Body:
+    """
+    A file that is sent, hashed as it is read.
+
+    Args:
+        size: Becomes the Content-Length.
+        moved: Called with the bytes that were read so far.
+    """
+
+    def __init__(self, stream: IO[bytes], size: int, moved: Callable[[int], object]) -> None:
+        self._stream, self._size, self._moved = stream, size, moved
+        self.digest = hashlib.sha256()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(CHUNK), b"")
+
+    def read(self, count: int = CHUNK) -> bytes:
+        """Return the next bytes."""
+        piece = self._stream.read(max(count, CHUNK))
+        self.digest.update(piece)
+        self._moved(self._stream.tell())
+        return piece
