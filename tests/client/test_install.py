@@ -2,19 +2,394 @@
 
 from __future__ import annotations
 
-from tests.client.world import World, wheel
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.client.world import PYTHON, SITE, User, World, wheel
+from uv import find_uv_bin
+
+from sparkwright.client.records import Change, FileEdit, Overlay
+
+ONE, TWO, THREE = "2026.11.1", "2026.11.2", "2026.11.3"
+
+
+@pytest.fixture
+def two(world: World) -> World:
+    """An index with two releases of a stack, which share a package."""
+    shared = wheel("other", "2.0")
+    world.publish(ONE, [wheel("demo", "1.0")], [shared])
+    world.publish(TWO, [wheel("demo", "1.1")], [shared])
+    return world
+
+
+def with_both(world: World) -> User:
+    """Return a user who has installed one release after the other."""
+    user = world.user()
+    assert user.install("--version", ONE).code == 0
+    assert user.install().code == 0
+    return user
 
 
 def test_install_makes_an_environment_and_leaves_it_alone(world: World) -> None:
     """`current` leads to an environment with the set; a second run does nothing."""
-    world.publish("2026.11.1", [wheel("demo")], [wheel("other", "2.0")])
+    world.publish(ONE, [wheel("demo")], [wheel("other", "2.0")])
     user = world.user()
 
     first = user.install()
 
-    assert (first.code, user.current) == (0, "2026.11.1"), first.said
+    assert (first.code, user.current) == (0, ONE), first.said
     assert first.document["release"]["added"] == ["demo 1.0", "other 2.0"]
     assert (user.site() / "demo" / "__init__.py").is_file()
     before = user.listing()
     assert user.run("install").document["release"]["state"] == "there already"
     assert user.listing() == before
+
+
+def test_install_puts_programs_data_and_headers_where_the_check_expects_them(world: World) -> None:
+    """uv and the check of wheels agree on every scheme of the format."""
+    files = {
+        "{info}/entry_points.txt": b"[console_scripts]\nsome-demo = some_demo:main\n[demo.plugins]\n../x = a:b\n",
+        "{data}/scripts/hello": b"#!python\nprint('hello')\n",
+        "{data}/data/share/some/x.txt": b"x",
+        "{data}/headers/some.h": b"x",
+        "{data}/platlib/some_more/__init__.py": b"",
+    }
+    world.publish(ONE, [wheel("some-demo", files=files)])
+    user = world.user()
+
+    assert user.install().code == 0
+    assert user.run("doctor", "--deep").code == 0
+    root = user.prefix / "current"
+    assert (root / f"include/site/python{PYTHON}/some-demo/some.h").is_file()
+    assert (root / "share/some/x.txt").is_file()
+    assert {"some-demo", "hello"} <= {path.name for path in (root / "bin").iterdir()}
+
+
+def test_install_from_a_folder_copies_and_never_links(world: World) -> None:
+    """An index may be a folder; what lies in it shares nothing with what is installed."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    user.environment["SPARKWRIGHT_INDEX"] = str(world.root)
+
+    assert user.install().code == 0
+    for path in [*world.root.rglob("*.whl"), *user.cache.rglob("*.whl")]:
+        assert path.stat().st_nlink == 1
+
+
+def test_second_release_shares_what_is_equal(two: World) -> None:
+    """Each release has an environment; an equal package is the same file on the disk."""
+    user = with_both(two)
+
+    inodes = {(user.site(name) / "other/__init__.py").stat().st_ino for name in (ONE, TWO)}
+    assert len(inodes) == 1
+    assert user.current == TWO
+    result = user.run("install", "--version", ONE).document["release"]
+    assert (result["state"], result["added"], result["removed"]) == ("switched", ["demo 1.0"], ["demo 1.1"])
+
+
+def test_rollback_goes_back_and_install_forward_again(two: World) -> None:
+    """Going back needs no index, makes nothing, and can be undone."""
+    user = with_both(two)
+    before = user.listing()
+    two.faults["metadata/timestamp.json"] = lambda handler: handler.send_error(503)
+
+    back = user.run("rollback")
+
+    assert (back.code, user.current) == (0, ONE), back.said
+    assert "not known" in back.said
+    assert user.run("rollback").reference == "nothing-installed"
+    two.faults.clear()
+    assert user.run("install").document["release"]["state"] == "switched"
+    assert user.listing() == before
+
+
+def test_rollback_to_a_yanked_release_needs_a_yes(two: World) -> None:
+    """A release that was yanked meanwhile is named with the reason, and not taken by the way."""
+    user = with_both(two)
+    two.yank(ONE, "it answers wrongly")
+
+    refused = user.run("rollback")
+
+    assert (refused.reference, user.current) == ("release-yanked", TWO)
+    assert "it answers wrongly" in refused.said
+    assert user.run("rollback", "--yes").code == 0
+    assert user.current == ONE
+    assert "yanked: it answers wrongly" in user.run("doctor").said + str(user.run("doctor").document)
+
+
+def test_install_skips_a_yanked_release_unless_it_is_named(two: World) -> None:
+    """The newest release that is offered is taken; a yanked one by its name alone, with a warning."""
+    two.yank(TWO)
+    user = two.user()
+
+    assert user.install().document["release"]["name"] == ONE
+    named = user.run("install", "--version", TWO)
+    assert (named.code, user.current) == (0, TWO)
+    assert "yanked" in named.said
+
+
+def test_a_candidate_is_installed_only_from_its_channel(world: World) -> None:
+    """The default channel is verified, also for a release that is named."""
+    world.publish(ONE, [wheel("demo")], channel="candidate")
+    user = world.user()
+
+    assert user.install().reference == "release-unproved"
+    assert user.run("install", "--version", ONE).reference == "release-unproved"
+    assert user.install("--channel", "candidate").code == 0
+
+
+def test_a_promoted_release_is_the_same_environment(world: World) -> None:
+    """Promotion changes what is shown, not what is installed."""
+    demo = wheel("demo")
+    world.publish(ONE, [demo], channel="candidate")
+    user = world.user()
+    user.install("--channel", "candidate")
+    world.publish(ONE, [demo], channel="verified")
+
+    assert user.run("install").document["release"]["state"] == "there already"
+
+
+def test_stack_and_channel_select_the_release(world: World) -> None:
+    """The newest release of the stack that is asked for is taken."""
+    world.publish("2026.06.5", [wheel("demo", "0.9")])
+    world.publish(ONE, [wheel("demo", "1.0")])
+    world.publish(TWO, [wheel("demo", "1.1")], channel="candidate")
+    user = world.user()
+
+    def chosen(*words: str) -> str:
+        return str(user.install("--dry-run", *words).document["release"]["name"])
+
+    assert chosen() == "2026.06.5"  # made at a later second
+    assert chosen("--stack", "2026.11") == ONE
+    assert chosen("--stack", "2026.11", "--channel", "candidate") == TWO
+    assert user.listing() == {}
+
+
+def test_list_shows_states_and_what_is_installed(two: World) -> None:
+    """The list has every release of the channel, with its state."""
+    user = with_both(two)
+    two.yank(ONE)
+    document = user.run("list").document
+
+    assert list(document["releases"]) == [TWO, ONE]
+    assert document["releases"][ONE]["yanked"]
+    assert (document["current"], document["installed"]) == (TWO, [ONE, TWO])
+
+
+def test_uninstall_removes_a_release(two: World) -> None:
+    """A release goes with its folder; without the current one, nothing runs."""
+    user = with_both(two)
+
+    assert user.run("uninstall", ONE).code == 0
+    assert not (user.prefix / "releases" / ONE).exists()
+    assert user.run("uninstall").document["removed"] == TWO
+    assert not (user.prefix / "current").is_symlink()
+    for words in (["uninstall"], ["uninstall", ONE], ["uninstall", "../../etc"], ["run", "--", "true"], ["rollback"]):
+        assert user.run(*words).reference == "nothing-installed"
+
+
+def test_verify_names_the_release_of_a_wheel(two: World, tmp_path: Path) -> None:
+    """A wheel file is known by its bytes alone."""
+    user, path = two.user(), tmp_path / "renamed.whl"
+    path.write_bytes(wheel("demo", "1.1").data)
+    found = user.run("verify", "--trust", two.fingerprint, path).document["wheels"][0]
+
+    assert (found["release"], found["name"], found["channel"]) == (TWO, "demo-1.1-py3-none-any.whl", "verified")
+    path.write_bytes(wheel("demo", "1.2").data)
+    assert user.run("verify", path).reference == "release-unknown"
+
+
+def test_run_has_the_programs_and_caches_of_the_release(world: World) -> None:
+    """A program sees the environment of the current release, with a cache of its own for each JIT compiler."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    user.install()
+    words = [sys.executable, "-m", "sparkwright.client.main", "run", "--", "python", "-c"]
+    text = "import demo, os, sys; print(sys.prefix, os.environ['VIRTUAL_ENV'], os.environ['TRITON_CACHE_DIR'], os.environ['CUDA_CACHE_PATH'])"
+    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_CACHE_PATH": "/elsewhere"}
+    done = subprocess.run([*words, text], env=environment, capture_output=True, text=True, check=False)
+
+    folder = user.prefix / "releases" / ONE
+    assert done.stdout.split() == [str(folder), str(folder), str(folder / "caches/triton"), "/elsewhere"], done.stderr
+    assert f'TRITON_CACHE_DIR="{folder}/caches/triton"' in (folder / "caches.env").read_text()
+    assert user.run("run", "--", "no-such-program").reference == "tool-missing"
+    assert user.run("run").code == 2
+
+
+def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(two: World) -> None:
+    """A changed, added or removed file is named; a new environment has the right ones, although uv's cache was changed by the link."""
+    user = with_both(two)
+    assert user.run("doctor").code == user.run("doctor", "--deep").code == 0
+    path = user.site() / "other/__init__.py"
+    state, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[::-1])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert user.run("doctor").code == 0  # neither size nor time tell
+    deep = user.run("doctor", "--deep")
+    assert deep.reference == "environment-broken"
+    assert [line for line in deep.document["error"]["details"] if "other/__init__.py" in line and ONE in line]
+
+    (user.site() / "demo/__init__.py").unlink()
+    subprocess.run([find_uv_bin(), "pip", "install", "-q", "--offline", "--python", user.prefix / "current/bin/python", _stranger(user)], check=True)
+    faults = "\n".join(user.run("doctor").document["error"]["details"])
+    assert "removed: " in faults
+    assert "added: " in faults
+    assert user.run("rollback").code == 0  # the size and time of that one are right
+    assert user.run("install").reference == "environment-broken"
+
+    for name in (ONE, TWO):
+        renewed = user.run("install", "--renew", "--version", name)
+        assert renewed.code == 0, renewed.said
+    assert user.run("doctor", "--deep").code == 0
+    assert path.read_bytes() == data
+
+
+def _stranger(user: User) -> Path:
+    path = user.folder / "stranger-1.0-py3-none-any.whl"
+    path.write_bytes(wheel("stranger").data)
+    return path
+
+
+def test_doctor_runs_nothing_and_believes_no_record(world: World) -> None:
+    """A .pth that exits, a RECORD that names the interpreter and a Python that prints without end are shown, not obeyed."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    user.install()
+    (user.site() / "evil.pth").write_text("import os; os._exit(0)\n")
+    info = user.site() / "evil-1.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text(f"../../../bin/python,,\n{Path(sys.executable).resolve()},,\n")
+    python = user.prefix / "current/bin/python"
+    python.unlink()
+    python.write_text("#!/bin/sh\nyes | head -c 2000000000\n")
+    python.chmod(0o755)
+
+    assert user.run("doctor").reference == "environment-broken"
+    assert user.run("install", "--renew").code == 0
+    assert user.run("doctor", "--deep").code == 0
+    assert user.run("uninstall").code == 0
+    assert Path(sys.executable).exists()
+
+
+def test_a_library_that_cannot_be_loaded_leaves_the_release_before(two: World) -> None:
+    """An environment that does not work is removed before `current` leads to it."""
+    user = two.user()
+    user.install()
+    before = user.listing()
+    two.publish(THREE, [wheel("demo", "1.2", {"demo/__init__.py": b"import nothing_of_this_name\n"})])
+
+    broken = user.run("install")
+
+    assert broken.reference == "environment-broken"
+    assert "nothing_of_this_name" in broken.said
+    assert user.listing() == before
+
+
+def test_a_library_that_needs_a_driver_is_left_out(world: World) -> None:
+    """A machine without a GPU can install."""
+    text = b"raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')\n"
+    world.publish(ONE, [wheel("demo", files={"demo/__init__.py": text})])
+
+    assert world.user().install().code == 0
+
+
+@pytest.mark.parametrize("text", ["import os; os._exit(0)", "while True: print('x' * 100_000)"])
+def test_a_package_that_ends_or_floods_its_python_is_refused(world: World, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial must say that everything was loaded; its output is bounded."""
+    from sparkwright.client import environment
+    from sparkwright.core.process import Limits
+
+    monkeypatch.setattr(environment, "_LOAD_LIMITS", Limits(20, 4 << 20, 4))
+    world.publish(ONE, [wheel("demo", files={"demo/__init__.py": text.encode()})])
+    user = world.user()
+
+    assert user.install().reference == "environment-broken"
+    assert user.listing() == {}
+
+
+def _overlaid() -> tuple[list[object], list[object], dict[str, object]]:
+    lower = wheel("lower", files={"shared/mma.py": b"admits = 'sm_120a'\n", "shared/__init__.py": b"# lower\n"})
+    upper = wheel("upper", files={"shared/mma.py": b"admits = 'sm_121'\n", "shared/__init__.py": b"# upper\n", "shared/more.py": b""})
+    before, after = b"admits = 'sm_121'\n", b"admits = 'sm_121a'\n"
+    edit = FileEdit(
+        name="admit-sm-121a", package="upper", file="shared/mma.py", before=hashlib.sha256(before).hexdigest(),
+        after=hashlib.sha256(after).hexdigest(), changes=(Change("'sm_121'", "'sm_121a'"),), reason="it refuses", drop_when="it admits",
+    )  # fmt: skip
+    return [wheel("demo")], [lower, upper], {"edits": (edit,), "overlays": (Overlay("upper", "lower", 2),)}
+
+
+def test_edits_and_overlays_are_made_on_the_machine(world: World) -> None:
+    """One project's files lie over another's, and a file is edited, whatever order uv writes in; the wheels stay as they are."""
+    ours, others, options = _overlaid()
+    world.publish(ONE, ours, others, **options)  # type: ignore[arg-type]
+    user = world.user()
+
+    assert user.install().code == 0
+    shared = user.site() / "shared"
+    assert (shared / "mma.py").read_text() == "admits = 'sm_121a'\n"
+    assert (shared / "__init__.py").read_text() == "# upper\n"
+    assert user.run("doctor", "--deep").code == 0
+    assert (shared / "mma.py").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "anchor", "package", "count", "none"])
+def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
+    """An edit is for one file of one wheel, and an overlay for a number of files."""
+    ours, others, options = _overlaid()
+    edit, overlay = options["edits"][0], options["overlays"][0]  # type: ignore[index]
+    replace = msgspec.structs.replace
+    if fault in ("before", "after"):
+        edit = replace(edit, **{fault: "0" * 64})
+    changes = {
+        "anchor": {"edits": (replace(edit, changes=(Change("sm", "x"), Change("nowhere", "x"))),)},
+        "package": {"edits": (replace(edit, package="lower"),)},
+        "count": {"overlays": (replace(overlay, files=1),)},
+        "none": {"overlays": ()},
+    }
+    options = {**options, "edits": (edit,), **changes.get(fault, {})}
+    world.publish(ONE, ours, others, **options)  # type: ignore[arg-type]
+    user = world.user()
+
+    expected = {"count": "set-mixed", "none": "wheel-unsafe"}.get(fault, "edit-mismatch")
+    assert user.install().reference == expected
+    assert user.listing() == {}
+
+
+def test_root_is_trusted_once_and_a_mirror_with_it(world: World) -> None:
+    """The first use of an index needs its fingerprint; a copy at another address has the same root."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+
+    unknown = user.run("install")
+    assert unknown.reference == "trust-missing"
+    assert unknown.document["error"]["fingerprint"] == world.fingerprint
+    assert user.run("install", "--trust", "0" * 64).reference == "trust-missing"
+    coloned = ":".join(world.fingerprint[at : at + 2].upper() for at in range(0, 64, 2))
+    assert user.run("install", "--trust", coloned).code == 0
+    user.environment["SPARKWRIGHT_INDEX"] = str(shutil.copytree(world.root, world.folder / "mirror"))
+    assert user.run("list").code == 0
+    del user.environment["SPARKWRIGHT_INDEX"]
+    assert user.run("list").document["index"] == world.url  # that of the current release
+
+
+def test_usage(world: World) -> None:
+    """An empty name is no name: it chose the newest candidate once."""
+    for words in (["--version", ""], ["--stack", ""], ["--index", ""], ["--prefix", ""], ["--channel", "any"]):
+        assert world.user().run("install", *words).code == 2
+    assert world.user().run("install", "--index", "nowhere").reference == "index-missing"
+
+
+def test_python_is_chosen_by_name(world: World) -> None:
+    """The release must be for the Python that is asked for, and a folder is none."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+
+    assert user.install("--python", "/etc").reference == "environment-unusable"
+    assert user.install("--python", sys._base_executable).code == 0  # type: ignore[attr-defined]
+    assert (user.prefix / "current" / SITE).is_dir()

@@ -291,7 +291,7 @@ class User:
             os.environ.clear()
             os.environ.update(self.environment)
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-                code = main.main([command, *map(str, words), "--json"])
+                code = main.main([command, "--json", *map(str, words)])
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -307,8 +307,10 @@ class User:
         found = {}
         for path in sorted(self.prefix.rglob("*")):
             place = path.relative_to(self.prefix).as_posix()
+            if place.startswith("trust/") or path.name == ".lock":
+                continue
             if path.is_symlink():
                 found[place] = f"→ {path.readlink()}"
-            elif path.is_file() and not place.startswith("trust/") and path.name != ".lock":
+            elif path.is_file():
                 found[place] = sha256_bytes(path.read_bytes())
         return found

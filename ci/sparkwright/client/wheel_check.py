@@ -273,7 +273,7 @@ def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
         return f"{site}/{name}"
     if scheme == "headers":
         python = site.split("/")[1]
-        return f"include/site/{python}/{stem.rpartition('-')[0]}/{name}"
+        return f"include/site/{python}/{wheel.project}/{name}"
     if scheme == "scripts":
         return _script(wheel, name)
     # Anything else below the environment could be its pyvenv.cfg, its programs or its packages.
