@@ -90,7 +90,11 @@ def test_second_release_shares_what_is_equal(two: World) -> None:
     assert len(inodes) == 1
     assert user.current == TWO
     result = user.run("install", "--version", ONE).document["release"]
-    assert (result["state"], result["added"], result["removed"]) == ("switched", ["demo 1.0"], ["demo 1.1"])
+    assert (result["state"], result["added"], result["removed"]) == (
+        "switched",
+        ["demo 1.0"],
+        ["demo 1.1"],
+    )
 
 
 def test_rollback_goes_back_and_install_forward_again(two: World) -> None:
@@ -120,7 +124,9 @@ def test_rollback_to_a_yanked_release_needs_a_yes(two: World) -> None:
     assert "it answers wrongly" in refused.said
     assert user.run("rollback", "--yes").code == 0
     assert user.current == ONE
-    assert "yanked: it answers wrongly" in user.run("doctor").said + str(user.run("doctor").document)
+    assert "yanked: it answers wrongly" in user.run("doctor").said + str(
+        user.run("doctor").document
+    )
 
 
 def test_install_skips_a_yanked_release_unless_it_is_named(two: World) -> None:
@@ -190,7 +196,13 @@ def test_uninstall_removes_a_release(two: World) -> None:
     assert not (user.prefix / "releases" / ONE).exists()
     assert user.run("uninstall").document["removed"] == TWO
     assert not (user.prefix / "current").is_symlink()
-    for words in (["uninstall"], ["uninstall", ONE], ["uninstall", "../../etc"], ["run", "--", "true"], ["rollback"]):
+    for words in (
+        ["uninstall"],
+        ["uninstall", ONE],
+        ["uninstall", "../../etc"],
+        ["run", "--", "true"],
+        ["rollback"],
+    ):
         assert user.run(*words).reference == "nothing-installed"
 
 
@@ -200,7 +212,11 @@ def test_verify_names_the_release_of_a_wheel(two: World, tmp_path: Path) -> None
     path.write_bytes(wheel("demo", "1.1").data)
     found = user.run("verify", "--trust", two.fingerprint, path).document["wheels"][0]
 
-    assert (found["release"], found["name"], found["channel"]) == (TWO, "demo-1.1-py3-none-any.whl", "verified")
+    assert (found["release"], found["name"], found["channel"]) == (
+        TWO,
+        "demo-1.1-py3-none-any.whl",
+        "verified",
+    )
     path.write_bytes(wheel("demo", "1.2").data)
     assert user.run("verify", path).reference == "release-unknown"
 
@@ -212,11 +228,22 @@ def test_run_has_the_programs_and_caches_of_the_release(world: World) -> None:
     user.install()
     words = [sys.executable, "-m", "sparkwright.client.main", "run", "--", "python", "-c"]
     text = "import demo, os, sys; print(sys.prefix, os.environ['VIRTUAL_ENV'], os.environ['TRITON_CACHE_DIR'], os.environ['CUDA_CACHE_PATH'])"
-    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_CACHE_PATH": "/elsewhere"}
-    done = subprocess.run([*words, text], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **user.environment,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "CUDA_CACHE_PATH": "/elsewhere",
+    }
+    done = subprocess.run(
+        [*words, text], env=environment, capture_output=True, text=True, check=False
+    )
 
     folder = user.prefix / "releases" / ONE
-    assert done.stdout.split() == [str(folder), str(folder), str(folder / "caches/triton"), "/elsewhere"], done.stderr
+    assert done.stdout.split() == [
+        str(folder),
+        str(folder),
+        str(folder / "caches/triton"),
+        "/elsewhere",
+    ], done.stderr
     assert f'TRITON_CACHE_DIR="{folder}/caches/triton"' in (folder / "caches.env").read_text()
     assert user.run("run", "--", "no-such-program").reference == "tool-missing"
     assert user.run("run").code == 2
@@ -233,10 +260,26 @@ def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(two: World) -
     assert user.run("doctor").code == 0  # neither size nor time tell
     deep = user.run("doctor", "--deep")
     assert deep.reference == "environment-broken"
-    assert [line for line in deep.document["error"]["details"] if "other/__init__.py" in line and ONE in line]
+    assert [
+        line
+        for line in deep.document["error"]["details"]
+        if "other/__init__.py" in line and ONE in line
+    ]
 
     (user.site() / "demo/__init__.py").unlink()
-    subprocess.run([find_uv_bin(), "pip", "install", "-q", "--offline", "--python", user.prefix / "current/bin/python", _stranger(user)], check=True)
+    subprocess.run(
+        [
+            find_uv_bin(),
+            "pip",
+            "install",
+            "-q",
+            "--offline",
+            "--python",
+            user.prefix / "current/bin/python",
+            _stranger(user),
+        ],
+        check=True,
+    )
     faults = "\n".join(user.run("doctor").document["error"]["details"])
     assert "removed: " in faults
     assert "added: " in faults
@@ -282,7 +325,9 @@ def test_a_library_that_cannot_be_loaded_leaves_the_release_before(two: World) -
     user = two.user()
     user.install()
     before = user.listing()
-    two.publish(THREE, [wheel("demo", "1.2", {"demo/__init__.py": b"import nothing_of_this_name\n"})])
+    two.publish(
+        THREE, [wheel("demo", "1.2", {"demo/__init__.py": b"import nothing_of_this_name\n"})]
+    )
 
     broken = user.run("install")
 
@@ -300,7 +345,9 @@ def test_a_library_that_needs_a_driver_is_left_out(world: World) -> None:
 
 
 @pytest.mark.parametrize("text", ["import os; os._exit(0)", "while True: print('x' * 100_000)"])
-def test_a_package_that_ends_or_floods_its_python_is_refused(world: World, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_ends_or_floods_its_python_is_refused(
+    world: World, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trial must say that everything was loaded; its output is bounded."""
     from sparkwright.client import environment
     from sparkwright.core.process import Limits
@@ -314,14 +361,28 @@ def test_a_package_that_ends_or_floods_its_python_is_refused(world: World, text:
 
 
 def _overlaid() -> tuple[list[object], list[object], dict[str, object]]:
-    lower = wheel("lower", files={"shared/mma.py": b"admits = 'sm_120a'\n", "shared/__init__.py": b"# lower\n"})
-    upper = wheel("upper", files={"shared/mma.py": b"admits = 'sm_121'\n", "shared/__init__.py": b"# upper\n", "shared/more.py": b""})
+    lower = wheel(
+        "lower",
+        files={"shared/mma.py": b"admits = 'sm_120a'\n", "shared/__init__.py": b"# lower\n"},
+    )
+    upper = wheel(
+        "upper",
+        files={
+            "shared/mma.py": b"admits = 'sm_121'\n",
+            "shared/__init__.py": b"# upper\n",
+            "shared/more.py": b"",
+        },
+    )
     before, after = b"admits = 'sm_121'\n", b"admits = 'sm_121a'\n"
     edit = FileEdit(
         name="admit-sm-121a", package="upper", file="shared/mma.py", before=hashlib.sha256(before).hexdigest(),
         after=hashlib.sha256(after).hexdigest(), changes=(Change("'sm_121'", "'sm_121a'"),), reason="it refuses", drop_when="it admits",
     )  # fmt: skip
-    return [wheel("demo")], [lower, upper], {"edits": (edit,), "overlays": (Overlay("upper", "lower", 2),)}
+    return (
+        [wheel("demo")],
+        [lower, upper],
+        {"edits": (edit,), "overlays": (Overlay("upper", "lower", 2),)},
+    )
 
 
 def test_edits_and_overlays_are_made_on_the_machine(world: World) -> None:
@@ -372,7 +433,9 @@ def test_root_is_trusted_once_and_a_mirror_with_it(world: World) -> None:
     assert user.run("install", "--trust", "0" * 64).reference == "trust-missing"
     coloned = ":".join(world.fingerprint[at : at + 2].upper() for at in range(0, 64, 2))
     assert user.run("install", "--trust", coloned).code == 0
-    user.environment["SPARKWRIGHT_INDEX"] = str(shutil.copytree(world.root, world.folder / "mirror"))
+    user.environment["SPARKWRIGHT_INDEX"] = str(
+        shutil.copytree(world.root, world.folder / "mirror")
+    )
     assert user.run("list").code == 0
     del user.environment["SPARKWRIGHT_INDEX"]
     assert user.run("list").document["index"] == world.url  # that of the current release
@@ -380,7 +443,13 @@ def test_root_is_trusted_once_and_a_mirror_with_it(world: World) -> None:
 
 def test_usage(world: World) -> None:
     """An empty name is no name: it chose the newest candidate once."""
-    for words in (["--version", ""], ["--stack", ""], ["--index", ""], ["--prefix", ""], ["--channel", "any"]):
+    for words in (
+        ["--version", ""],
+        ["--stack", ""],
+        ["--index", ""],
+        ["--prefix", ""],
+        ["--channel", "any"],
+    ):
         assert world.user().run("install", *words).code == 2
     assert world.user().run("install", "--index", "nowhere").reference == "index-missing"
 

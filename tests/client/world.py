@@ -76,6 +76,7 @@ def wheel(
     *,
     name: str = "",
     metadata: str = "",
+    format_version: str = "1.0",
     record: Callable[[list[list[str]]], object] = lambda rows: None,
     without: Sequence[str] = (),
     damage: Callable[[zipfile.ZipFile], object] = lambda archive: None,
@@ -84,7 +85,7 @@ def wheel(
     Return a wheel of *project*: a package of that name, and *files*, whose names may begin with ``{info}`` or ``{data}``.
 
     Args:
-        name: Its file name, if that is not the right one. *metadata*: the text of METADATA, likewise.
+        name: Its file name, if that is not the right one. *metadata*: the text of METADATA, likewise. *format_version*: of the wheel format.
         record: Changes the rows of RECORD. *without*: files of its ``.dist-info`` that it lacks.
         damage: Adds what no builder would.
     """
@@ -92,13 +93,17 @@ def wheel(
     stem = f"{package}-{version}"
     info, data = f"{stem}.dist-info", f"{stem}.data"
     text = metadata or f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
-    members = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode()}
+    members = {
+        f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode()
+    }
     members |= {key.format(info=info, data=data): value for key, value in (files or {}).items()}
     members |= {
         f"{info}/METADATA": text.encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": f"Wheel-Version: {format_version}\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n".encode(),
     }
-    members = {key: value for key, value in members.items() if key.rpartition("/")[2] not in without}
+    members = {
+        key: value for key, value in members.items() if key.rpartition("/")[2] not in without
+    }
     rows = [[key, f"sha256={_digest(value)}", str(len(value))] for key, value in members.items()]
     rows.append([f"{info}/RECORD", "", ""])
     record(rows)
@@ -197,7 +202,9 @@ class World:
                 path.write_bytes(one.data)
             lines += ["[[packages]]", f'name = "{one.project}"', f'version = "{one.version}"']
             hashes = f'hashes = {{ sha256 = "{one.sha256}" }}'
-            lines.append(f'wheels = [{{ name = "{one.name}", url = "{self.url}{place}", size = {len(one.data)}, {hashes} }}]')
+            lines.append(
+                f'wheels = [{{ name = "{one.name}", url = "{self.url}{place}", size = {len(one.data)}, {hashes} }}]'
+            )
         return ("\n".join(lines) + "\n").encode()
 
     def publish(
@@ -215,7 +222,9 @@ class World:
     ) -> Release:
         """Add a release; *lock*, *change* and *state* make it one that no publisher would."""
         stack, _, number = name.rpartition(".")
-        missing = () if channel == "verified" else (Missing("G5", "not-run", "not-run", "nobody ran G5"),)
+        missing = (
+            () if channel == "verified" else (Missing("G5", "not-run", "not-run", "nobody ran G5"),)
+        )
         data = {}
         wheels = []
         for one in ours:
@@ -229,13 +238,32 @@ class World:
             data[named] = one.data
         text = lock or self.lock(ours, others)
         packages = {one.project: one.version for one in (*ours, *others)}
-        named = ReleaseFile(name=f"pylock.{MACHINE}.toml", size=len(text), sha256=sha256_bytes(text))
+        named = ReleaseFile(
+            name=f"pylock.{MACHINE}.toml", size=len(text), sha256=sha256_bytes(text)
+        )
         data[named] = text
-        locked = ReleaseLock(**msgspec.structs.asdict(named), machine=MACHINE, pythons=(PYTHON,), packages=packages)
+        locked = ReleaseLock(
+            **msgspec.structs.asdict(named), machine=MACHINE, pythons=(PYTHON,), packages=packages
+        )
         made = f"2026-11-22T07:{int(number) // 60:02}:{int(number) % 60:02}Z"
-        release = change(Release(name=name, stack=stack, made=made, wheels=tuple(wheels), locks=(locked,), edits=edits, overlays=overlays))
+        release = change(
+            Release(
+                name=name,
+                stack=stack,
+                made=made,
+                wheels=tuple(wheels),
+                locks=(locked,),
+                edits=edits,
+                overlays=overlays,
+            )
+        )
         stands = ReleaseState(
-            stack=stack, made=made, channel=channel, machines=(MACHINE,), pythons=(PYTHON,), missing=tuple(item.gate for item in missing)
+            stack=stack,
+            made=made,
+            channel=channel,
+            machines=(MACHINE,),
+            pythons=(PYTHON,),
+            missing=tuple(item.gate for item in missing),
         )
         with self.changing() as transaction:
             for file, content in data.items():
@@ -264,7 +292,11 @@ class User:
         self.world, self.folder, self.prefix = world, folder, folder / "prefix"
         folder.mkdir(parents=True)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SPARKWRIGHT_", "UV_"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("SPARKWRIGHT_", "UV_"))
+            },
             "HOME": str(folder),
             "XDG_CACHE_HOME": str(folder / "cache"),
             "SPARKWRIGHT_PREFIX": str(self.prefix),
@@ -296,7 +328,9 @@ class User:
             os.environ.clear()
             os.environ.update(before)
         document = json.loads(out.getvalue() or "{}")
-        return Outcome(code, document.get("error", {}).get("reference", ""), document, said.getvalue())
+        return Outcome(
+            code, document.get("error", {}).get("reference", ""), document, said.getvalue()
+        )
 
     def install(self, *words: str | Path) -> Outcome:
         """Install, with the index trusted."""

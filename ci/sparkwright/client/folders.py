@@ -19,31 +19,37 @@ from sparkwright.core.errors import StoreError
 from sparkwright.core.store import flush, translate_disk_full
 
 
-def own_folder(*parts: str | Path) -> Path:
+def own_folder(base: Path, *parts: str) -> Path:
     """
-    Return the folder with the path *parts*, made if it is missing.
+    Return the folder *parts* below *base*, made if it is missing.
 
     Raises:
-        cache-unusable: It cannot be made or written; or it, or a folder between it and the first
-            part, is a link, or may be changed by somebody else.
+        cache-unusable: It cannot be made or written; or it, or a folder between it and *base*, is
+            a link, or may be changed by somebody else.
     """
-    path = Path(*parts)
+    path = base
     try:
         with translate_disk_full(path):
-            path.mkdir(parents=True, exist_ok=True)
-        below = len(parts) - 1
-        for folder in (path, *list(path.parents)[:below]):
-            state = folder.lstat()
-            if not stat.S_ISDIR(state.st_mode):
-                raise NotADirectoryError(f"{folder} is a link")
-            if state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
-                raise PermissionError(f"{folder} may be changed by another user")
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(f"{path} cannot be written")
+            base.mkdir(parents=True, exist_ok=True)
+            _check_own(base)
+            for part in parts:
+                path /= part
+                path.mkdir(exist_ok=True)
+                _check_own(path)
     except OSError as error:
         what = f"{path} cannot be used."
         raise StoreError("cache-unusable", what, details=[str(error)]) from error
     return path
+
+
+def _check_own(folder: Path) -> None:
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError("it is a link")
+    if state.st_uid != os.geteuid() or state.st_mode & stat.S_IWOTH:
+        raise PermissionError("another user may change it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError("it cannot be written")
 
 
 def write_file(path: Path, data: bytes) -> Path:

@@ -1,0 +1,326 @@
+"""Locks, downloads, folders and disks that are wrong in one way each, and how an installation refuses them without a trace."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from tests.client.world import Outcome, User, World, wheel
+from tests.support import mounts
+
+from sparkwright.core import http
+
+ONE, TWO = "2026.11.1", "2026.11.2"
+HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
+EXTRA = '[[packages]]\nname = "more"\nversion = "1"\n'
+
+
+def refused(user: User, before: dict[str, str], *words: str) -> Outcome:
+    """Install, which has to fail without a change."""
+    outcome = user.run("install", *words)
+    assert outcome.code
+    assert user.listing() == before
+    return outcome
+
+
+LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "no TOML": ("lock-invalid", lambda text: HTML.decode()),
+    "no lock": ("lock-invalid", lambda text: "a = 1\n"),
+    "a folder of this machine": (
+        "lock-invalid",
+        lambda text: text + EXTRA + 'directory = { path = "/etc" }\n',
+    ),
+    "a file of this machine": (
+        "lock-invalid",
+        lambda text: text.replace("http://127", "file:///127"),
+    ),
+    "a path of this machine": (
+        "lock-invalid",
+        lambda text: text.replace('url = "http', 'path = "http'),
+    ),
+    "an archive": (
+        "lock-invalid",
+        lambda text: (
+            text
+            + EXTRA
+            + 'archive = { url = "https://a.example/x.zip", hashes = { sha256 = "" } }\n'
+        ),
+    ),
+    "a repository": (
+        "lock-invalid",
+        lambda text: (
+            text + EXTRA + 'vcs = { type = "git", url = "https://a.example/x", commit-id = "0" }\n'
+        ),
+    ),
+    "a source distribution": (
+        "lock-invalid",
+        lambda text: (
+            text
+            + EXTRA
+            + 'sdist = { name = "more-1.tar.gz", url = "https://a.example/more-1.tar.gz", hashes = { sha256 = "" } }\n'
+        ),
+    ),
+    "nothing to install": ("lock-invalid", lambda text: text + EXTRA),
+    "no hash": ("lock-invalid", lambda text: text.replace("sha256 =", "md5 =")),
+    "a short hash": ("lock-invalid", lambda text: text.replace('sha256 = "', 'sha256 = "0')),
+    "credentials": (
+        "lock-invalid",
+        lambda text: text.replace("http://127", "http://user:word@127"),
+    ),
+    "a name that climbs": (
+        "lock-invalid",
+        lambda text: text.replace('name = "other-', 'name = "../other-'),
+    ),
+    "a relative address that climbs": (
+        "lock-invalid",
+        lambda text: text.replace('url = "http://127', 'url = "../../127'),
+    ),
+    "extras": ("lock-invalid", lambda text: 'extras = ["all"]\n' + text),
+    "another version": ("set-mixed", lambda text: text.replace("2.0", "2.1")),
+    "without a wheel of ours": (
+        "set-mixed",
+        lambda text: text[: text.index("[[packages]]")] + text[text.rindex("[[packages]]") :],
+    ),
+    "another wheel of ours": (
+        "set-mixed",
+        lambda text: text.replace("demo-1.1-py3", "demo-1.1-1-py3"),
+    ),
+    "one more package": (
+        "set-mixed",
+        lambda text: (
+            text
+            + EXTRA
+            + f'wheels = [{{ url = "https://a.example/more-1-py3-none-any.whl", hashes = {{ sha256 = "{"0" * 64}" }} }}]\n'
+        ),
+    ),
+    "another Python": (
+        "release-unknown",
+        lambda text: text.replace("py3-none-any", "cp39-cp39-manylinux_2_28_aarch64"),
+    ),
+    "another machine": (
+        "release-unknown",
+        lambda text: "environments = [\"platform_machine == 'riscv64'\"]\n" + text,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOCKS)
+def test_hostile_lock_is_refused(world: World, case: str) -> None:
+    """A lock names wheels by hash at an address, of exactly the release's versions, for this machine."""
+    expected, change = LOCKS[case]
+    demo, other = wheel("demo", "1.1"), wheel("other", "2.0")
+    world.publish(ONE, [wheel("demo", "1.0")])
+    user = world.user()
+    user.install()
+    text = world.lock([demo], [other]).decode()
+    assert change(text) != text
+    world.publish(TWO, [demo], [other], lock=change(text).encode())
+
+    assert refused(user, user.listing()).reference == expected
+
+
+def answer(
+    body: bytes, status: int = 200, length: int | None = None, **headers: str
+) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Return what answers with *body*."""
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return reply
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    """Answer without end."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        handler.wfile.write(b" " * (1 << 16))
+
+
+def dripping(handler: BaseHTTPRequestHandler) -> None:
+    """Answer a byte at a time."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+DOWNLOADS: dict[str, tuple[str, Callable[[BaseHTTPRequestHandler], object]]] = {
+    "a page in its place": ("download-invalid", answer(HTML)),
+    "other bytes": ("download-invalid", answer(b"x" * len(wheel("demo", "1.1").data))),
+    "cut off": ("download-invalid", answer(b"PK", length=len(wheel("demo", "1.1").data))),
+    "endless": ("download-invalid", endless),
+    "dripping": ("index-unreachable", dripping),
+    "missing": ("index-damaged", answer(b"", 404)),
+    "forbidden": ("index-unreachable", answer(b"", 403)),
+    "a file, by a redirect": ("download-invalid", answer(b"", 302, Location="file:///etc/passwd")),
+    "a loop of redirects": (
+        "download-invalid",
+        lambda handler: answer(b"", 302, Location=handler.path)(handler),
+    ),
+    "a fault of the server": ("index-unreachable", answer(b"", 503)),
+}
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("case", DOWNLOADS)
+def test_bad_download_is_refused(
+    world: World, case: str, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other bytes are not kept, whoever serves them; nothing waits for ever."""
+    monkeypatch.setattr(http, "STALL", 0.5)
+    expected, fault = DOWNLOADS[case]
+    bad = wheel("demo", "1.1")
+    world.publish(ONE, [wheel("demo", "1.0")])
+    user = world.user()
+    user.install()
+    world.publish(TWO, [bad if ours else wheel("more")], [] if ours else [bad])
+    world.faults[
+        f"files/{bad.sha256}/{bad.name}" if ours else f"others/{bad.sha256[:8]}/{bad.name}"
+    ] = fault
+
+    began = time.monotonic()
+    assert refused(user, user.listing()).reference == expected
+    assert time.monotonic() - began < 30
+    world.faults.clear()
+    assert user.run("install").code == 0
+
+
+def test_download_is_resumed(world: World) -> None:
+    """What arrived is kept, and only the rest is asked for again."""
+    demo = wheel("demo", "1.1", {"demo/data.bin": os.urandom(300_000)})
+    world.publish(ONE, [demo])
+    user, ranges = world.user(), list[str]()
+
+    def serve(handler: BaseHTTPRequestHandler) -> None:
+        ranges.append(handler.headers.get("Range", ""))
+        start = int(ranges[-1][6:-1] or 0)
+        total = len(demo.data)
+        extra = {"Content-Range": f"bytes {start}-{total - 1}/{total}"} if start else {}
+        answer(demo.data[start : start + 120_000], 206 if start else 200, total - start, **extra)(
+            handler
+        )
+
+    world.faults[f"files/{demo.sha256}/{demo.name}"] = serve
+    assert user.install().code == 0
+    assert ranges == ["", "bytes=120000-", "bytes=240000-"]
+
+
+def test_files_of_the_cache_are_hashed_again(world: World) -> None:
+    """A wheel that was changed in the cache, or came there by a link, is fetched anew; what the link led to stays."""
+    world.publish(ONE, [wheel("demo")], [wheel("other", "2.0")])
+    user, secret = world.user(), world.folder / "secret"
+    secret.write_text("a secret")
+    user.install()
+    user.run("uninstall")
+    first, second = sorted(user.cache.rglob("*.whl"))
+    first.write_bytes(first.read_bytes()[::-1])
+    second.unlink()
+    second.symlink_to(secret)
+
+    assert user.run("install").code == 0
+    assert user.run("doctor", "--deep").code == 0
+    assert secret.read_text() == "a secret"
+    assert not second.is_symlink()
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_planted_links_are_not_written_through(world: World, link: str) -> None:
+    """A link where a partial download, a record or a folder belongs is replaced or refused."""
+    demo = wheel("demo")
+    world.publish(ONE, [demo])
+    user, secret = world.user(), world.folder / "secret"
+    secret.write_text("a secret")
+    plant = os.symlink if link == "symbolic" else os.link
+    partial = user.cache / "wheels" / demo.sha256 / f"{demo.name}.part"
+    partial.parent.mkdir(parents=True)
+    user.prefix.mkdir()
+    for path in (partial, user.prefix / "history.json", user.prefix / ".current"):
+        plant(secret, path)
+    (user.prefix / "history.json").unlink()
+    plant(secret, user.prefix / ".history.json")
+
+    assert user.install().code == 0
+    assert secret.read_text() == "a secret"
+
+
+@pytest.mark.parametrize(
+    "place", ["cache/sparkwright/client/wheels", "prefix/releases", "prefix/trust"]
+)
+def test_a_link_in_the_place_of_a_folder_is_refused(world: World, place: str) -> None:
+    """Nothing is written into a folder that somebody else put there."""
+    world.publish(ONE, [wheel("demo")])
+    user, elsewhere = world.user(), world.folder / "elsewhere"
+    elsewhere.mkdir()
+    (user.folder / place).parent.mkdir(parents=True, exist_ok=True)
+    (user.folder / place).symlink_to(elsewhere)
+
+    assert user.install().reference == "cache-unusable"
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_folder_of_everybody_is_refused(world: World) -> None:
+    """Whoever can write there could change what is installed."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    user.prefix.mkdir()
+    user.prefix.chmod(0o777)
+
+    assert user.install().reference == "cache-unusable"
+
+
+@pytest.mark.parametrize("place", ["cache", "prefix"])
+def test_full_disk_is_refused_before_anything_is_created(world: World, place: str) -> None:
+    """The room for the downloads and for what they unpack to is compared with what is free."""
+    world.publish(ONE, [wheel("demo", files={"demo/data.bin": os.urandom(3_000_000)})])
+    user = world.user()
+    folder = user.folder / place
+    folder.mkdir()
+    command = shlex.join(
+        [sys.executable, "-m", "sparkwright.client.main", "install", "--trust", world.fingerprint]
+    )
+    script = f"mount -t tmpfs -o size=2m,mode=755 none {shlex.quote(str(folder))} && {command}; status=$?; ls -A {folder}/releases; exit $status"
+    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*mounts.mounting_shell(), script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "disk-full" in done.stderr
+    assert done.stdout == ""
+
+
+def test_uv_that_fails_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An environment that could not be made is removed, and the one before stays current."""
+    from sparkwright.client import environment
+
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    user.install()
+    before = user.listing()
+    world.publish(TWO, [wheel("demo", "1.1")])
+    program = tmp_path / "uv"
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in venv) mkdir -p "$7/bin";; *) echo "no room in /dev/null"; exit 2;; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(environment, "_uv", lambda: str(program))
+
+    assert refused(user, before).reference == "command-failed"
