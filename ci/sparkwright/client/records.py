@@ -191,8 +191,8 @@ class Patch(msgspec.Struct, frozen=True):
 
     Attributes:
         pick: The number of the pull request; 0 for a patch of ours.
-        upstream: Whether upstream's newest release has it: ``needed``, ``upstream``, or empty if
-            that was not looked up.
+        upstream: Whether upstream has it: ``needed``, ``upstream``, or empty if that is unknown.
+        upstream_says: How that was found out, or why it is unknown.
     """
 
     name: Line
@@ -201,6 +201,7 @@ class Patch(msgspec.Struct, frozen=True):
     reason: Line
     pick: int = 0
     upstream: Literal["", "needed", "upstream"] = ""
+    upstream_says: Line = ""
 
 
 class ForkSource(msgspec.Struct, frozen=True, kw_only=True):

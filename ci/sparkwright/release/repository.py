@@ -42,10 +42,12 @@ from tuf.api.metadata import (
 )
 from tuf.api.serialization import DeserializationError
 
+from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleaseState,
+    ReleaseWheel,
     Sha256,
     decode_release,
     state_of,
@@ -124,7 +126,7 @@ class Index:
                 raise ValueError("it is no folder")
             self._read(pin, resuming=resuming)
         except (OSError, ValueError, RepositoryError, DeserializationError) as error:
-            raise ReleaseError(
+            raise ClientError(
                 "index-damaged",
                 f"{folder} is no sound index.",
                 details=[f"{type(error).__name__}: {error}"[:500]],
@@ -212,7 +214,7 @@ class Index:
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
-            raise ReleaseError(
+            raise ClientError(
                 "index-damaged",
                 f"{target.path} is not the release that was signed.",
                 details=[str(error)[:500]],
@@ -222,7 +224,7 @@ class Index:
     def entry(self, name: str) -> Entry:
         """Return the release *name*; raise `release-unknown` if there is none."""
         if name not in self.entries:
-            raise ReleaseError(
+            raise ClientError(
                 "release-unknown",
                 f"The index has no release {name}.",
                 details=list(self.entries)[-10:],
@@ -232,6 +234,10 @@ class Index:
     def of_stack(self, stack: str) -> list[Entry]:
         """Return the releases of *stack*, oldest first."""
         return [entry for entry in self.entries.values() if entry.state.stack == stack]
+
+    def require_keys(self, keys: Keys, roles: Roles) -> None:
+        """Require the keys of a publication; raise `key-missing`."""
+        Transaction(self, keys, roles).renew("targets")
 
     @contextlib.contextmanager
     def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
@@ -322,6 +328,12 @@ class Transaction:
         if not (path.is_file() and sha256_file(path) == file.sha256):
             self._write(path, source, file.sha256)
             self.sent.append(file.path)
+
+    def put_metadata(self, wheel: ReleaseWheel, data: bytes) -> None:
+        """Write METADATA of *wheel* beside it (PEP 658)."""
+        path = self._folder / f"{wheel.path}.metadata"
+        if not (path.is_file() and sha256_file(path) == wheel.metadata):
+            self._write(path, data, wheel.metadata)
 
     def set_release(self, release: Release, state: ReleaseState) -> None:
         """Add the release, or replace the one of its name."""

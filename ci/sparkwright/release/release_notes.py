@@ -1,0 +1,230 @@
+"""
+The notes of a release, in Markdown, from its record and that of the release before it.
+
+They say what records prove. What was not measured or not looked up is written so, and never counts
+for the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.bench.records import METRICS
+from sparkwright.cherry_picks import drift, ledger
+from sparkwright.cherry_picks.drift import Trial
+from sparkwright.client.records import ForkSource, Patch, Release, ReleaseLock, Speed, line
+from sparkwright.core.console import size
+from sparkwright.forks.context import RunContext
+from sparkwright.release import templates
+
+#: Written where nothing was measured.
+NOT_MEASURED = "not measured"
+#: What comes first in a table of packages.
+_FIRST = ("torch", "triton", "cuda", "nvidia")
+
+
+def markdown(release: Release, before: Release | None) -> str:
+    """
+    Return the notes of *release*.
+
+    Args:
+        before: The release of the same stack before it; None for the first, or if it was removed.
+    """
+    return templates.render("notes.md", **view(release, before))
+
+
+def view(release: Release, before: Release | None) -> dict[str, Any]:
+    """Return what the templates of notes and release pages show."""
+    machines = dict.fromkeys(wheel.machine for wheel in release.wheels if wheel.machine != "any")
+    torch = {lock.packages["torch"]: None for lock in release.locks if "torch" in lock.packages}
+    return {
+        "release": release,
+        "before": before,
+        "forks": ", ".join(
+            [f"{fork.name} {fork.version}" for fork in release.forks]
+            + [f"torch {version}" for version in torch]
+        ),
+        "machines": ", ".join(machines),
+        "size": size(sum(wheel.size for wheel in release.wheels)),
+        "missing": [(wheel, entry) for wheel in release.wheels for entry in wheel.proof.missing],
+        "patches": list(_patches(release, before)),
+        "summary": _summary(release),
+        "sources": list(_source_changes(release, before)) if before else [],
+        "packages": [_package_changes(lock, before) for lock in release.locks] if before else [],
+        "speeds": {
+            wheel.name: [_speed_row(speed) for speed in wheel.proof.speeds]
+            for wheel in release.wheels
+        },
+        "sizes": list(_sizes(release, before)),
+    }
+
+
+def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
+    """
+    Return *source* with what is known of its patches upstream: by the last `patch drift`, and by
+    the merges that the ledger records.
+    """
+    last, records = drift.last(context, source.name), {}
+    if any(patch.pick for patch in source.patches):
+        records = dict(ledger.load_ledger(context.project.root, source.name).by_number)
+    patches = []
+    for patch in source.patches:
+        tried = [
+            trial
+            for trial in (last.of(patch.name) if last else ())
+            if trial.sha256 == patch.sha256 and _later(trial.base, source.version)
+        ]
+        merge = records[patch.pick].merge if patch.pick in records else ""
+        patches.append(_with_state(patch, tried, merge))
+    return replace(source, patches=tuple(patches))
+
+
+def _with_state(patch: Patch, tried: list[Trial], merge: str) -> Patch:
+    has = next((trial for trial in tried if trial.state == "already-upstream"), None)
+    if tried and tried[-1].applies:
+        return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
+    if has:
+        return replace(patch, upstream="upstream", upstream_says=line(f"{has.base} has it"))
+    if merge:
+        return replace(patch, upstream="upstream", upstream_says=f"merged as {merge[:12]}")
+    reason = f"on {tried[-1].base}: {tried[-1].state}" if tried else "not tried on anything later"
+    return replace(patch, upstream_says=line(reason))
+
+
+def _later(base: str, version: str) -> bool:
+    """Return whether *base* is later than the release *version*; a branch is."""
+    try:
+        return Version(base) > Version(version)
+    except InvalidVersion:
+        return True
+
+
+def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Patch, str]]:
+    """Yield every patch with its fork and its change since *before*, and those that are gone."""
+    then = {
+        (fork.name, patch.name): patch
+        for fork in (before.forks if before else ())
+        for patch in fork.patches
+    }
+    for fork in release.forks:
+        for patch in fork.patches:
+            old = then.pop((fork.name, patch.name), None)
+            change = "carried" if before is None else "added"
+            if old:
+                change = "unchanged" if old.sha256 == patch.sha256 else "changed"
+            yield fork.name, patch, change
+    for (name, _), patch in then.items():
+        yield name, patch, "dropped"
+
+
+def _summary(release: Release) -> list[str]:
+    """Return whether the fork is still needed, in sentences that the records prove."""
+    patches = [patch for fork in release.forks for patch in fork.patches]
+    states = [patch.upstream or "unknown" for patch in patches]
+    counts = [f"{states.count(state)} {state}" for state in ("needed", "upstream", "unknown")]
+    sentences = [f"Of {len(patches)} patches: {', '.join(counts)}." if patches else "No patches."]
+    if patches and set(states) == {"upstream"}:
+        sentences.append("Upstream has every patch of this release.")
+    compared = False
+    for wheel in release.wheels:
+        measured = [speed for speed in wheel.proof.speeds if speed.ratio is not None]
+        if not measured:
+            continue
+        gains = [_gain(speed) for speed in measured]
+        faster = sum(gain is not None and gain[0] > 0 for gain in gains)
+        slower = sum(gain is not None and gain[1] < 0 for gain in gains)
+        base = next((fork.base for fork in release.forks if fork.name == wheel.fork), "")
+        stock = bool(base) and base[:12] in wheel.proof.baseline
+        compared = compared or (stock and faster > 0)
+        against = "the stock wheel" if stock else wheel.proof.baseline or "an unnamed baseline"
+        sentences.append(
+            f"{wheel.project} against {against}: faster in {faster}, slower in {slower} of "
+            f"{len(measured)} measured figures."
+        )
+    if not compared:
+        sentences.append("It was not shown that this release is faster than the stock wheel.")
+    return sentences
+
+
+def _gain(speed: Speed) -> tuple[float, float] | None:
+    """Return the 95 % interval of how much faster it is (0.02: 2 %); None if unknown."""
+    if speed.metric not in METRICS or not speed.low or not speed.high:
+        return None
+    if METRICS[speed.metric][3]:
+        return speed.low - 1, speed.high - 1
+    return 1 / speed.high - 1, 1 / speed.low - 1
+
+
+def _speed_row(speed: Speed) -> dict[str, str]:
+    known = METRICS.get(speed.metric)  # type: ignore[call-overload]  # a record may hold any line
+    interval = NOT_MEASURED
+    if speed.low is not None and speed.high is not None:
+        interval = f"{speed.low - 1:+.2%} to {speed.high - 1:+.2%}"
+    return {
+        "cell": speed.cell,
+        "metric": f"{known[0]} ({'more' if known[3] else 'less'} is better)"
+        if known
+        else speed.metric,
+        "state": speed.state if speed.state != "not-run" or speed.ratio is None else "reported",
+        "change": NOT_MEASURED if speed.ratio is None else f"{speed.ratio - 1:+.2%}",
+        "interval": interval,
+    }
+
+
+def _source_changes(release: Release, before: Release) -> Iterator[tuple[str, str, str, str]]:
+    """Yield fork, fact, value before and value now of what changed in the sources."""
+    now, then = ({fork.name: fork for fork in entry.forks} for entry in (release, before))
+    for name in dict.fromkeys((*now, *then)):
+        facts = [_facts(side.get(name)) for side in (then, now)]
+        for fact in dict.fromkeys((*facts[0], *facts[1])):
+            old, new = (side.get(fact, "–") for side in facts)
+            if old != new:
+                yield name, fact, old, new
+
+
+def _facts(fork: ForkSource | None) -> Mapping[str, str]:
+    if fork is None:
+        return {}
+    return {
+        "version": fork.version,
+        "source": f"{fork.kind} {fork.pin[:16]}",
+        "built": fork.built,
+        "official wheel": fork.base[:16],
+        "patches": str(len(fork.patches)),
+        "places changed by arch rules": str(fork.sites),
+        "compiler": fork.cuda,
+    }
+
+
+def _package_changes(lock: ReleaseLock, before: Release | None) -> dict[str, Any]:
+    locks = before.locks if before else ()
+    then = next((old.packages for old in locks if old.machine == lock.machine), {})
+    names = {*then, *lock.packages}
+    changed = [name for name in names if then.get(name) != lock.packages.get(name)]
+
+    def rank(name: str) -> tuple[int, str]:
+        beginnings = (place for place, word in enumerate(_FIRST) if name.startswith(word))
+        return next(beginnings, len(_FIRST)), name
+
+    rows = [
+        (name, then.get(name, "–"), lock.packages.get(name, "–"))
+        for name in sorted(changed, key=rank)
+    ]
+    return {"machine": lock.machine, "rows": rows, "same": len(names) - len(changed)}
+
+
+def _sizes(release: Release, before: Release | None) -> Iterator[dict[str, Any]]:
+    then = {(wheel.project, wheel.machine): wheel for wheel in (before.wheels if before else ())}
+    for wheel in release.wheels:
+        old = then.get((wheel.project, wheel.machine))
+        yield {
+            "wheel": wheel,
+            "size": size(wheel.size),
+            "change": f"{wheel.size / old.size - 1:+.1%}" if old and old.size else "–",
+            "compiled": sum(library.origin == "compiled" for library in wheel.libraries),
+            "base": sum(library.origin == "base" for library in wheel.libraries),
+        }
