@@ -61,10 +61,10 @@ COMMANDS = {
     "release prune": CommandInfo(
         "release", "remove old candidates and the files that only they use"
     ),
-    "release refresh": CommandInfo("release", "sign an index again before its signature expires"),
-    "release key": CommandInfo("release", "make a signing key, or show its fingerprint"),
+    "release refresh": CommandInfo("release", "sign an index again before it expires"),
+    "release key": CommandInfo("release", "make, show or rotate the keys of an index"),
     "release notes": CommandInfo("release", "print the notes of a release, in Markdown"),
-    "release verify": CommandInfo("release", "check the evidence of a wheel file"),
+    "release verify": CommandInfo("release", "check every file of an index by its hash"),
     "lab runner": CommandInfo("lab", "set up a Spark that runs jobs of a repository"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab record": CommandInfo("lab", "record the outcome of a workflow run"),

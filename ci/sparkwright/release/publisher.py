@@ -569,10 +569,9 @@ class Publisher:
                 path.symlink_to(known.absolute())
                 return path
         if not wheel.url:
-            raise ClientError(
-                "index-damaged",
+            raise repository.damaged(
                 f"{wheel.name} is not in the index, or not what it was.",
-                details=[f"sha256: {wheel.sha256}"],
+                [f"sha256: {wheel.sha256}"],
             )
         try:
             http.download(wheel.url, path, size=wheel.size)

@@ -126,11 +126,8 @@ class Index:
                 raise ValueError("it is no folder")
             self._read(pin, resuming=resuming)
         except (OSError, ValueError, RepositoryError, DeserializationError) as error:
-            raise ClientError(
-                "index-damaged",
-                f"{folder} is no sound index.",
-                details=[f"{type(error).__name__}: {error}"[:500]],
-            ) from error
+            cause = f"{type(error).__name__}: {error}"[:500]
+            raise damaged(f"{folder} is no sound index.", [cause]) from error
 
     def _read(self, pin: str, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
@@ -214,11 +211,8 @@ class Index:
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
-            raise ClientError(
-                "index-damaged",
-                f"{target.path} is not the release that was signed.",
-                details=[str(error)[:500]],
-            ) from error
+            what = f"{target.path} is not the release that was signed."
+            raise damaged(what, [str(error)[:500]]) from error
         return entry
 
     def entry(self, name: str) -> Entry:
@@ -532,6 +526,27 @@ def remove_unreferenced(index: Index) -> list[str]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(name)
     return removed
+
+
+def damaged_files(index: Index) -> list[str]:
+    """Return the paths of files that releases name and that are missing or have other bytes."""
+    files = {
+        file.path: file.sha256
+        for entry in index.entries.values()
+        for file in entry.release.files
+        if not file.url
+    }
+    paths = {path: index.folder / path for path in files}
+    return [
+        path
+        for path, file in paths.items()
+        if not file.is_file() or sha256_file(file) != files[path]
+    ]
+
+
+def damaged(what: str, details: Sequence[str]) -> ClientError:
+    """Return the error `index-damaged`."""
+    return ClientError("index-damaged", what, details=details)
 
 
 def _verified(roots: Sequence[Metadata[Root]], role: str, data: bytes) -> Any:
