@@ -159,21 +159,8 @@ class World:
         return [one.public_bytes(Encoding.PEM).decode() for one in (leaf, self.certificate)]
 
     def enter(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a proposed ``dsse`` entry into the log, and return the log's answer."""
-        content = proposed["spec"]["proposedContent"]
-        envelope = json.loads(content["envelope"])
-        payload = base64.b64decode(envelope["payload"])
-        body = rfc8785.dumps(
-            {
-                "apiVersion": "0.0.1",
-                "kind": "dsse",
-                "spec": {
-                    "envelopeHash": {"algorithm": "sha256", "value": hashlib.sha256(content["envelope"].encode()).hexdigest()},
-                    "payloadHash": {"algorithm": "sha256", "value": hashlib.sha256(payload).hexdigest()},
-                    "signatures": [{"signature": one["sig"], "verifier": content["verifiers"][0]} for one in envelope["signatures"]],
-                },
-            }
-        )
+        """Enter a proposed ``dsse`` or ``hashedrekord`` entry into the log, and return the log's answer."""
+        body = rfc8785.dumps(proposed if proposed["kind"] == "hashedrekord" else self._dsse(proposed["spec"]["proposedContent"]))
         self.leaves.append(body)
         index, log = len(self.leaves) - 1, hashlib.sha256(_spki(self.rekor)).digest()
         when = int(datetime.datetime.now(datetime.UTC).timestamp()) + self.late
@@ -186,6 +173,20 @@ class World:
         }
         self.entries.append(promise | {"verification": verification})
         return {f"{index:064x}": self.entries[-1]}
+
+    def _dsse(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the log keeps of an envelope."""
+        envelope = json.loads(content["envelope"])
+        payload = base64.b64decode(envelope["payload"])
+        return {
+            "apiVersion": "0.0.1",
+            "kind": "dsse",
+            "spec": {
+                "envelopeHash": {"algorithm": "sha256", "value": hashlib.sha256(content["envelope"].encode()).hexdigest()},
+                "payloadHash": {"algorithm": "sha256", "value": hashlib.sha256(payload).hexdigest()},
+                "signatures": [{"signature": one["sig"], "verifier": content["verifiers"][0]} for one in envelope["signatures"]],
+            },
+        }
 
     def _checkpoint(self, size: int, root: bytes, log: bytes) -> str:
         note = f"toy log - 1\n{size}\n{_b64(root)}\n"

@@ -166,9 +166,12 @@ class Index:
     """
 
     def __init__(self, location: Location, root: bytes, folder: Path) -> None:
+        from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
         from tuf.ngclient.config import UpdaterConfig
         from tuf.ngclient.updater import Updater
 
+        # The library reads such keys only on request.
+        KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
         self.location, self._folder = location, folder
         limits = UpdaterConfig(
             root_max_length=LARGEST_ROOT,

@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
-from securesystemslib.signer import Key, Signer
-from tuf.api.exceptions import RepositoryError
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, Signer, SigstoreKey
+from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
     Metadata,
     MetaFile,
@@ -55,7 +55,7 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.store import flush, translate_disk_full
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
 
@@ -69,6 +69,9 @@ FIELD = "sparkwright"
 RENEWAL = ("snapshot", "timestamp")
 
 CHUNK = 1 << 20
+
+# The library reads keys of identities only on request.
+KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 
 class IndexFacts(msgspec.Struct, frozen=True):
@@ -443,7 +446,12 @@ class Transaction:
             signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
         metadata: Metadata[Any] = Metadata(signed)
         for signer in {signer.public_key.keyid: signer for signer in signers}.values():
-            metadata.sign(signer, append=True)
+            try:
+                metadata.sign(signer, append=True)
+            except UnsignedMetadataError as error:
+                raise TrustError(
+                    "identity-unusable", f"{role} cannot be signed.", details=[str(error)[:500]]
+                ) from error
         return metadata
 
     def _write_root(self) -> None:
