@@ -20,6 +20,7 @@ import msgspec
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from sparkwright.builder import pylock
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import Machine
 from sparkwright.core import process
 from sparkwright.core.console import console
@@ -49,17 +50,6 @@ class OwnWheel(msgspec.Struct, frozen=True):
     url: str
     sha256: str
     size: int
-
-
-class LockedWheel(msgspec.Struct, frozen=True, order=True):
-    """A wheel of the set. *size* is in bytes; 0 if the package index does not state it."""
-
-    project: str
-    version: str
-    name: str
-    url: str
-    sha256: str
-    size: int = 0
 
 
 class LockedSet(msgspec.Struct, frozen=True):
@@ -115,7 +105,11 @@ def resolve(
     for python, packages in resolved.items():
         for package in packages:
             needed.setdefault(resolver.wheel(package, python), []).append(python)
-    return LockedSet(_write(needed, machine, pythons), tuple(sorted(needed)), pythons)
+    return LockedSet(
+        _write(needed, machine, pythons),
+        tuple(sorted(needed, key=msgspec.structs.astuple)),
+        pythons,
+    )
 
 
 class _Resolver:
@@ -295,7 +289,7 @@ def _write(
         'created-by = "sparkwright"',
     ]
     packages: dict[tuple[str, str], dict[LockedWheel, Sequence[str]]] = {}
-    for wheel, own in sorted(needed.items()):
+    for wheel, own in sorted(needed.items(), key=lambda item: msgspec.structs.astuple(item[0])):
         packages.setdefault((wheel.project, wheel.version), {})[wheel] = own
     for (project, version), wheels in packages.items():
         lines += ["", "[[packages]]", f"name = {_string(project)}", f"version = {_string(version)}"]

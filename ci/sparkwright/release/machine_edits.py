@@ -14,13 +14,13 @@ from typing import Annotated
 import msgspec
 from packaging.utils import canonicalize_name
 
+from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import FileEdit, Overlay, Sha256
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.stack import Project
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.locked_set import LockedWheel
 
 
 class PinnedPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
