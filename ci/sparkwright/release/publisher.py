@@ -11,26 +11,20 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 from packaging.version import Version
 
-from sparkwright.audit import policy as audit_policy
 from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Channel,
-    ForkSource,
     Line,
-    Machine,
     Missing,
-    Proof,
     Release,
     ReleaseFile,
-    ReleaseLock,
     ReleaseState,
     ReleaseWheel,
     number,
@@ -39,31 +33,15 @@ from sparkwright.core import github, http
 from sparkwright.core.errors import GitHubError, StoreError, UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.http import HttpFailure
-from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.release import (
-    decision,
-    gate_results,
-    github_assets,
-    locked_set,
-    machine_edits,
-    pages,
-    provenance,
-    release_notes,
-    repository,
-    wheel_facts,
-)
+from sparkwright.release import github_assets, pages, release_draft, repository
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.gate_results import GateResults
 from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
-from sparkwright.release.locked_set import LockedSet, OwnWheel
 from sparkwright.release.policy import ReleasePolicy
+from sparkwright.release.release_draft import ReleaseDraft
 from sparkwright.release.repository import Entry, Index, IndexFacts
 from sparkwright.release.wheel_facts import WheelFacts
-
-#: What the files of a release hold: bytes, or the path of a wheel.
-Contents = dict[ReleaseFile, bytes | Path]
 
 
 class PublishRequest(msgspec.Struct, frozen=True):
@@ -124,45 +102,6 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Decided:
-    """Wheels, and what is shown of each by file name."""
-
-    wheels: tuple[WheelFacts, ...]
-    results: Mapping[str, GateResults]
-    proofs: Mapping[str, Proof]
-
-    def require_verified(self) -> None:
-        """Raise `verified-refused` if a wheel lacks something."""
-        missing = {
-            wheel.name: self.proofs[wheel.name].missing
-            for wheel in self.wheels
-            if self.proofs[wheel.name].missing
-        }
-        if missing:
-            raise ReleaseError(
-                "verified-refused",
-                f"{len(missing)} of {len(self.wheels)} wheels may not stand in verified.",
-                details=[
-                    f"{name.partition('-')[0]}: {entry.gate}: {entry.state} ({entry.reference}): "
-                    f"{entry.says}"
-                    for name, entries in missing.items()
-                    for entry in entries
-                ],
-                data={"missing": missing},
-            )
-
-    def proof(self, wheel: WheelFacts, contents: Contents) -> Proof:
-        """Return the proof of *wheel* with the gates' files, which are added to *contents*."""
-        results = self.results[wheel.name]
-        stem = wheel.name.removesuffix(".whl")
-        return replace(
-            self.proofs[wheel.name],
-            verdicts=_file(f"{stem}.verdicts.json", results.verdicts_file, contents),
-            throughput=_file(f"{stem}.throughput.json", results.throughput_file, contents),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class Publisher:
     """
     Who publishes in which index.
@@ -200,48 +139,55 @@ class Publisher:
         """
         index, stack = self._index(), self.context.project.stack
         url = self._url(index, request.url)
-        decided = self._decide(request.wheels, request.verdicts)
+        decided = release_draft.decide(self.context, self.policy, request.wheels, request.verdicts)
         if request.channel != "candidate":
             decided.require_verified()
         channel: Channel = request.channel or "verified"
-        missing = {name: proof.missing for name, proof in decided.proofs.items() if proof.missing}
+        done = Published("", channel, index.version, missing=decided.missing)
         if same := _same_release(index, stack, decided.wheels):
-            if channel == "verified" and same.state.channel == "candidate":
-                raise ReleaseError(
-                    "release-name-taken",
-                    f"These wheels are published, as the candidate {same.release.name}.",
-                    todo=f"Move it: `sparkwright release promote {same.release.name}`.",
-                )
+            _require_promoted(same, channel)
             if not request.dry_run:
                 pages.write(index)
-            return Published(
-                same.release.name, same.state.channel, index.version, True, (), missing,
-                index.fingerprint,
-            )  # fmt: skip
+            name, channel = same.release.name, same.state.channel
+            return replace(done, release=name, channel=channel, already=True)
+        known = _known_wheels(index)
         _require_free_names(index, decided.wheels)
         _require_order(index, stack, channel, decided.wheels)
-        name = f"{stack}.{max([0, *(number(e.release.name) for e in index.of_stack(stack))]) + 1}"
+        earlier = [entry.release for entry in index.of_stack(stack)]
+        name = f"{stack}.{1 + max((number(release.name) for release in earlier), default=0)}"
         if request.dry_run:
-            return Published(name, channel, index.version, missing=missing)
+            return replace(done, release=name)
         index.require_keys(self.keys, self.policy.file.roles)
-        contents: Contents = {}
-        host = self._host(name, index, decided.wheels, request.github, channel)
-        release = self._release(index, decided, name, url, host, contents)
-        self._require_room(contents)
-        sent = self._upload(host, decided, index) if host else []
+        new = [wheel for wheel in decided.wheels if wheel.name not in known]
+        host = self._host(name, new, request.github, channel)
+        draft = ReleaseDraft(
+            self.context,
+            self.policy,
+            decided,
+            name=name,
+            url=url,
+            address=host.url if host else lambda _: "",
+            known=known,
+            before=earlier[-1] if earlier else None,
+        )
+        own = [] if host else new
+        self._require_room([*draft.contents, *(_file(wheel) for wheel in own)])
+        sent = _upload(host, new) if host else []
         with index.changing(self.keys, self.policy.file.roles) as change:
             change.facts = IndexFacts(url, change.facts.retired)
-            for file, content in contents.items():
-                change.put(file, content)
-            for wheel in decided.wheels:
-                record = next(entry for entry in release.wheels if entry.name == wheel.name)
-                if not record.url:
-                    change.put(record, wheel.path)
-                    change.put_metadata(record, wheel.metadata)
-            change.set_release(release, _state(release, channel))
+            for file, data in draft.contents.items():
+                change.put(file, data)
+            for wheel in own:
+                change.put(_file(wheel), wheel.path)
+                change.put_beside(_file(wheel), ".metadata", wheel.metadata)
+            change.set_release(draft.release, _state(draft.release, channel))
         index = self._finish()
-        return Published(
-            name, channel, index.version, False, (*sent, *change.sent), missing, index.fingerprint
+        return replace(
+            done,
+            release=name,
+            version=index.version,
+            sent=(*sent, *change.sent),
+            fingerprint=index.fingerprint,
         )
 
     def promote(self, name: str, verdicts: Path) -> Changed:
@@ -268,17 +214,22 @@ class Publisher:
             )
         _require_offered(entry)
         _require_order(index, stack, "verified", entry.release.wheels, besides=name)
-        contents: Contents = {}
+        contents: dict[ReleaseFile, bytes] = {}
         with tempfile.TemporaryDirectory(prefix="promote-") as folder:
             paths = [self._wheel(wheel, Path(folder), verdicts) for wheel in entry.release.wheels]
-            decided = self._decide(paths, verdicts)
-            decided.require_verified()
-            proofs = {wheel.name: decided.proof(wheel, contents) for wheel in decided.wheels}
-        wheels = tuple(replace(wheel, proof=proofs[wheel.name]) for wheel in entry.release.wheels)
-        release = self._with_notes(replace(entry.release, wheels=wheels), index, contents)
+            decided = release_draft.decide(self.context, self.policy, paths, verdicts)
+        decided.require_verified()
+        wheels = tuple(
+            replace(wheel, proof=release_draft.with_files(decided, wheel.name, contents))
+            for wheel in entry.release.wheels
+        )
+        before = index.entries.get(entry.release.before)
+        release = release_draft.with_notes(
+            replace(entry.release, wheels=wheels), before.release if before else None, contents
+        )
         with index.changing(self.keys, self.policy.file.roles) as change:
-            for file, content in contents.items():
-                change.put(file, content)
+            for file, data in contents.items():
+                change.put(file, data)
             change.set_release(release, _state(release, "verified"))
         return _changed(self._finish(), name)
 
@@ -382,178 +333,27 @@ class Publisher:
             )
         return url
 
-    def _decide(self, paths: Sequence[Path], verdicts: Path | None) -> _Decided:
-        project = self.context.project
-        audit = None
-        if project.audit_file.exists():
-            audit = audit_policy.load(project.audit_file, project.spec.arch)
-        wheels = wheel_facts.read_all(paths, audit)
-        if others := sorted({wheel.stack for wheel in wheels} - {project.stack}):
-            raise UsageError(
-                "usage",
-                f"These are wheels of stack {', '.join(others)}, not of {project.stack}.",
-                todo=f"Give --stack {others[0]}.",
-            )
-        results = {wheel.name: gate_results.read_beside(wheel.path, verdicts) for wheel in wheels}
-        return _Decided(wheels, results, decision.decide_all(wheels, results, self.policy))
-
     def _host(
-        self,
-        name: str,
-        index: Index,
-        wheels: Sequence[WheelFacts],
-        repository: str,
-        channel: Channel,
+        self, name: str, new: Sequence[WheelFacts], repository: str, channel: Channel
     ) -> GitHubAssets | None:
-        """Return the host of new wheels; None for the folder of the index."""
-        known = _known_wheels(index)
-        new = [wheel.sha256 for wheel in wheels if wheel.name not in known]
+        """Return the host of *new* wheels; None for the folder of the index."""
         if not repository or not new:
             return None
         api = github.GitHub.from_environment(self.context.mirrored(github.ADDRESS), seconds=300)
         return GitHubAssets(
             api,
             repository,
-            github_assets.tag_of(name, new),
+            github_assets.tag_of(name, [wheel.sha256 for wheel in new]),
             uploads=self.context.mirrored(github_assets.UPLOADS),
             prerelease=channel == "candidate",
             immutable=self.policy.file.immutable,
         )
 
-    def _upload(self, host: GitHubAssets, decided: _Decided, index: Index) -> list[str]:
-        """Send the new wheels, and the METADATA of each beside it (PEP 658)."""
-        known = _known_wheels(index)
-        files: dict[ReleaseFile, Path] = {}
-        with tempfile.TemporaryDirectory(prefix="metadata-") as folder:
-            for wheel in decided.wheels:
-                if wheel.name not in known:
-                    own = ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
-                    files[own] = wheel.path
-                    metadata = Path(folder, f"{wheel.name}.metadata")
-                    metadata.write_bytes(wheel.metadata)
-                    file = ReleaseFile(
-                        name=metadata.name,
-                        size=len(wheel.metadata),
-                        sha256=sha256_bytes(wheel.metadata),
-                    )
-                    files[file] = metadata
-            return host.publish(files)
-
-    def _release(
-        self,
-        index: Index,
-        decided: _Decided,
-        name: str,
-        url: str,
-        host: GitHubAssets | None,
-        contents: Contents,
-    ) -> Release:
-        """Return the record of a new release, and add what its files hold to *contents*."""
-        made, known = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), _known_wheels(index)
-        lock_file = self.context.project.lock_file
-        lock_digest = sha256_file(lock_file) if lock_file.exists() else ""
-        wheels = []
-        for wheel in decided.wheels:
-            stem, before = wheel.name.removesuffix(".whl"), known.get(wheel.name)
-            statement = provenance.statement(wheel, lock_digest)
-            address = before.url if before else host.url(wheel.name) if host else ""
-            wheels.append(
-                ReleaseWheel(
-                    name=wheel.name,
-                    size=wheel.size,
-                    sha256=wheel.sha256,
-                    url=address,
-                    fork=wheel.source.name,
-                    project=wheel.project,
-                    version=wheel.version,
-                    machine=wheel.machine,
-                    metadata=sha256_bytes(wheel.metadata),
-                    uploaded=before.uploaded if before else made,
-                    proof=decided.proof(wheel, contents),
-                    requires_python=wheel.requires_python,
-                    device_code=wheel.device_code,
-                    content=wheel.content,
-                    libraries=wheel.libraries,
-                    provenance=_file(f"{stem}.provenance.json", statement, contents),
-                    sbom=_file(f"{stem}.cdx.json", wheel.sbom, contents),
-                )
-            )
-        paths = {wheel.name: wheel.path for wheel in decided.wheels}
-        edits = machine_edits.load(self.context.project)
-        locks = []
-        for machine in _machines(wheels):
-            locked = self._locked(
-                [w for w in wheels if w.machine in (machine, "any")], machine, url, paths
-            )
-            if edits:
-                edits.require(locked.wheels)
-            file = _file(f"pylock.{machine}.toml", locked.lock, contents)
-            assert file
-            locks.append(
-                ReleaseLock(
-                    **msgspec.structs.asdict(file),
-                    machine=machine,
-                    pythons=locked.pythons,
-                    packages=locked.packages,
-                )
-            )
-        sources: dict[str, ForkSource] = {}
-        for wheel in decided.wheels:
-            sources.setdefault(wheel.source.name, wheel.source)
-        earlier = index.of_stack(self.context.project.stack)
-        release = Release(
-            name=name,
-            stack=self.context.project.stack,
-            made=made,
-            wheels=tuple(wheels),
-            locks=tuple(locks),
-            forks=tuple(
-                release_notes.with_upstream(self.context, source) for source in sources.values()
-            ),
-            edits=edits.edits if edits else (),
-            overlays=edits.overlays if edits else (),
-            before=earlier[-1].release.name if earlier else "",
-        )
-        return self._with_notes(release, index, contents)
-
-    def _with_notes(self, release: Release, index: Index, contents: Contents) -> Release:
-        before = index.entries.get(release.before)
-        text = release_notes.markdown(release, before.release if before else None)
-        file = _file(f"{release.name}.md", text.encode(), contents)
-        return replace(release, notes=file)
-
-    def _locked(
-        self,
-        wheels: Sequence[ReleaseWheel],
-        machine: Machine,
-        url: str,
-        paths: Mapping[str, Path],
-    ) -> LockedSet:
-        project = self.context.project
-        own = [
-            OwnWheel(
-                wheel.project,
-                wheel.version,
-                paths[wheel.name],
-                wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
-                wheel.sha256,
-                wheel.size,
-            )
-            for wheel in wheels
-        ]
-        return locked_set.resolve(
-            own,
-            machine,
-            self.policy.set_rule(project.stack),
-            index_url=package_index.index_url(),
-            torch=locked_set.torch_version(project.build_folder / "pylock.toml"),
-        )
-
-    def _require_room(self, contents: Contents) -> None:
+    def _require_room(self, files: Iterable[ReleaseFile]) -> None:
         """Raise `disk-full` before anything is written that would not fit."""
         parent = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         free = shutil.disk_usage(parent).free
-        needed = sum(file.size for file in contents if not (self.folder / file.path).exists())
+        needed = sum(file.size for file in files if not (self.folder / file.path).exists())
         if needed > free:
             raise StoreError(
                 "disk-full",
@@ -588,18 +388,20 @@ class Publisher:
         return path
 
 
-def _file(name: str, data: bytes, contents: Contents) -> ReleaseFile | None:
-    """Return the record of a file with *data*, which is added to *contents*; None if it is empty."""
-    if not data:
-        return None
-    file = ReleaseFile(name=name, size=len(data), sha256=sha256_bytes(data))
-    contents[file] = data
-    return file
+def _file(wheel: WheelFacts) -> ReleaseFile:
+    return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
 
 
-def _machines(wheels: Iterable[ReleaseWheel]) -> list[Machine]:
-    """Return the machines of a set; one without machine code is for the Spark."""
-    return sorted({wheel.machine for wheel in wheels} - {"any"}) or ["aarch64"]
+def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:
+    """Send *wheels*, and METADATA of each beside it (PEP 658)."""
+    files: dict[ReleaseFile, Path] = {}
+    with tempfile.TemporaryDirectory(prefix="metadata-") as folder:
+        for wheel in wheels:
+            path, data = Path(folder, f"{wheel.name}.metadata"), wheel.metadata
+            path.write_bytes(data)
+            files[_file(wheel)] = wheel.path
+            files[ReleaseFile(name=path.name, size=len(data), sha256=sha256_bytes(data))] = path
+        return host.publish(files)
 
 
 def _state(release: Release, channel: Channel) -> ReleaseState:
@@ -680,6 +482,16 @@ def _same_release(index: Index, stack: str, wheels: Sequence[WheelFacts]) -> Ent
             _require_offered(entry)
             return entry
     return None
+
+
+def _require_promoted(same: Entry, channel: Channel) -> None:
+    """Raise `release-name-taken` for the wheels of a candidate that are to be verified."""
+    if channel == "verified" and same.state.channel == "candidate":
+        raise ReleaseError(
+            "release-name-taken",
+            f"These wheels are published, as the candidate {same.release.name}.",
+            todo=f"Move it: `sparkwright release promote {same.release.name}`.",
+        )
 
 
 def _require_offered(entry: Entry) -> None:

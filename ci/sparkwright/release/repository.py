@@ -47,7 +47,6 @@ from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleaseState,
-    ReleaseWheel,
     Sha256,
     decode_release,
     state_of,
@@ -326,11 +325,11 @@ class Transaction:
             self._write(path, source, file.sha256)
             self.sent.append(file.path)
 
-    def put_metadata(self, wheel: ReleaseWheel, data: bytes) -> None:
-        """Write METADATA of *wheel* beside it (PEP 658)."""
-        path = self._folder / f"{wheel.path}.metadata"
-        if not (path.is_file() and sha256_file(path) == wheel.metadata):
-            self._write(path, data, wheel.metadata)
+    def put_beside(self, file: ReleaseFile, suffix: str, data: bytes) -> None:
+        """Write *data* beside *file*, under its name and *suffix*."""
+        path = self._folder / f"{file.path}{suffix}"
+        if not (path.is_file() and path.read_bytes() == data):
+            self._write(path, data)
 
     def set_release(self, release: Release, state: ReleaseState) -> None:
         """Add the release, or replace the one of its name."""
