@@ -57,8 +57,11 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 help="sign targets as the Sigstore identity of ci/release.yaml, with the "
                 "credentials of this environment",
             )
-    for name in ("release promote", "release yank", "release notes"):
+    for name in ("release promote", "release yank"):
         parsers[name].add_argument("release", metavar="RELEASE", help="its name (2026.11.3)")
+    parsers["release notes"].add_argument(
+        "release", nargs="?", metavar="RELEASE", help="its name (default: the newest)"
+    )
     _add_publish(parsers["publish"])
     _add_key(parsers["release key"])
     parsers["release promote"].add_argument(
@@ -282,7 +285,7 @@ def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.release.repository import Index
 
     index = Index(arguments.at)
-    entry = index.entry(arguments.release)
+    entry = index.entry(arguments.release or ["", *index.entries][-1])
     before = index.entries.get(entry.release.before)
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")
