@@ -212,11 +212,8 @@ def test_verify_names_the_release_of_a_wheel(two: World, tmp_path: Path) -> None
     path.write_bytes(wheel("demo", "1.1").data)
     found = user.run("verify", "--trust", two.fingerprint, path).document["wheels"][0]
 
-    assert (found["release"], found["name"], found["channel"]) == (
-        TWO,
-        "demo-1.1-py3-none-any.whl",
-        "verified",
-    )
+    assert (found["release"], found["wheel"]["name"]) == (TWO, "demo-1.1-py3-none-any.whl")
+    assert found["state"]["channel"] == "verified"
     path.write_bytes(wheel("demo", "1.2").data)
     assert user.run("verify", path).reference == "release-unknown"
 
@@ -407,7 +404,7 @@ def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
     replace = msgspec.structs.replace
     if fault in ("before", "after"):
         edit = replace(edit, **{fault: "0" * 64})
-    changes = {
+    changes: dict[str, dict[str, object]] = {
         "anchor": {"edits": (replace(edit, changes=(Change("sm", "x"), Change("nowhere", "x"))),)},
         "package": {"edits": (replace(edit, package="lower"),)},
         "count": {"overlays": (replace(overlay, files=1),)},

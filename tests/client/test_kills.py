@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -83,7 +83,7 @@ class Killer:
 
 
 @pytest.fixture
-def user(world: World) -> Iterator[User]:
+def user(world: World) -> User:
     """A user who has the first of two releases; uv's cache has both."""
     shared = wheel("other", "2.0")
     world.publish(ONE, [wheel("demo", "1.0")], [shared])
@@ -112,7 +112,9 @@ def test_installing_killed_anywhere_leaves_the_old_release_or_the_new(
             condition = user.run("doctor", "--deep").document
             releases = condition.get("releases") or condition["error"]["releases"]
             current = {
-                entry["name"] for entry in releases if entry["current"] and not entry["faults"]
+                name
+                for name, entry in releases.items()
+                if entry["current"] and not entry["faults"]
             }
             aside = (user.prefix / "releases" / f".{ONE}.old").exists()
             assert current & {ONE, TWO} or (aside and "--renew" in words), (steps[-1], releases)

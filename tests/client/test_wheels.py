@@ -97,7 +97,7 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "sitecustomize": ("wheel-unsafe", with_file("sitecustomize.py", b"import os; os._exit(0)\n")),
     "usercustomize": ("wheel-unsafe", with_file("usercustomize/__init__.py")),
     "hidden sitecustomize": ("wheel-unsafe", with_file("{data}/purelib/sitecustomize.py")),
-    "hidden dist-info": ("wheel-invalid", with_file("{data}/purelib/torch-1.dist-info/METADATA")),
+    "hidden dist-info": ("wheel-unsafe", with_file("{data}/purelib/torch-1.dist-info/METADATA")),
     "script pip": ("wheel-unsafe", with_file("{data}/scripts/pip")),
     "script python": ("wheel-unsafe", with_file("{data}/scripts/python3.12")),
     "script activate": ("wheel-unsafe", with_file("{data}/scripts/activate")),

@@ -7,7 +7,9 @@ RECORDs decide where something is written: what belongs into it is known from th
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import shutil
 import stat
@@ -15,18 +17,21 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.client import folders, load_check
+from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
-from sparkwright.client.records import Name, ReleaseName, Sha256
+from sparkwright.client.folders import LOCK, own_folder
+from sparkwright.client.records import ReleaseName, Sha256
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
-from sparkwright.core.errors import CommandError, PythonError
+from sparkwright.core.errors import CommandError, FileError, PythonError
 from sparkwright.core.process import Limits
+from sparkwright.core.store import locked, write_file
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
@@ -144,6 +149,12 @@ class FileState(msgspec.Struct, frozen=True, array_like=True):
     time: int
     sha256: str
 
+    def equals(self, other: FileState, *, deep: bool) -> bool:
+        """Return True if both have the same bytes, or not *deep*, the same size and time."""
+        if deep:
+            return self.sha256 == other.sha256
+        return (self.size, self.time) == (other.size, other.time)
+
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """
@@ -156,16 +167,11 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: ReleaseName
-    stack: Name
     index: str
-    machine: str
     python: str
     key: Sha256
     packages: dict[str, str]
-    listing: Sha256
-
-
-BROKEN = functools.partial(ClientError, "environment-broken")
+    listing: str = ""
 
 
 class Prefix:
@@ -179,17 +185,19 @@ class Prefix:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().resolve()
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Make the folder, and keep other runs out of it for the block."""
+        return locked(own_folder(self.root) / LOCK, str(self.root))
+
     def release(self, name: str) -> Path:
         """Return the environment of the release *name*."""
         return self.root / "releases" / name
 
     def marker(self, name: str) -> Marker | None:
         """Return what is installed as *name*; None if nothing is, or not wholly."""
-        path = self.release(name) / MARKER
-        try:
-            return files.read_json(path, Marker, failure=BROKEN) if path.is_file() else None
-        except ClientError:
-            return None
+        with contextlib.suppress(FileError):
+            return files.read_json(self.release(name) / MARKER, Marker)
+        return None
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
@@ -209,23 +217,21 @@ class Prefix:
     def history(self) -> list[str]:
         """The releases that were current, the latest last."""
         path = self.root / "history.json"
-        return files.read_json(path, list[str], failure=BROKEN) if path.exists() else []
+        return files.read_json(path, list[str]) if path.exists() else []
 
     def switch(self, name: str, history: Sequence[str]) -> None:
-        """Let ``current`` lead to the release *name*, and note *history*."""
+        """Let ``current`` lead to the release *name*, and note *history*, which ends with it."""
         link = self.root / ".current"
         link.unlink(missing_ok=True)
         link.symlink_to(Path("releases") / name)
         os.replace(link, self.root / "current")
-        folders.write_file(self.root / "history.json", msgspec.json.encode(list(history)))
+        kept = [entry for entry, _ in itertools.groupby(history)]
+        write_file(self.root / "history.json", msgspec.json.encode(kept))
 
     def remove(self, name: str) -> None:
         """Remove the environment *name*; without its marker, it does not count while it shrinks."""
-        folder = self.release(name)
-        (folder / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():
-            raise BROKEN(f"{folder} cannot be removed.")
+        (self.release(name) / MARKER).unlink()
+        shutil.rmtree(self.release(name))
 
     def recover(self) -> None:
         """Finish or undo what a killed run left: remove environments without a marker."""
@@ -288,10 +294,10 @@ def make(folder: Path, recipe: Recipe, cache: Path) -> dict[str, FileState]:
         ]
         uv([_uv(), "pip", "sync", "--python", folder / "bin/python", *options, "pylock", lock])
     for place, data in recipe.replaced.items():
-        folders.write_file(folder / place, data)
-    folders.own_folder(folder, CACHES)
+        write_file(folder / place, data)
+    own_folder(folder, CACHES)
     text = "".join(f'{name}="{value}"\n' for name, value in variables(folder).items())
-    folders.write_file(folder / "caches.env", text.encode())
+    write_file(folder / "caches.env", text.encode())
     actual = describe(folder)
     _check(folder, recipe, base, actual)
     _load(folder, recipe)

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import msgspec
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import locked, own_folder, write_file
+from sparkwright.client.folders import LOCK, own_folder
 from sparkwright.client.records import (
     LARGEST_RELEASE,
     Release,
@@ -33,6 +33,7 @@ from sparkwright.client.records import (
 from sparkwright.core import files, http
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, StoreError
+from sparkwright.core.store import locked, write_file
 
 if TYPE_CHECKING:
     from tuf.ngclient.fetcher import FetcherInterface
@@ -172,7 +173,7 @@ class Index:
 
         # The library reads such keys only on request.
         KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
-        self.location, self._folder = location, folder
+        self.location = location
         limits = UpdaterConfig(
             root_max_length=LARGEST_ROOT,
             timestamp_max_length=LARGEST_TIMESTAMP,
@@ -217,13 +218,9 @@ class Index:
         sha256 = target.hashes.get("sha256", "")
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
             raise ClientError("index-invalid", f"{name} is signed without a sha256.")
-        cached = own_folder(self._folder, "releases") / f"{sha256}.json"
-        if not cached.is_file() or files.sha256_file(cached) != sha256:
-            place = f"targets/releases/{sha256}.{name}.json"
-            data = self._bytes(place, target.length, sha256, LARGEST_RELEASE)
-            write_file(cached, data)
+        place = f"targets/releases/{sha256}.{name}.json"
         try:
-            release = decode_release(cached.read_bytes())
+            release = decode_release(self._bytes(place, target.length, sha256, LARGEST_RELEASE))
         except ValueError as error:
             what = f"{name} is not a release that this program can read."
             raise ClientError("index-invalid", what, details=[str(error)[:300]]) from error
@@ -305,7 +302,7 @@ def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:
     """
     carried = CARRIED_ADDRESS.read_text("utf-8").strip() if CARRIED_ADDRESS.exists() else ""
     location = Location.parse(address or carried)
-    with locked(own_folder(folder)):
+    with locked(own_folder(folder) / LOCK, str(folder)):
         if carried and location == Location.parse(carried) and not fingerprint:
             root = CARRIED_ROOT.read_bytes()
             return Index(location, root, own_folder(folder, files.sha256_bytes(root)[:32]))
@@ -340,7 +337,8 @@ def _first_root(location: Location, folder: Path, wanted: str) -> bytes:
             details=[f"fingerprint: {actual}", *([f"named:       {wanted}"] if wanted else [])],
             data={"fingerprint": actual},
         )
-    return write_file(own_folder(folder, actual[:32]) / FIRST_ROOT, root).read_bytes()
+    write_file(own_folder(folder, actual[:32]) / FIRST_ROOT, root)
+    return root
 
 
 def _confirmed(location: Location, fingerprint: str) -> bool:

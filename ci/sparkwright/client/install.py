@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ import msgspec
 from sparkwright.client import downloads, environment, locked_wheels, wheel_check
 from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python, Recipe
 from sparkwright.client.errors import ClientError
-from sparkwright.client.folders import locked, own_folder, write_file
+from sparkwright.client.folders import own_folder
 from sparkwright.client.index import Index
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
@@ -33,30 +33,12 @@ from sparkwright.client.records import (
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key, sha256_bytes
+from sparkwright.core.store import write_file
 
-#: Beside a wheel in the cache whose members were compared with its RECORD.
+#: Of the cache: a file for each wheel whose members were compared with its RECORD, by sha256.
 CHECKED = "checked"
 
 State = Literal["there already", "installed", "switched", "would install"]
-
-
-class InstallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    What to install.
-
-    Attributes:
-        version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
-            for any), this machine and *python*.
-        renew: Make the environment anew, even if it is there.
-        dry_run: Check everything, and create nothing.
-    """
-
-    channel: Channel = "verified"
-    stack: str = ""
-    version: str = ""
-    python: str = ""
-    renew: bool = False
-    dry_run: bool = False
 
 
 class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +52,14 @@ class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: int = 0
 
 
-def newest_first(states: dict[str, ReleaseState]) -> list[str]:
+def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
     """Return the names of releases, the latest first."""
     return sorted(states, key=lambda name: (states[name].made, number(name)), reverse=True)
 
 
-def fits(state: ReleaseState, machine: str, python: str) -> bool:
-    """Return True if the release has a set for *machine* and *python*."""
-    return bool({machine, "any"} & set(state.machines)) and python in state.pythons
-
-
-def select_release(index: Index, request: InstallRequest, python: Python) -> str:
+def select_release(
+    index: Index, python: Python, *, channel: Channel, stack: str, version: str
+) -> str:
     """
     Return the name of the release to install.
 
@@ -88,22 +67,23 @@ def select_release(index: Index, request: InstallRequest, python: Python) -> str
         release-unknown, release-unproved, release-yanked: None fits; see there.
     """
     states, machine = index.states, platform.machine()
-    if request.version:
-        names = [request.version] if request.version in states else []
-    else:
-        names = [name for name in newest_first(states) if request.stack in ("", states[name].stack)]
-    names = [name for name in names if fits(states[name], machine, python.short)]
+    names = [
+        name
+        for name in newest_first(states)
+        if version in ("", name)
+        and stack in ("", states[name].stack)
+        and {machine, "any"} & set(states[name].machines)
+        and python.short in states[name].pythons
+    ]
     if not names:
-        wanted = request.version or f"release {request.stack}".strip()
-        what = f"{index.location} has no {wanted} for Python {python.short} on {machine}."
+        what = f"{index.location} has no release {version or stack}".strip()
+        what += f" for Python {python.short} on {machine}."
         raise ClientError("release-unknown", what, details=newest_first(states)[:10])
-    channels = ("verified",) if request.channel == "verified" else ("verified", "candidate")
-    proved = [name for name in names if states[name].channel in channels]
+    proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
-        missing = ", ".join(states[names[0]].missing) or "its channel is candidate"
-        what = f"{names[0]} is not verified."
-        raise ClientError("release-unproved", what, details=[f"missing: {missing}"])
-    offered = [name for name in proved if request.version or not states[name].yanked]
+        missing = f"missing: {', '.join(states[names[0]].missing)}"
+        raise ClientError("release-unproved", f"{names[0]} is not verified.", details=[missing])
+    offered = [name for name in proved if version or not states[name].yanked]
     if not offered:
         reasons = [f"{name}: {states[name].yanked}" for name in proved[:10]]
         raise ClientError("release-yanked", "Every release that fits was yanked.", details=reasons)
@@ -112,9 +92,26 @@ def select_release(index: Index, request: InstallRequest, python: Python) -> str
     return offered[0]
 
 
-def install(prefix: Prefix, cache: Path, index: Index, request: InstallRequest) -> InstallResult:
+def install(
+    prefix: Prefix,
+    cache: Path,
+    index: Index,
+    *,
+    channel: Channel = "verified",
+    stack: str = "",
+    version: str = "",
+    python: str = "",
+    renew: bool = False,
+    dry_run: bool = False,
+) -> InstallResult:
     """
     Install a release, and let ``current`` lead to it.
+
+    Args:
+        version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
+            for any), this machine and *python* (empty for the one that runs this program).
+        renew: Make the environment anew, even if it is there.
+        dry_run: Check everything, and create nothing.
 
     Raises:
         release-unknown, release-unproved, release-yanked, lock-invalid, set-mixed, index-damaged,
@@ -123,41 +120,36 @@ def install(prefix: Prefix, cache: Path, index: Index, request: InstallRequest) 
         environment-broken, command-failed: The new environment is not usable, and was removed; the
             one before stays.
     """
-    python = environment.find_python(request.python)
-    name = select_release(index, request, python)
+    interpreter = environment.find_python(python)
+    name = select_release(index, interpreter, channel=channel, stack=stack, version=version)
     release = index.release(name)
     lock = _lock(release)
-    made_of = (lock.sha256, release.edits, release.overlays, python.short, python.abi)
+    made_of = (lock.sha256, release.edits, release.overlays, interpreter.site)
     key = content_key("environment", made_of)
-    with locked(own_folder(prefix.root)):
+    with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        if present and present.key == key and not request.renew:
+        if present and present.key == key and not renew:
             if prefix.current == name:
-                folder = str(prefix.release(name))
-                return InstallResult(name=name, state="there already", folder=folder)
+                return _result(prefix, "there already", present, present)
             check_unchanged(prefix, name)
             prefix.switch(name, [*prefix.history, name])
             return _result(prefix, "switched", before, present)
-        wheels = _wheels(index, release, lock, python)
+        wheels = _wheels(index, release, lock, interpreter)
+        recipe = _recipe(prefix, cache, release, wheels, interpreter)
         marker = Marker(
             name=name,
-            stack=release.stack,
             index=index.location.url,
-            machine=platform.machine(),
-            python=python.version,
+            python=interpreter.version,
             key=key,
             packages={wheel.project: wheel.version for wheel in wheels},
-            listing=key,
         )
-        recipe = _recipe(prefix, cache, release, wheels, python)
-        if request.dry_run:
+        if dry_run:
             return _result(prefix, "would install", before, marker)
-        if request.renew:  # files of other environments may be links into uv's cache
+        if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(cache / "uv", ignore_errors=True)
         _make(prefix, cache, marker, recipe)
-        history = prefix.history
-        prefix.switch(name, history if history[-1:] == [name] else [*history, name])
+        prefix.switch(name, [*prefix.history, name])
         return _result(prefix, "installed", before, marker)
 
 
@@ -223,20 +215,18 @@ def _recipe(
     prefix: Prefix, cache: Path, release: Release, wheels: Sequence[LockedWheel], python: Python
 ) -> Recipe:
     """Bring the wheels of *release* into *cache*, and check all that can be known of them."""
-    places = downloads.obtain(cache, wheels)
+    paths = downloads.obtain(cache, wheels)
+    known = own_folder(cache, CHECKED)
 
-    def check(wheel: LockedWheel) -> CheckedWheel:
-        path = places[wheel.project]
-        known = path.with_name(CHECKED)
-        checked = wheel_check.check_wheel(wheel, path, python.site, contents=not known.exists())
-        known.touch()
+    def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
+        mark = known / wheel.sha256
+        checked = wheel_check.check_wheel(wheel, path, python.site, contents=not mark.exists())
+        mark.touch()
         return checked
 
-    unpacked = {
-        wheel.project for wheel in wheels if places[wheel.project].with_name(CHECKED).exists()
-    }
+    unpacked = {wheel.project for wheel in wheels if (known / wheel.sha256).exists()}
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
-        checked = list(pool.map(check, wheels))
+        checked = list(pool.map(check, wheels, paths))
         wheel_check.check_set(checked, release.overlays)
         replaced = {
             place: wheel_check.read_member(upper, upper.files[place][0])
@@ -263,8 +253,8 @@ def _make(prefix: Prefix, cache: Path, marker: Marker, recipe: Recipe) -> None:
         with console.step(f"installing {len(recipe.wheels)} packages into {folder}"):
             listing = msgspec.json.encode(environment.make(folder, recipe, cache))
         write_file(folder / LISTING, listing)
-        whole = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-        write_file(folder / MARKER, msgspec.json.encode(whole))
+        marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
+        write_file(folder / MARKER, msgspec.json.encode(marker))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if aside.exists():
@@ -273,9 +263,9 @@ def _make(prefix: Prefix, cache: Path, marker: Marker, recipe: Recipe) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def check_unchanged(prefix: Prefix, name: str, *, deep: bool = False) -> None:
+def check_unchanged(prefix: Prefix, name: str, *, deep: bool = False) -> Marker:
     """
-    Raise if the environment *name* is not as it was made.
+    Return the marker of the environment *name*, which is as it was made.
 
     Args:
         deep: Read every file, instead of its size and time.
@@ -283,36 +273,30 @@ def check_unchanged(prefix: Prefix, name: str, *, deep: bool = False) -> None:
     Raises:
         environment-broken: A file was changed, added or removed.
     """
-    folder = prefix.release(name)
-    listing, marker = folder / LISTING, prefix.marker(name)
-    data = listing.read_bytes() if listing.is_file() else b""
+    folder, marker = prefix.release(name), prefix.marker(name)
+    data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
     if marker is None or sha256_bytes(data) != marker.listing:
         raise ClientError("environment-broken", f"{folder} has lost its list of files.")
     expected = msgspec.json.decode(data, type=dict[str, environment.FileState])
     actual = environment.describe(folder, contents=deep)
-    own = {MARKER, LISTING, ".lock"}
-    compiled = {place for place in actual.keys() - expected.keys() if "__pycache__/" in place}
-    faults = [f"removed: {place}" for place in sorted(expected.keys() - actual.keys())]
-    faults += [
-        f"added: {place}" for place in sorted(actual.keys() - expected.keys() - compiled - own)
-    ]
-    faults += [
-        f"changed: {place}"
-        for place, file in sorted(actual.items())
-        if place in expected and place not in own and not _same(file, expected[place], deep=deep)
-    ]
+    faults = []
+    for place in sorted(expected.keys() | actual.keys() - {MARKER, LISTING, ".lock"}):
+        was, now = expected.get(place), actual.get(place)
+        if was is None and "__pycache__/" not in place:
+            faults.append(f"added: {place}")
+        elif was and now is None:
+            faults.append(f"removed: {place}")
+        elif was and now and not was.equals(now, deep=deep):
+            faults.append(f"changed: {place}")
     if faults:
         what = f"{len(faults)} files of {name} in {folder} were changed."
         raise ClientError("environment-broken", what, details=faults[:20], data={"faults": faults})
+    return marker
 
 
-def _same(file: environment.FileState, other: environment.FileState, *, deep: bool) -> bool:
-    if deep:
-        return file.sha256 == other.sha256
-    return (file.size, file.time) == (other.size, other.time)
-
-
-def rollback(prefix: Prefix, *, confirmed: bool, states: dict[str, ReleaseState]) -> InstallResult:
+def rollback(
+    prefix: Prefix, *, confirmed: bool, states: Mapping[str, ReleaseState]
+) -> InstallResult:
     """
     Let ``current`` lead to the release that was current before.
 
@@ -324,7 +308,7 @@ def rollback(prefix: Prefix, *, confirmed: bool, states: dict[str, ReleaseState]
         nothing-installed: There is no earlier release. release-yanked: It was yanked since.
         environment-broken: It was changed.
     """
-    with locked(own_folder(prefix.root)):
+    with prefix.locked():
         prefix.recover()
         before, history = prefix.marker(prefix.current), prefix.history
         while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
@@ -332,17 +316,14 @@ def rollback(prefix: Prefix, *, confirmed: bool, states: dict[str, ReleaseState]
         if not history:
             raise ClientError("nothing-installed", f"{prefix.root} has no earlier release.")
         name = history[-1]
-        marker = prefix.marker(name)
-        reason = states[name].yanked if name in states else ""
-        if reason:
+        if reason := states[name].yanked if name in states else "":
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
                 todo = "Go back to it nevertheless with --yes, or install another release."
                 raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
-        check_unchanged(prefix, name)
+        after = check_unchanged(prefix, name)
         prefix.switch(name, history)
-        assert marker
-        return _result(prefix, "switched", before, marker)
+        return _result(prefix, "switched", before, after)
 
 
 def uninstall(prefix: Prefix, name: str) -> str:
@@ -352,7 +333,7 @@ def uninstall(prefix: Prefix, name: str) -> str:
     Raises:
         nothing-installed: It is not installed.
     """
-    with locked(own_folder(prefix.root)):
+    with prefix.locked():
         prefix.recover()
         name = name or prefix.current
         if name not in prefix.installed():

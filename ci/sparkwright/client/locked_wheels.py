@@ -30,7 +30,7 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class LockedWheel(msgspec.Struct, frozen=True):
+class LockedWheel(msgspec.Struct, frozen=True, order=True):
     """
     A wheel of a locked set.
 

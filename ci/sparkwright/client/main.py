@@ -127,11 +127,13 @@ def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseS
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release."""
-    from sparkwright.client.install import InstallRequest
     from sparkwright.client.install import install as install_release
 
     prefix = Prefix(Path(arguments.prefix))
-    request = InstallRequest(
+    result = install_release(
+        prefix,
+        _cache(),
+        _open_index(arguments, prefix),
         channel=arguments.channel,
         stack=arguments.stack or "",
         version=arguments.version or "",
@@ -139,7 +141,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
         renew=arguments.renew,
         dry_run=arguments.dry_run,
     )
-    return _show(install_release(prefix, _cache(), _open_index(arguments, prefix), request))
+    return _show(result)
 
 
 def _show(result: InstallResult) -> dict[str, Any]:
@@ -216,14 +218,17 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.client.doctor import find_wheel
 
     index = _open_index(arguments, Prefix(Path(arguments.prefix)))
-    origins = [find_wheel(index, path) for path in arguments.wheels]
-    for origin in origins:
-        console.result(f"{origin.name}: in {origin.release}, {origin.channel}")
-        lines = [f"yanked: {origin.yanked}"] if origin.yanked else []
-        lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in origin.missing]
-        for line in (*lines, *origin.evidence):
-            console.result(f"  {line}")
-    return {"wheels": origins}
+    found = []
+    for path in arguments.wheels:
+        name, wheel = find_wheel(index, path)
+        state, proof = index.states[name], wheel.proof
+        files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
+        evidence = [index.location.join(file.url or file.path) for file in files if file]
+        lines = [f"yanked: {state.yanked}"] if state.yanked else []
+        lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
+        console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
+        found.append({"release": name, "state": state, "wheel": wheel, "evidence": evidence})
+    return {"wheels": found}
 
 
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -232,27 +237,28 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
 
     prefix = Prefix(Path(arguments.prefix))
     states = _states(arguments, prefix) if prefix.current or arguments.index else {}
-    releases = examine(prefix, states, deep=arguments.deep)
+    releases: dict[str, dict[str, Any]] = {
+        name: {
+            "current": name == prefix.current,
+            "yanked": states[name].yanked if name in states else "",
+            "faults": examine(prefix, name, deep=arguments.deep),
+        }
+        for name in sorted(path.name for path in prefix.root.glob("releases/*"))
+    }
     rows = [
         [
-            ("* " if release.current else "  ") + release.name,
-            release.python,
-            str(release.packages),
-            f"yanked: {release.yanked}" if release.yanked else "",
-            "; ".join(release.faults[:3]) or "intact",
+            ("* " if release["current"] else "  ") + name,
+            f"yanked: {release['yanked']}" if release["yanked"] else "",
+            "; ".join(release["faults"][:3]) or "intact",
         ]
-        for release in releases
+        for name, release in releases.items()
     ]
-    columns = ["  release", "Python", ">packages", "", "condition"]
-    console.table(str(prefix.root), columns, rows, result=True)
-    faults = [f"{release.name}: {fault}" for release in releases for fault in release.faults]
+    console.table(str(prefix.root), ["  release", "", "condition"], rows, result=True)
+    faults = [f"{name}: {fault}" for name, item in releases.items() for fault in item["faults"]]
     if faults:
-        raise ClientError(
-            "environment-broken",
-            "An installed release is not as it was made.",
-            details=faults[:20],
-            data={"releases": releases},
-        )
+        what = "An installed release is not as it was made."
+        data = {"releases": releases}
+        raise ClientError("environment-broken", what, details=faults[:20], data=data)
     return {"releases": releases}
 
 

@@ -37,8 +37,9 @@ _SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 _OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
 #: Programs of the environment itself.
-_RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*|uvx?", re.IGNORECASE)
-_PIP = re.compile(r"pip[0-9.]*", re.IGNORECASE)
+_RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*", re.IGNORECASE)
+#: Programs that install, which only their own projects have.
+_INSTALLER = re.compile(r"(pip|uv)x?[0-9.]*", re.IGNORECASE)
 #: Modules that Python imports when it starts.
 _STARTUP = re.compile(r"(sitecustomize|usercustomize|_virtualenv)(\.[^/]*)?")
 #: Where the files of a scheme go (the binary distribution format; `data` and `scripts` apart).
@@ -113,35 +114,24 @@ def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:
 
 def _dist_info(wheel: LockedWheel, members: Mapping[str, object]) -> str:
     """Return the name of the only ``.dist-info`` folder, which is that of *wheel*."""
-    from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-
-    try:
-        project, version, _, _ = parse_wheel_filename(wheel.name)
-    except InvalidWheelFilename as error:
-        raise _invalid(wheel, "is not the name of a wheel", str(error)) from error
-    infos = sorted({name.partition("/")[0] for name in members if ".dist-info/" in name})
+    tops = {name.partition("/")[0] for name in members}
+    infos = [top for top in sorted(tops) if top.endswith(".dist-info")]
     if len(infos) != 1:
         raise _invalid(wheel, "does not have one .dist-info folder", *infos[:5])
-    name, _, stated = infos[0].removesuffix(".dist-info").rpartition("-")
-    inner = (canonicalize_name(name), stated)
-    if (
-        project != wheel.project
-        or inner[0] != project
-        or not _equal(stated, wheel.version, version)
-    ):
-        raise WheelError(
-            "wheel-mismatch", f"{wheel.name} holds another project or version.", details=infos
-        )
+    _require_identity(wheel, *wheel.name.split("-")[:2])
+    _require_identity(wheel, *infos[0].removesuffix(".dist-info").rpartition("-")[::2])
     return infos[0]
 
 
-def _equal(*versions: object) -> bool:
-    from packaging.version import InvalidVersion, Version
+def _require_identity(wheel: LockedWheel, name: str, version: str) -> None:
+    """Raise `wheel-mismatch` unless project and version are those of the lock."""
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
 
-    try:
-        return len({Version(str(version)) for version in versions}) == 1
-    except InvalidVersion:
-        return False
+    if canonicalize_name(name) != wheel.project or Version(version) != Version(wheel.version):
+        what = f"{wheel.name} calls itself {name!r:.100} {version!r:.100}."
+        expected = f"expected: {wheel.project} {wheel.version}"
+        raise WheelError("wheel-mismatch", what, details=[expected])
 
 
 def _text(
@@ -164,24 +154,18 @@ def _check_metadata(
     info: str,
 ) -> None:
     """Raise unless WHEEL is of a format that is known, and METADATA names the locked project."""
-    from packaging.utils import canonicalize_name
-
-    if not re.search(
-        r"(?m)^Wheel-Version:\s*1\.\d+\s*$", _text(wheel, archive, members, f"{info}/WHEEL")
-    ):
-        raise _invalid(wheel, "is not of version 1 of the wheel format")
+    version = re.findall(
+        r"(?m)^Wheel-Version:\s*(.*?)\s*$", _text(wheel, archive, members, f"{info}/WHEEL")
+    )
+    if not version or not version[0].startswith("1."):
+        raise _invalid(wheel, "is not of version 1 of the wheel format", *version)
     head = _text(wheel, archive, members, f"{info}/METADATA").partition("\n\n")[0]
-    fields = {
-        name: re.findall(rf"(?m)^{name}:[ \t]*(.*?)[ \t\r]*$", head) for name in ("Name", "Version")
-    }
-    names, versions = fields["Name"], fields["Version"]
+    names, versions = (
+        re.findall(rf"(?m)^{field}:[ \t]*(.*?)[ \t\r]*$", head) for field in ("Name", "Version")
+    )
     if len(names) != 1 or len(versions) != 1:
         raise _invalid(wheel, "does not state its name and version once")
-    if canonicalize_name(names[0]) != wheel.project or not _equal(versions[0], wheel.version):
-        raise WheelError(
-            "wheel-mismatch",
-            f"{wheel.name} calls itself {names[0]!r:.100} {versions[0]!r:.100} inside.",
-        )
+    _require_identity(wheel, names[0], versions[0])
 
 
 def _record(
@@ -248,11 +232,9 @@ def _entry_points(
 
 def _script(wheel: LockedWheel, name: str) -> str:
     """Return the path of the program *name*."""
-    if (
-        not _SCRIPT.fullmatch(name)
-        or _RESERVED_SCRIPT.fullmatch(name)
-        or (_PIP.fullmatch(name) and wheel.project != "pip")
-    ):
+    installer = _INSTALLER.fullmatch(name)
+    own = not installer or installer[1] == wheel.project
+    if not own or not _SCRIPT.fullmatch(name) or _RESERVED_SCRIPT.fullmatch(name):
         raise _unsafe(wheel, "would install a program under a name that is not its own", name)
     return f"bin/{name}"
 

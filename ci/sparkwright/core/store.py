@@ -54,6 +54,53 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """
+    Write *data* to *path*, whole or not at all; a link in its place is replaced, not followed.
+
+    Raises:
+        disk-full: There is no room.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with translate_disk_full(path.parent):
+            temporary.write_bytes(data)
+            flush(temporary)
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
+    """
+    Hold the lock in the file *path* for the block; it ends with the process, too.
+
+    Args:
+        what: What is locked, for messages.
+        wait: Wait for another holder to end, after saying so.
+
+    Raises:
+        store-busy: Another process holds it, and *wait* is not set.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        if not wait:
+            raise StoreError(
+                "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]
+            ) from error
+        console.note(f"another sparkwright works on {what}; waiting for it to end")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class Store:
     """
     A cache directory.
@@ -96,9 +143,9 @@ class Store:
     def write(self, name: str | Path, data: bytes) -> Path:
         """Write *data* to the file *name* (a path, or relative to the root), whole or not at all."""
         path = self.root / name
-        with self._writing(path.parent), self.replacing(path) as temporary:
-            temporary.write_bytes(data)
-            flush(temporary)
+        with self._writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, data)
         return path
 
     @contextlib.contextmanager
@@ -165,20 +212,5 @@ class Store:
         Raises:
             store-busy: Another process holds it, and *wait* is not set.
         """
-        from filelock import FileLock, Timeout
-
-        path = self.folder("locks") / f"{name}.lock"
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            if not wait:
-                raise StoreError(
-                    "store-busy", f"{name} is in use by another process.", details=[f"lock: {path}"]
-                ) from error
-            console.note(f"another sparkwright works on {name}; waiting for it to end")
-            lock.acquire()
-        try:
+        with locked(self.folder("locks") / f"{name}.lock", name, wait=wait):
             yield
-        finally:
-            lock.release()
