@@ -324,3 +324,19 @@ def test_uv_that_fails_leaves_nothing(
     monkeypatch.setattr(environment, "_uv", lambda: str(program))
 
     assert refused(user, before).reference == "command-failed"
+
+
+def test_what_others_put_into_the_prefix_stays(world: World) -> None:
+    """Only what an installation began is removed; a folder that is in the way is refused."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    for name in ("notes", ONE):
+        (user.prefix / "releases" / name).mkdir(parents=True)
+        (user.prefix / "releases" / name / "mine.txt").write_text("mine")
+
+    assert user.install().reference == "environment-unusable"
+    (user.prefix / "releases" / ONE / "mine.txt").unlink()
+    (user.prefix / "releases" / ONE).rmdir()
+    assert user.run("install").code == 0
+    assert user.run("uninstall").code == 0
+    assert (user.prefix / "releases/notes/mine.txt").read_text() == "mine"

@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -149,12 +149,6 @@ class FileState(msgspec.Struct, frozen=True, array_like=True):
     time: int
     sha256: str
 
-    def equals(self, other: FileState, *, deep: bool) -> bool:
-        """Return True if both have the same bytes, or not *deep*, the same size and time."""
-        if deep:
-            return self.sha256 == other.sha256
-        return (self.size, self.time) == (other.size, other.time)
-
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """
@@ -228,23 +222,30 @@ class Prefix:
         kept = [entry for entry, _ in itertools.groupby(history)]
         write_file(self.root / "history.json", msgspec.json.encode(kept))
 
+    def journal(self, name: str) -> Path:
+        """Return the file that exists while the environment *name* is made or removed."""
+        return self.root / "releases" / f".{name}.unfinished"
+
     def remove(self, name: str) -> None:
         """Remove the environment *name*; without its marker, it does not count while it shrinks."""
+        self.journal(name).touch()
         (self.release(name) / MARKER).unlink()
-        shutil.rmtree(self.release(name))
+        self.recover()
 
     def recover(self) -> None:
-        """Finish or undo what a killed run left: remove environments without a marker."""
-        for aside in self.root.glob("releases/.*.old"):
-            name = aside.name[1:].removesuffix(".old")
-            if self.marker(name):
-                shutil.rmtree(aside)
-            else:
+        """
+        Undo what was not finished: remove environments without a marker that were begun, and put
+        back what was set aside for them.
+        """
+        for journal in self.root.glob("releases/.*.unfinished"):
+            name = journal.name[1:].removesuffix(".unfinished")
+            aside = journal.with_suffix(".old")
+            if not self.marker(name):
                 shutil.rmtree(self.release(name), ignore_errors=True)
-                aside.rename(self.release(name))
-        for folder in self.root.glob("releases/[!.]*"):
-            if not self.marker(folder.name):
-                shutil.rmtree(folder)
+                if aside.exists():
+                    aside.rename(self.release(name))
+            shutil.rmtree(aside, ignore_errors=True)
+            journal.unlink()
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -253,24 +254,21 @@ def variables(folder: Path) -> dict[str, str]:
     return {name: str(caches / part) for name, part in CACHE_VARIABLES.items()}
 
 
-class Recipe(msgspec.Struct, frozen=True):
-    """
-    What an environment is made of.
-
-    Attributes:
-        wheels: All wheels, checked. *loaded*: projects whose modules are loaded as a trial.
-        replaced: Files that are written after the installation, by path below the environment.
-    """
-
-    python: Python
-    wheels: Sequence[CheckedWheel]
-    loaded: frozenset[str]
-    replaced: Mapping[str, bytes]
-
-
-def make(folder: Path, recipe: Recipe, cache: Path) -> dict[str, FileState]:
+def make(
+    folder: Path,
+    cache: Path,
+    python: Python,
+    wheels: Sequence[CheckedWheel],
+    replaced: Mapping[str, bytes],
+    loaded: Collection[str],
+) -> dict[str, FileState]:
     """
     Make the environment in *folder*, which does not exist, and return its files.
+
+    Args:
+        cache: The folder of uv's cache and of the log.
+        replaced: Files that are written after the installation, by path below the environment.
+        loaded: Projects whose modules and libraries are loaded as a trial.
 
     Raises:
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
@@ -280,11 +278,11 @@ def make(folder: Path, recipe: Recipe, cache: Path) -> dict[str, FileState]:
     options = ["--no-config", "--offline", "--no-python-downloads"]
     environment = _uv_environment(cache)
     uv = functools.partial(process.run, log=log, env=environment)
-    uv([_uv(), "venv", *options, "--quiet", "--python", recipe.python.path, folder])
+    uv([_uv(), "venv", *options, "--quiet", "--python", python.path, folder])
     base = describe(folder, contents=False).keys() | {"caches.env", ".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
         lock = Path(temporary) / "pylock.toml"
-        lock.write_text(_pylock(recipe.wheels))
+        lock.write_text(_pylock(wheels))
         options += [
             "--require-hashes",
             "--no-build",
@@ -293,14 +291,14 @@ def make(folder: Path, recipe: Recipe, cache: Path) -> dict[str, FileState]:
             "--preview-features",
         ]
         uv([_uv(), "pip", "sync", "--python", folder / "bin/python", *options, "pylock", lock])
-    for place, data in recipe.replaced.items():
+    for place, data in replaced.items():
         write_file(folder / place, data)
     own_folder(folder, CACHES)
     text = "".join(f'{name}="{value}"\n' for name, value in variables(folder).items())
     write_file(folder / "caches.env", text.encode())
     actual = describe(folder)
-    _check(folder, recipe, base, actual)
-    _load(folder, recipe)
+    _check(folder, wheels, replaced, base, actual)
+    _load(folder, python, wheels, loaded)
     return actual
 
 
@@ -361,14 +359,20 @@ def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
         return {path[start:]: state for path, state in zip(paths, states, strict=True)}
 
 
-def _check(folder: Path, recipe: Recipe, base: set[str], actual: Mapping[str, FileState]) -> None:
+def _check(
+    folder: Path,
+    wheels: Sequence[CheckedWheel],
+    replaced: Mapping[str, bytes],
+    base: set[str],
+    actual: Mapping[str, FileState],
+) -> None:
     """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
     expected = {
-        place: sha256 for wheel in recipe.wheels for place, (_, sha256, _) in wheel.files.items()
-    } | {place: files.sha256_bytes(data) for place, data in recipe.replaced.items()}
+        place: sha256 for wheel in wheels for place, (_, sha256, _) in wheel.files.items()
+    } | {place: files.sha256_bytes(data) for place, data in replaced.items()}
     others = base.union(
-        *(wheel.scripts for wheel in recipe.wheels),
-        *({f"{wheel.info}/{name}" for name in _INSTALLER_FILES} for wheel in recipe.wheels),
+        *(wheel.scripts for wheel in wheels),
+        *({f"{wheel.info}/{name}" for name in _INSTALLER_FILES} for wheel in wheels),
     )
     wrong = [
         place
@@ -376,24 +380,26 @@ def _check(folder: Path, recipe: Recipe, base: set[str], actual: Mapping[str, Fi
         if place not in actual or actual[place].sha256 != sha256
     ]
     wrong += sorted(actual.keys() - expected.keys() - others)
-    wrong += sorted(place for wheel in recipe.wheels for place in wheel.scripts - actual.keys())
+    wrong += sorted(place for wheel in wheels for place in wheel.scripts - actual.keys())
     if wrong:
         what = f"What was installed in {folder} is not what the wheels hold."
         raise ClientError("environment-broken", what, details=wrong[:20])
 
 
-def _load(folder: Path, recipe: Recipe) -> None:
-    """Load the libraries of *recipe* in a child, as far as the machine allows."""
-    site = recipe.python.site + "/"
+def _load(
+    folder: Path, python: Python, wheels: Sequence[CheckedWheel], loaded: Collection[str]
+) -> None:
+    """Load the libraries of *loaded* projects in a child, as far as the machine allows."""
+    site = python.site + "/"
     modules, libraries = set[str](), list[str]()
-    for wheel in recipe.wheels:
-        for place in wheel.files if wheel.wheel.project in recipe.loaded else ():
+    for wheel in wheels:
+        for place in wheel.files if wheel.wheel.project in loaded else ():
             top, _, rest = place.removeprefix(site).partition("/")
             if place.startswith(site) and rest == "__init__.py" and top.isidentifier():
                 modules.add(top)
             if place.endswith(".so") or ".so." in place:
                 libraries.append(str(folder / place))
-    first = ["torch"] if any(wheel.wheel.project == "torch" for wheel in recipe.wheels) else []
+    first = ["torch"] if any(wheel.wheel.project == "torch" for wheel in wheels) else []
     request = msgspec.json.encode({"modules": [*first, *sorted(modules)], "libraries": libraries})
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"

@@ -12,7 +12,8 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -26,7 +27,9 @@ from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleaseState,
+    ReleaseWheel,
     decode_release,
+    number,
     state_of,
     target_path,
 )
@@ -237,6 +240,21 @@ class Index:
         """
         return self._bytes(file.url or file.path, file.size, file.sha256, limit)
 
+    def find(self, wheel: Path) -> tuple[str, ReleaseWheel]:
+        """
+        Return the newest release that holds exactly the bytes of the file *wheel*, and its record
+        of it.
+
+        Raises:
+            release-unknown: None does. file-invalid: *wheel* is no regular file.
+        """
+        sha256 = files.sha256_bytes(files.read_bytes(wheel, limit=http.LARGEST_FILE))
+        for name in newest_first(self.states):
+            for record in self.release(name).wheels:
+                if record.sha256 == sha256:
+                    return name, record
+        raise ClientError("release-unknown", f"No release holds {wheel.name}.", details=[sha256])
+
     def _bytes(self, name: str, size: int, sha256: str, limit: int) -> bytes:
         data = fetch(self.location.join(name), min(size, limit), FILE_SECONDS)
         if data is None or files.sha256_bytes(data) != sha256:
@@ -247,6 +265,11 @@ class Index:
                 details=[f"expected: {sha256}", f"arrived:  {arrived}"],
             )
         return data
+
+
+def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
+    """Return the names of releases, the latest first."""
+    return sorted(states, key=lambda name: (states[name].made, number(name)), reverse=True)
 
 
 @contextlib.contextmanager
@@ -278,14 +301,12 @@ def _translated(location: Location, folder: Path) -> Iterator[None]:
 
 def _check_sigstore(folder: Path) -> None:
     """Raise `part-missing` if a Sigstore identity signs, and nothing here can verify it."""
-    with contextlib.suppress(OSError):
-        if '"sigstore-oidc"' in (folder / "root.json").read_text("utf-8", "replace"):
-            try:
-                import sigstore  # noqa: F401
-            except ModuleNotFoundError as error:
-                what = "A Sigstore identity signs this index, and `sigstore` is not installed."
-                todo = "Install the part: 'sparkwright-install[sigstore]'."
-                raise CommandError("part-missing", what, todo=todo) from error
+    root = folder / "root.json"
+    signs = root.exists() and '"sigstore-oidc"' in root.read_text("utf-8", "replace")
+    if signs and find_spec("sigstore") is None:
+        what = "A Sigstore identity signs this index, and `sigstore` is not installed."
+        todo = "Install the part: 'sparkwright-install[sigstore]'."
+        raise CommandError("part-missing", what, todo=todo)
 
 
 def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:

@@ -7,20 +7,21 @@ wheel, and the room. Nothing is installed into an environment that exists.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
 
 from sparkwright.client import downloads, environment, locked_wheels, wheel_check
-from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python, Recipe
+from sparkwright.client.environment import LISTING, MARKER, Marker, Prefix, Python
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import own_folder
-from sparkwright.client.index import Index
+from sparkwright.client.index import Index, newest_first
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     LARGEST_LOCK,
@@ -28,33 +29,19 @@ from sparkwright.client.records import (
     Release,
     ReleaseLock,
     ReleaseState,
-    number,
 )
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core.console import console
+from sparkwright.core.errors import PythonError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.store import write_file
 
 #: Of the cache: a file for each wheel whose members were compared with its RECORD, by sha256.
 CHECKED = "checked"
 
-State = Literal["there already", "installed", "switched", "would install"]
-
-
-class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and how the packages differ from those that were current before."""
-
-    name: str
-    state: State
-    folder: str
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    unchanged: int = 0
-
-
-def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
-    """Return the names of releases, the latest first."""
-    return sorted(states, key=lambda name: (states[name].made, number(name)), reverse=True)
+#: What was done: ``name``, ``state`` (``there already``, ``installed``, ``switched`` or
+#: ``would install``), ``folder``, and the packages ``added``, ``removed`` and ``unchanged``.
+InstallResult = dict[str, Any]
 
 
 def select_release(
@@ -132,11 +119,9 @@ def install(
         if present and present.key == key and not renew:
             if prefix.current == name:
                 return _result(prefix, "there already", present, present)
-            check_unchanged(prefix, name)
-            prefix.switch(name, [*prefix.history, name])
-            return _result(prefix, "switched", before, present)
+            return _switch(prefix, name, [*prefix.history, name])
         wheels = _wheels(index, release, lock, interpreter)
-        recipe = _recipe(prefix, cache, release, wheels, interpreter)
+        checked, replaced = _check(prefix, cache, release, wheels, interpreter)
         marker = Marker(
             name=name,
             index=index.location.url,
@@ -148,22 +133,28 @@ def install(
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(cache / "uv", ignore_errors=True)
-        _make(prefix, cache, marker, recipe)
+        ours = {wheel.project for wheel in release.wheels}
+        with _making(prefix, marker) as folder, console.step(f"installing into {folder}"):
+            made = environment.make(folder, cache, interpreter, checked, replaced, ours)
+            listing = msgspec.json.encode(made)
+            write_file(folder / LISTING, listing)
+            marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
+            write_file(folder / MARKER, msgspec.json.encode(marker))
         prefix.switch(name, [*prefix.history, name])
         return _result(prefix, "installed", before, marker)
 
 
-def _result(prefix: Prefix, state: State, before: Marker | None, after: Marker) -> InstallResult:
+def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) -> InstallResult:
     old = before.packages.items() if before else set()
     new = after.packages.items()
-    return InstallResult(
-        name=after.name,
-        state=state,
-        folder=str(prefix.release(after.name)),
-        added=tuple(" ".join(item) for item in sorted(new - old)),
-        removed=tuple(" ".join(item) for item in sorted(old - new)),
-        unchanged=len(new & old),
-    )
+    return {
+        "name": after.name,
+        "state": state,
+        "folder": str(prefix.release(after.name)),
+        "added": [" ".join(item) for item in sorted(new - old)],
+        "removed": [" ".join(item) for item in sorted(old - new)],
+        "unchanged": len(new & old),
+    }
 
 
 def _lock(release: Release) -> ReleaseLock:
@@ -211,10 +202,13 @@ def _wheels(
     return tuple(wheels)
 
 
-def _recipe(
+def _check(
     prefix: Prefix, cache: Path, release: Release, wheels: Sequence[LockedWheel], python: Python
-) -> Recipe:
-    """Bring the wheels of *release* into *cache*, and check all that can be known of them."""
+) -> tuple[list[CheckedWheel], dict[str, bytes]]:
+    """
+    Bring the wheels of *release* into *cache*, check all that can be known of them, and return
+    them with the files that overlays and edits replace.
+    """
     paths = downloads.obtain(cache, wheels)
     known = own_folder(cache, CHECKED)
 
@@ -239,59 +233,72 @@ def _recipe(
     downloads.check_room(cache, new)
     one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
     downloads.check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
-    loaded = frozenset(wheel.project for wheel in release.wheels)
-    return Recipe(python, checked, loaded, replaced)
+    return checked, replaced
 
 
-def _make(prefix: Prefix, cache: Path, marker: Marker, recipe: Recipe) -> None:
-    """Make the environment at its place; one that is there stays aside until this one is whole."""
+@contextlib.contextmanager
+def _making(prefix: Prefix, marker: Marker) -> Iterator[Path]:
+    """
+    Yield the place of an environment that the block makes; one that is there stays aside until the
+    new one has its marker.
+    """
     folder = own_folder(prefix.root, "releases") / marker.name
     aside = folder.with_name(f".{marker.name}.old")
+    if folder.exists() and not prefix.marker(marker.name):
+        todo = "Remove it, or name another folder with --prefix."
+        raise PythonError(
+            "environment-unusable", f"{folder} is not an environment of sparkwright.", todo=todo
+        )
+    prefix.journal(marker.name).touch()
     if folder.exists():
         folder.rename(aside)
     try:
-        with console.step(f"installing {len(recipe.wheels)} packages into {folder}"):
-            listing = msgspec.json.encode(environment.make(folder, recipe, cache))
-        write_file(folder / LISTING, listing)
-        marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-        write_file(folder / MARKER, msgspec.json.encode(marker))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if aside.exists():
-            aside.rename(folder)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+        yield folder
+    finally:
+        prefix.recover()
 
 
-def check_unchanged(prefix: Prefix, name: str, *, deep: bool = False) -> Marker:
+def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     """
-    Return the marker of the environment *name*, which is as it was made.
+    Return what differs in the environment *name* from how it was made.
+
+    Nothing in it is run, and no RECORD is believed.
 
     Args:
         deep: Read every file, instead of its size and time.
-
-    Raises:
-        environment-broken: A file was changed, added or removed.
     """
-    folder, marker = prefix.release(name), prefix.marker(name)
+    folder, marker, changes = prefix.release(name), prefix.marker(name), list[str]()
     data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
     if marker is None or sha256_bytes(data) != marker.listing:
-        raise ClientError("environment-broken", f"{folder} has lost its list of files.")
+        return ["it is not whole, or not an environment of sparkwright"]
+    if not (folder / "bin/python").exists():
+        changes = [f"its Python {marker.python} is gone"]
     expected = msgspec.json.decode(data, type=dict[str, environment.FileState])
     actual = environment.describe(folder, contents=deep)
-    faults = []
-    for place in sorted(expected.keys() | actual.keys() - {MARKER, LISTING, ".lock"}):
+    for place in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
         was, now = expected.get(place), actual.get(place)
         if was is None and "__pycache__/" not in place:
-            faults.append(f"added: {place}")
+            changes.append(f"added: {place}")
         elif was and now is None:
-            faults.append(f"removed: {place}")
-        elif was and now and not was.equals(now, deep=deep):
-            faults.append(f"changed: {place}")
-    if faults:
-        what = f"{len(faults)} files of {name} in {folder} were changed."
-        raise ClientError("environment-broken", what, details=faults[:20], data={"faults": faults})
-    return marker
+            changes.append(f"removed: {place}")
+        elif (
+            was
+            and now
+            and (was.sha256 != now.sha256 if deep else (was.size, was.time) != (now.size, now.time))
+        ):
+            changes.append(f"changed: {place}")
+    return changes
+
+
+def _switch(prefix: Prefix, name: str, history: Sequence[str]) -> InstallResult:
+    """Let ``current`` lead to an environment that is there; raise if it was changed."""
+    if changes := find_changes(prefix, name):
+        what = f"{prefix.release(name)} was changed."
+        raise ClientError("environment-broken", what, details=changes[:20])
+    before, after = prefix.marker(prefix.current), prefix.marker(name)
+    assert after
+    prefix.switch(name, history)
+    return _result(prefix, "switched", before, after)
 
 
 def rollback(
@@ -310,7 +317,7 @@ def rollback(
     """
     with prefix.locked():
         prefix.recover()
-        before, history = prefix.marker(prefix.current), prefix.history
+        history = prefix.history
         while history and (history[-1] == prefix.current or not prefix.marker(history[-1])):
             history.pop()
         if not history:
@@ -321,9 +328,7 @@ def rollback(
             if not confirmed:
                 todo = "Go back to it nevertheless with --yes, or install another release."
                 raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
-        after = check_unchanged(prefix, name)
-        prefix.switch(name, history)
-        return _result(prefix, "switched", before, after)
+        return _switch(prefix, name, history)
 
 
 def uninstall(prefix: Prefix, name: str) -> str:

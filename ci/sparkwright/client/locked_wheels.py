@@ -11,20 +11,16 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from sparkwright.client.errors import ClientError
-from sparkwright.client.records import LARGEST_LOCK
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.pylock import Package, PackageWheel, Pylock
     from packaging.tags import Tag
-
-#: Packages in a lock; vLLM's set has about two hundred.
-MOST_PACKAGES = 5000
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -57,16 +53,12 @@ def read(data: bytes, what: str) -> Pylock:
     """
     from packaging.pylock import Pylock, PylockValidationError
 
-    if len(data) > LARGEST_LOCK:
-        raise ClientError("lock-invalid", f"{what} is larger than {LARGEST_LOCK} bytes.")
     try:
         lock = Pylock.from_dict(tomllib.loads(data.decode("utf-8")))
     except (ValueError, PylockValidationError, RecursionError, TypeError, AttributeError) as error:
         what = f"{what} is no pylock.toml."
         raise ClientError("lock-invalid", what, details=[str(error)[:1000]]) from error
-    faults = [fault for package in lock.packages[:MOST_PACKAGES] for fault in _faults(package)]
-    if len(lock.packages) > MOST_PACKAGES:
-        faults.append(f"it names {len(lock.packages)} packages")
+    faults = [fault for package in lock.packages for fault in _faults(package)]
     if lock.extras or lock.dependency_groups or lock.default_groups:
         faults.append("it leaves a choice: extras or groups")
     if faults:
@@ -97,11 +89,7 @@ def _faults(package: Package) -> Iterator[str]:
 
 
 def _name(wheel: PackageWheel) -> str:
-    try:
-        return str(wheel.filename)
-    # The format lets a wheel have neither name nor address.
-    except (ValueError, TypeError, AttributeError):
-        return ""
+    return wheel.name or unquote(urlsplit(wheel.url or "").path.rpartition("/")[2])
 
 
 def select(

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
+
 from sparkwright import __version__
 from sparkwright.client.environment import Prefix, variables
 from sparkwright.client.errors import ClientError
@@ -62,7 +64,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             "--prefix",
             type=_name,
             metavar="DIR",
-            default=os.environ.get("SPARKWRIGHT_PREFIX") or _default_prefix(),
+            default=os.environ.get("SPARKWRIGHT_PREFIX")
+            or str(platformdirs.user_data_path("sparkwright")),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
         if name in ("install", "list", "rollback", "verify", "doctor"):
@@ -97,17 +100,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parsers["run"].add_argument("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...")
 
 
-def _default_prefix() -> str:
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return str(Path(data).expanduser() / "sparkwright")
-
-
-def _cache() -> Path:
-    named = os.environ.get("SPARKWRIGHT_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(named) if named else Path("~/.cache").expanduser()
-    return (base / "sparkwright" / "client").resolve()
-
-
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     from sparkwright.client.index import open_index
 
@@ -132,7 +124,10 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
     prefix = Prefix(Path(arguments.prefix))
     result = install_release(
         prefix,
-        _cache(),
+        Path(
+            os.environ.get("SPARKWRIGHT_CACHE_DIR") or platformdirs.user_cache_path("sparkwright"),
+            "client",
+        ).resolve(),
         _open_index(arguments, prefix),
         channel=arguments.channel,
         stack=arguments.stack or "",
@@ -150,20 +145,16 @@ def _show(result: InstallResult) -> dict[str, Any]:
         "would install": "would be installed; nothing was created",
         "installed": "is installed, and current",
         "switched": "is current",
-    }[result.state]
-    console.result(f"{result.name} {done}: {result.folder}")
-    changes = (("+", result.added), ("-", result.removed))
-    for sign, packages in changes if result.state != "there already" else ():
-        for package in packages[:12]:
-            console.result(f"  {sign} {package}")
-        if len(packages) > 12:
-            console.result(f"  {sign} {len(packages) - 12} more")
+    }[result["state"]]
+    console.result(f"{result['name']} {done}: {result['folder']}")
+    counts = (f"{len(result[kind])} {kind}" for kind in ("added", "removed"))
+    console.result(f"  packages: {', '.join(counts)}, {result['unchanged']} unchanged")
     return {"release": result}
 
 
 def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the releases of the index."""
-    from sparkwright.client.install import newest_first
+    from sparkwright.client.index import newest_first
 
     prefix = Prefix(Path(arguments.prefix))
     index, installed = _open_index(arguments, prefix), prefix.installed()
@@ -215,12 +206,10 @@ def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show where wheel files are from."""
-    from sparkwright.client.doctor import find_wheel
-
     index = _open_index(arguments, Prefix(Path(arguments.prefix)))
     found = []
     for path in arguments.wheels:
-        name, wheel = find_wheel(index, path)
+        name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
         files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
         evidence = [index.location.join(file.url or file.path) for file in files if file]
@@ -233,7 +222,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
-    from sparkwright.client.doctor import examine
+    from sparkwright.client.install import find_changes
 
     prefix = Prefix(Path(arguments.prefix))
     states = _states(arguments, prefix) if prefix.current or arguments.index else {}
@@ -241,9 +230,9 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
         name: {
             "current": name == prefix.current,
             "yanked": states[name].yanked if name in states else "",
-            "faults": examine(prefix, name, deep=arguments.deep),
+            "faults": find_changes(prefix, name, deep=arguments.deep),
         }
-        for name in sorted(path.name for path in prefix.root.glob("releases/*"))
+        for name in sorted(path.name for path in prefix.root.glob("releases/[!.]*"))
     }
     rows = [
         [
@@ -271,10 +260,9 @@ def run_program(arguments: argparse.Namespace) -> int:
     if not prefix.marker(prefix.current):
         raise ClientError("nothing-installed", f"{prefix.root} has no current release.")
     folder = prefix.release(prefix.current)
-    environment = {**variables(folder), **os.environ, "VIRTUAL_ENV": str(folder)}
+    kept = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONHOME", "PYTHONPATH"}}
+    environment = {**variables(folder), **kept, "VIRTUAL_ENV": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
-    for name in ("PYTHONHOME", "PYTHONPATH"):
-        environment.pop(name, None)
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:
         raise CommandError("tool-missing", f"{words[0]} is not in {folder / 'bin'}, nor in PATH.")

@@ -16,7 +16,6 @@ import hashlib
 import io
 import re
 import zipfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -25,11 +24,9 @@ import msgspec
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import FileEdit, Overlay
-from sparkwright.core import zips
+from sparkwright.core import files, zips
 from sparkwright.core.errors import WheelError
 
-#: Bytes of METADATA, WHEEL, RECORD or entry_points.txt; torch's RECORD has 2 MB.
-LARGEST_TEXT = 64 << 20
 _CHUNK = 1 << 20
 _EMPTY = hashlib.sha256().hexdigest()
 
@@ -42,8 +39,6 @@ _RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*",
 _INSTALLER = re.compile(r"(pip|uv)x?[0-9.]*", re.IGNORECASE)
 #: Modules that Python imports when it starts.
 _STARTUP = re.compile(r"(sitecustomize|usercustomize|_virtualenv)(\.[^/]*)?")
-#: Where the files of a scheme go (the binary distribution format; `data` and `scripts` apart).
-_SITE_SCHEMES = ("purelib", "platlib")
 
 
 class CheckedWheel(msgspec.Struct, frozen=True):
@@ -91,16 +86,16 @@ def check_wheel(wheel: LockedWheel, path: Path, site: str, *, contents: bool) ->
         if contents:
             _check_contents(wheel, archive, members, rows)
         scripts = set(_entry_points(wheel, archive, members, info))
-    files: dict[str, tuple[str, str, int]] = {}
+    places: dict[str, tuple[str, str, int]] = {}
     for member, (sha256, size) in rows.items():
         target = _target(wheel, member, info.removesuffix(".dist-info"), site)
-        if target in files or target in scripts:
+        if target in places or target in scripts:
             raise _unsafe(wheel, "has two files for one place", member)
         if target.startswith("bin/"):
             scripts.add(target)
         elif member != f"{info}/RECORD":
-            files[target] = (member, sha256, size)
-    return CheckedWheel(wheel, path, files, frozenset(scripts), f"{site}/{info}")
+            places[target] = (member, sha256, size)
+    return CheckedWheel(wheel, path, places, frozenset(scripts), f"{site}/{info}")
 
 
 def _unsafe(wheel: LockedWheel, what: str, *details: str) -> WheelError:
@@ -141,10 +136,10 @@ def _text(
     name: str,
 ) -> str:
     info = members.get(name)
-    if info is None or info.file_size > LARGEST_TEXT:
+    if info is None or info.file_size > files.LARGEST:
         raise _invalid(wheel, f"has no usable {name.rpartition('/')[2]}", f"expected: {name}")
     with archive.open(info) as stream:
-        return stream.read(LARGEST_TEXT).decode("utf-8")
+        return stream.read(files.LARGEST).decode("utf-8")
 
 
 def _check_metadata(
@@ -177,14 +172,12 @@ def _record(
     """Yield every member with its sha256 and size, as RECORD and the archive state them alike."""
     text = _text(wheel, archive, members, f"{info}/RECORD")
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
-    twice = [name for name, count in Counter(row[0] for row in rows).items() if count > 1]
-    odd = sorted(members.keys() ^ {row[0] for row in rows})
-    if twice or odd or any(len(row) != 3 for row in rows):
-        raise _invalid(wheel, "has a RECORD that does not list each member once", *twice, *odd[:10])
-    without = {f"{info}/RECORD{end}" for end in ("", ".jws", ".p7s")}
+    if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
+        odd = sorted(members.keys() ^ {row[0] for row in rows})
+        raise _invalid(wheel, "has a RECORD that does not list each member once", *odd[:10])
     for name, digest, size in rows:
         match, actual = _SHA256.fullmatch(digest), members[name].file_size
-        if not match and (digest or name not in without):
+        if not match and (digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
         if size and size != str(actual):
             raise _invalid(wheel, "has another size in RECORD", f"{name}: {size}, not {actual}")
@@ -197,14 +190,13 @@ def _check_contents(
     members: Mapping[str, zipfile.ZipInfo],
     rows: Mapping[str, tuple[str, int]],
 ) -> None:
-    """Raise `wheel-invalid` unless each member has the sha256 and size of its row."""
-    for name, (sha256, size) in rows.items():
-        digest, count = hashlib.sha256(), 0
+    """Raise `wheel-invalid` unless each member has the sha256 of its row."""
+    for name, (sha256, _) in rows.items():
+        digest = hashlib.sha256()
         with archive.open(members[name]) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
-                count += len(chunk)
-        if count != size or (sha256 and digest.hexdigest() != sha256):
+        if sha256 and digest.hexdigest() != sha256:
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
 
 
@@ -249,7 +241,7 @@ def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
     scheme, _, name = rest.partition("/")
     if top != f"{stem}.data" or not name:
         raise _unsafe(wheel, "has a .data folder of another project", member)
-    if scheme in _SITE_SCHEMES:
+    if scheme in ("purelib", "platlib"):
         if _STARTUP.fullmatch(name.partition("/")[0]) or ".dist-info/" in name or ".data/" in name:
             raise _unsafe(wheel, "hides a file in its .data folder", member)
         return f"{site}/{name}"
@@ -338,11 +330,11 @@ def edited(
         edit-mismatch: The wheel of the set does not hold the file for which an edit was made.
     """
     by_project = {wheel.wheel.project: wheel for wheel in wheels}
-    files: dict[str, bytes] = {}
+    results: dict[str, bytes] = {}
     for edit in edits:
         wheel, place = by_project.get(edit.package), f"{site}/{edit.file}"
         member, sha256, _ = wheel.files.get(place, ("", "", 0)) if wheel else ("", "", 0)
-        if not wheel or sha256 != edit.before or place in files:
+        if not wheel or sha256 != edit.before or place in results:
             what = f"{edit.name}: {edit.file} of {edit.package} is not the file to edit."
             raise ClientError("edit-mismatch", what, details=[f"expected: {edit.before}"])
         data = read_member(wheel, member).decode("utf-8")
@@ -351,11 +343,11 @@ def edited(
                 what = f"{edit.name}: its anchor does not occur once in {edit.file}."
                 raise ClientError("edit-mismatch", what, details=[f"anchor: {change.anchor}"])
             data = data.replace(change.anchor, change.replacement)
-        files[place] = data.encode()
-        if hashlib.sha256(files[place]).hexdigest() != edit.after:
+        results[place] = data.encode()
+        if hashlib.sha256(results[place]).hexdigest() != edit.after:
             what = f"{edit.name}: {edit.file} is something else after the edit."
             raise ClientError("edit-mismatch", what, details=[f"expected: {edit.after}"])
-    return files
+    return results
 
 
 def read_member(wheel: CheckedWheel, member: str) -> bytes:
