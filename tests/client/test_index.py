@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from securesystemslib.signer import CryptoSigner
+from securesystemslib.signer import CryptoSigner, SigstoreKey
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import World, wheel
 from tests.support import tufindex
@@ -313,6 +313,28 @@ def test_old_client_follows_a_rotation(world: World) -> None:
     assert world.user().install().code == 0  # a new client, by the fingerprint of root 1
     Attacker(world).rewrite("targets", keep, old)
     assert user.run("list").reference == "index-unsigned"
+
+
+def test_an_identity_of_sigstore_needs_its_part(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be verified for lack of a library is no fault of the index."""
+    world.publish(ONE, [wheel("demo")])
+    user, attacker = world.user(), Attacker(world)
+
+    def change(root: Any) -> None:
+        identity = {
+            "identity": "https://github.com/a/b/.github/workflows/c.yml@refs/heads/main",
+            "issuer": "https://a.example",
+        }
+        root.add_key(SigstoreKey("0" * 64, "sigstore-oidc", "Fulcio", identity), "targets")
+        root.roles["targets"].threshold = 2
+
+    attacker.rewrite("root", change)
+    attacker.rewrite("targets", keep)
+    assert user.install().reference == "index-unsigned"
+    monkeypatch.setattr(client_index, "find_spec", lambda name: None)
+    assert user.install().reference == "part-missing"
 
 
 def test_a_thousand_releases_are_read_in_two_seconds(world: World) -> None:

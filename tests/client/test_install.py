@@ -459,3 +459,20 @@ def test_python_is_chosen_by_name(world: World) -> None:
     assert user.install("--python", "/etc").reference == "environment-unusable"
     assert user.install("--python", sys._base_executable).code == 0  # type: ignore[attr-defined]
     assert (user.prefix / "current" / SITE).is_dir()
+
+
+def test_two_runs_at_once_wait_for_each_other(two: World) -> None:
+    """Both end well, and the environment is whole."""
+    user = two.user()
+    user.install("--dry-run")
+    command = [sys.executable, "-m", "sparkwright.client.main", "install"]
+    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = [
+        subprocess.Popen(
+            command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        for _ in range(3)
+    ]
+
+    assert [run.wait() for run in runs] == [0, 0, 0]
+    assert user.run("doctor", "--deep").code == 0

@@ -17,7 +17,7 @@ ONE, TWO = "2026.11.1", "2026.11.2"
 #: Runs command lines in copies of itself, each of which kills itself before its k-th change of a file below the user's folder.
 CHILD = """
 import json, os, signal, subprocess, sys
-from sparkwright.client import doctor, environment, index, install, main
+from sparkwright.client import environment, index, install, main
 
 def count(left, told, folder):
     def counted(name, real):
@@ -112,9 +112,7 @@ def test_installing_killed_anywhere_leaves_the_old_release_or_the_new(
             condition = user.run("doctor", "--deep").document
             releases = condition.get("releases") or condition["error"]["releases"]
             current = {
-                name
-                for name, entry in releases.items()
-                if entry["current"] and not entry["faults"]
+                name for name, entry in releases.items() if entry["current"] and not entry["faults"]
             }
             aside = (user.prefix / "releases" / f".{ONE}.old").exists()
             assert current & {ONE, TWO} or (aside and "--renew" in words), (steps[-1], releases)

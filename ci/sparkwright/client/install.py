@@ -244,7 +244,7 @@ def _making(prefix: Prefix, marker: Marker) -> Iterator[Path]:
     """
     folder = own_folder(prefix.root, "releases") / marker.name
     aside = folder.with_name(f".{marker.name}.old")
-    if folder.exists() and not prefix.marker(marker.name):
+    if folder.is_symlink() or (folder.exists() and not prefix.marker(marker.name)):
         todo = "Remove it, or name another folder with --prefix."
         raise PythonError(
             "environment-unusable", f"{folder} is not an environment of sparkwright.", todo=todo

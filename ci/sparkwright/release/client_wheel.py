@@ -1,0 +1,53 @@
+"""
+The wheel of the client, `sparkwright-install`, that carries the address and the root of an index.
+
+No build backend makes it: an installed program has none, and equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import sparkwright
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
+
+PACKAGE = Path(sparkwright.__file__).parent
+#: Names the requirements and the modules of the distribution.
+PROJECT = PACKAGE / "client" / "pyproject.toml"
+
+
+def write(folder: Path, url: str, root: bytes, *, label: str = "") -> Path:
+    """
+    Write the wheel to *folder*, and return its path.
+
+    Args:
+        url: The address of the index.
+        root: Its root metadata, which the client trusts at first.
+        label: Local version label (PEP 440).
+    """
+    document = tomllib.loads(PROJECT.read_text("utf-8"))
+    project = document["project"]
+    modules = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    files = {name: (PROJECT.parent / source).read_bytes() for source, name in modules.items()}
+    for path, data in ((CARRIED_ADDRESS, f"{url}\n".encode()), (CARRIED_ROOT, root)):
+        files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
+    version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
+    name = WheelName(project["name"].replace("-", "_"), version, "py3-none-any")
+    wanted = [*project["dependencies"]]
+    extras = project["optional-dependencies"].items()
+    wanted += [f'{line}; extra == "{extra}"' for extra, lines in extras for line in lines]
+    metadata = [
+        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {version}",
+        f"Summary: {project['description']}",
+        f"License-Expression: {project['license']}",
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Provides-Extra: {extra}" for extra, _ in extras),
+        *(f"Requires-Dist: {line}" for line in wanted),
+    ]
+    scripts = "".join(f"{script} = {target}\n" for script, target in project["scripts"].items())
+    dist_info = {"entry_points.txt": f"[console_scripts]\n{scripts}".encode()}
+    text = "\n".join(metadata) + "\n"
+    return archive.write(folder, name, files, text, pure=True, dist_info=dist_info)
