@@ -379,6 +379,51 @@ def test_pip_and_uv_read_the_simple_pages(
     ]
 
 
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_pip_and_uv_install_the_locked_set(
+    tmp_path: Path, made: Wheels, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    with newpublisher.place(tmp_path) as place:
+        for name, value in place.environment.items():
+            monkeypatch.setenv(name, value)
+        place.root.mkdir()
+        with tufindex.serve(place.root) as place.url:
+            place.publish(made)
+            [lock] = place.index.entries["2026.11.1"].release.locks
+            environment = tmp_path / "env"
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+            python = str(environment / "bin" / "python")
+            if installer == "uv":
+                command = [
+                    "uv",
+                    "pip",
+                    "sync",
+                    "--quiet",
+                    "--python",
+                    python,
+                    f"{place.url}{lock.path}",
+                ]
+            else:
+                file = str(place.root / lock.path)
+                command = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "--python",
+                    python,
+                    "install",
+                    "--quiet",
+                    "--no-cache-dir",
+                    "-r",
+                    file,
+                ]
+            subprocess.run(command, check=True)
+            assert {
+                info.name.partition("-")[0]
+                for info in environment.glob("lib/*/site-packages/*.dist-info")
+            } == {name.replace("-", "_") for name in lock.packages}
+
+
 def test_wheels_as_assets_of_github(
     place: Place, new: Wheels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
