@@ -174,7 +174,7 @@ def test_a_job_calls_verbs_that_exist(name: str, job: str, step: str, text: str)
 
 def _words(line: str) -> list[str]:
     """Return the words of a command line as bash would pass them, with something fitting in place of each variable."""
-    filled = {'"$SIGNER"': "--identity", '"${stages[@]}"': "--stage a=pass", '"$BEGAN"': "2026-11-22T00:00:00Z"}
+    filled = {"${IDENTITY:+--identity}": "--identity", '"${stages[@]}"': "--stage a=pass", '"$BEGAN"': "2026-11-22T00:00:00Z"}
     for name, value in filled.items():
         line = line.replace(name, value)
     line = line.replace('"${index[@]}"', "--index=i")
