@@ -33,7 +33,7 @@ COMMANDS = {
     "audit": "Read the machine code inside finished wheels and check it by ci/audit.yaml.",
     "gate": "Test a wheel and the server that runs it, gate by gate.",
     "bench": "Measure how fast a model is served, or calibrate this machine for the gate.",
-    "publish": "Publish wheels that passed as a release of the index in --at, signed with the keys in --keys.",
+    "publish": "Publish wheels that passed as a release of the index in --at.",
     "install": "Verify a release, and install it into the environment named by --into.",
     "serve": "Serve a model by its recipe from the environment named by --into or --python.",
     "demo": "Take three miniature upstreams through every stage, with the real compiler.",

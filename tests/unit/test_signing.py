@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
-from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # exported, but not by __all__
+from securesystemslib.signer import CryptoSigner, SSlibKey
 from tests.refusals import refusal
 
 from sparkwright.cli import main
