@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -295,6 +296,27 @@ def test_file_where_a_folder_belongs_is_refused(place: Place, new: Wheels) -> No
     with refusal("index-unwritable"):
         place.publish(new, "candidate")
     assert place.files() == before
+
+
+def test_folder_of_something_else_is_refused(place: Place, new: Wheels, tmp_path: Path) -> None:
+    place.root = tmp_path / "other"
+    (place.root / "releases" / "mine").mkdir(parents=True)
+    with refusal("index-damaged", match="no sound index"):
+        place.publish(new, "candidate")
+    assert [path.name for path in place.root.rglob("*")] == ["releases", "mine"]
+
+
+def test_pinned_root_forbids_a_second_index(place: Place, new: Wheels, tmp_path: Path) -> None:
+    fingerprint, place.root = place.index.fingerprint, tmp_path / "second"
+    rules = verdicts.release_policy()
+    pinned = msgspec.structs.replace(
+        rules, file=msgspec.structs.replace(rules.file, root=fingerprint)
+    )
+    with refusal("index-missing"):
+        dataclasses.replace(place.publisher(), policy=pinned).publish(
+            PublishRequest(tuple(new), "candidate", url=place.url)
+        )
+    assert not place.root.exists()
 
 
 def test_old_pages_are_written_again(place: Place) -> None:

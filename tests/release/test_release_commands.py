@@ -92,8 +92,8 @@ def test_index_from_the_first_key_to_the_last_command(run: Run, tmp_path: Path) 
     assert run("release", "refresh", "--keys", tmp_path / "new")["changed"]["version"] == 5
     both = (*held, "--keys", tmp_path / "new")
     assert run("release", "prune", "--keep", 1, *both)["changed"]["releases"] == ["2026.11.1"]
-    (tmp_path / "index" / f"files/{done['release']}").mkdir()
-    assert run("release", "refresh", *both)["changed"]["removed"][0] == "files/2026.11.1"
+    (tmp_path / "index" / f"files/{'0' * 64}").mkdir()
+    assert run("release", "refresh", *both)["changed"]["removed"][0] == f"files/{'0' * 64}"
 
 
 USAGE = {

@@ -217,8 +217,9 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
         (action == "make" and path is None, "`release key make` needs a folder."),
         (action == "show" and not (path or arguments.at), "Name a key, or an index with --at."),
         (
-            action == "rotate" and not (arguments.at and arguments.role and arguments.new),
-            "`release key rotate` needs --at, --role and --new.",
+            action == "rotate"
+            and not (arguments.at and arguments.role and (arguments.new or arguments.identity)),
+            "`release key rotate` needs --at, --role, and --new or --identity.",
         ),
     )
     if action == "make":
@@ -227,8 +228,9 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
         return _show_keys(arguments)
     from sparkwright.release import keys
 
-    new = keys.load(arguments.new)
-    changed = _publisher(arguments).rotate(ROLES[arguments.role], new)
+    publisher = _publisher(arguments)
+    identity = publisher.policy.file.identity if arguments.identity else None
+    changed = publisher.rotate(ROLES[arguments.role], keys.load(arguments.new, identity))
     return _show(changed, f"keys of {arguments.role} replaced")
 
 
@@ -262,14 +264,13 @@ def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
     if index.root is None:
         raise UsageError("usage", f"There is no index in {arguments.at}.")
     root = index.root.signed
-    expires = {
-        "root": root.expires,
-        "targets": index.targets.signed.expires,
-        "snapshot": index.snapshot.signed.expires,
-        "timestamp": index.timestamp.signed.expires,
-    }
     rows = [
-        [role, f"{known.threshold} of {len(known.keyids)}", f"{expires[role]:%Y-%m-%d}", keyid]
+        [
+            role,
+            f"{known.threshold} of {len(known.keyids)}",
+            f"{index.expires[role]:%Y-%m-%d}",
+            keyid,
+        ]
         for role, known in root.roles.items()
         for keyid in known.keyids
     ]

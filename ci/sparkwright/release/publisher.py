@@ -89,7 +89,7 @@ class Changed(msgspec.Struct, frozen=True):
     A change of an index.
 
     Attributes:
-        version: Of the timestamp metadata. *expires*: until when clients accept it.
+        version: Of the timestamp metadata. *expires*: until when clients accept all metadata.
         releases: The releases that were changed.
         removed: Paths that were removed. *elsewhere*: addresses of removed wheels at other hosts.
     """
@@ -138,6 +138,11 @@ class Publisher:
             UsageError: The wheels are of another stack, or the address of the index is unknown.
         """
         index, stack = self._index(), self.context.project.stack
+        if self.policy.file.root and not index.exists:
+            raise ClientError(
+                "index-missing",
+                f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
+            )
         url = self._url(index, request.url)
         decided = release_draft.decide(self.context, self.policy, request.wheels, request.verdicts)
         if request.channel != "candidate":
@@ -147,7 +152,7 @@ class Publisher:
         if same := _same_release(index, stack, decided.wheels):
             _require_promoted(same, channel)
             if not request.dry_run:
-                pages.write(index)
+                self._finish()
             name, channel = same.release.name, same.state.channel
             return replace(done, release=name, channel=channel, already=True)
         known = _known_wheels(index)
@@ -313,9 +318,15 @@ class Publisher:
         return _changed(self._finish())
 
     def _finish(self) -> Index:
-        """Return the index as it is now, with its pages."""
+        """Return the index as it is now, and write its pages."""
         index = self._index()
-        pages.write(index)
+        try:
+            with index.locked():
+                pages.write(index)
+        except ReleaseError as error:
+            # Another publisher, who writes the pages of a newer version.
+            if error.reference not in ("index-busy", "index-moved"):
+                raise
         return index
 
     def _url(self, index: Index, requested: str) -> str:
@@ -417,8 +428,8 @@ def _state(release: Release, channel: Channel) -> ReleaseState:
 
 
 def _changed(index: Index, *names: str) -> Changed:
-    expires = f"{index.timestamp.signed.expires:%Y-%m-%dT%H:%M:%SZ}"
-    return Changed(index.version, expires, names)
+    expires = min(index.expires.values())
+    return Changed(index.version, f"{expires:%Y-%m-%dT%H:%M:%SZ}", names)
 
 
 def _known_wheels(index: Index) -> dict[str, ReleaseWheel]:

@@ -19,6 +19,7 @@ import copy
 import hashlib
 import io
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ from sparkwright.client.records import (
     ReleaseState,
     Sha256,
     decode_release,
+    number,
     state_of,
     target_path,
 )
@@ -62,6 +64,10 @@ from sparkwright.release.policy import Roles
 LOCK = ".lock"
 #: What a killed run leaves beside its place begins so.
 UNFINISHED = ".unfinished-"
+#: What is written after the root metadata, over what is there.
+PAGES = ("index.html", "releases", "simple")
+#: The beginning of the names below ``files`` and ``targets``.
+_HASH = re.compile(r"[0-9a-f]{64}(?![0-9a-f])")
 #: The field of the targets metadata that is ours.
 FIELD = "sparkwright"
 #: The roles that every change signs.
@@ -145,13 +151,13 @@ class Index:
             if pin and not roots and sha256_bytes(data) != pin:
                 raise ValueError(f"{path.name} is {sha256_bytes(data)}, and the policy says {pin}")
             roots.append(root)
-        timestamp = self._metadata("timestamp")
         if roots:
             self.root = roots[-1]
+        elif taken := [name for name in PAGES if (self.folder / name).exists()]:
+            raise ValueError(f"it has no root metadata, and holds {', '.join(taken)}")
+        timestamp = self._metadata("timestamp")
         if not timestamp.exists():
             return
-        if not roots:
-            raise ValueError("it has no root metadata")
         admitting = roots[-2:] if resuming else roots[-1:]
         self.serial = timestamp.read_bytes()
         self.timestamp = _verified(admitting, "timestamp", self.serial)
@@ -181,6 +187,13 @@ class Index:
         return self.timestamp.signed.version
 
     @property
+    def expires(self) -> dict[str, datetime]:
+        """When the metadata of each role expires."""
+        own: list[Metadata[Any]] = [self.targets, self.snapshot, self.timestamp]
+        roles = [*([self.root] if self.root else []), *own]
+        return {metadata.signed.type: metadata.signed.expires for metadata in roles}
+
+    @property
     def fingerprint(self) -> str:
         """The sha256 of root 1, which a user compares; empty without one."""
         path = self._metadata("root", 1)
@@ -201,7 +214,7 @@ class Index:
         """
         if self._entries is None:
             entries = [self._entry(target) for target in self.targets.signed.targets.values()]
-            entries.sort(key=lambda entry: (entry.release.made, entry.release.name))
+            entries.sort(key=lambda entry: (entry.release.made, number(entry.release.name)))
             self._entries = {entry.release.name: entry for entry in entries}
         return self._entries
 
@@ -529,7 +542,8 @@ def remove_unreferenced(index: Index) -> list[str]:
         removed = []
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             name = path.relative_to(folder).as_posix()
-            if name not in used and path.exists():
+            ours = name.startswith("metadata/") or UNFINISHED in name or _HASH.match(path.name)
+            if ours and name not in used and path.exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(name)
     return removed
