@@ -101,6 +101,10 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
             + f'wheels = [{{ url = "https://a.example/more-1-py3-none-any.whl", hashes = {{ sha256 = "{"0" * 64}" }} }}]\n'
         ),
     ),
+    "two wheels of a project": (
+        "release-unknown",
+        lambda text: text + text[text.rindex("[[packages]]") :],
+    ),
     "another Python": (
         "release-unknown",
         lambda text: text.replace("py3-none-any", "cp39-cp39-manylinux_2_28_aarch64"),

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -61,7 +62,7 @@ CACHE_VARIABLES = {
 
 _ASK = (
     "import json, platform, sys; print(json.dumps({'path': sys._base_executable, 'version':"
-    " platform.python_version(), 'abi': sys.abiflags, 'name': sys.implementation.name}))"
+    " platform.python_version(), 'abi': sys.abiflags}))"
 )
 
 
@@ -76,7 +77,6 @@ class Python(msgspec.Struct, frozen=True):
 
     path: str
     abi: str
-    name: str
     version: str
 
     @property
@@ -114,25 +114,24 @@ def find_python(named: str) -> Python:
     runs this program.
 
     Raises:
-        environment-unusable: There is none, or it is not CPython.
+        environment-unusable: There is none.
     """
+    if not named:
+        own = sys._base_executable  # type: ignore[attr-defined]
+        return Python(own, sys.abiflags, platform.python_version())
     try:
-        program = sys.executable
-        if named:
-            uv = [_uv(), "python", "find", "--no-config", "--system", "--no-python-downloads"]
-            program = process.output([*uv, named], timeout=60).strip()
+        uv = [_uv(), "python", "find", "--no-config", "--system", "--no-python-downloads", named]
+        program = process.output(uv, timeout=60).strip()
         # Neither site-packages nor variables take part: what a stranger put there says nothing.
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
             log = Path(folder) / "answer"
             process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4 << 20, 1), log)
             python = msgspec.json.decode(log.read_bytes(), type=Python)
     except (CommandError, OSError, msgspec.DecodeError) as error:
-        what = f"There is no usable Python {named or sys.executable}."
+        what = f"There is no usable Python {named}."
         raise PythonError(
             "environment-unusable", what, details=[str(error)], todo="Name another with --python."
         ) from error
-    if python.name != "cpython":
-        raise PythonError("environment-unusable", f"{python.path} is no CPython.")
     return python
 
 
@@ -345,18 +344,22 @@ def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
             names.remove(CACHES)
         paths += [f"{top}/{name}" for name in (*members, *links)]
 
-    def state(path: str) -> FileState:
-        entry, digest = os.lstat(path), ""
-        if contents and stat.S_ISREG(entry.st_mode):
-            digest = files.sha256_file(Path(path))
-        elif contents and stat.S_ISLNK(entry.st_mode):
-            digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
-        return FileState(entry.st_size, entry.st_mtime_ns, digest)
+    def states(part: Sequence[str]) -> list[tuple[str, FileState]]:
+        return [(path[start:], _state(path, contents=contents)) for path in part]
 
     start = len(str(folder)) + 1
     with ThreadPoolExecutor(8) as pool:
-        states = pool.map(state, paths)
-        return {path[start:]: state for path, state in zip(paths, states, strict=True)}
+        parts = pool.map(states, [paths[number::8] for number in range(8)])
+        return dict(itertools.chain.from_iterable(parts))
+
+
+def _state(path: str, *, contents: bool) -> FileState:
+    entry, digest = os.lstat(path), ""
+    if contents and stat.S_ISREG(entry.st_mode):
+        digest = files.sha256_file(Path(path))
+    elif contents and stat.S_ISLNK(entry.st_mode):
+        digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
+    return FileState(entry.st_size, entry.st_mtime_ns, digest)
 
 
 def _check(

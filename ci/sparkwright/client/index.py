@@ -364,7 +364,7 @@ def _first_root(location: Location, folder: Path, wanted: str) -> bytes:
 
 def _confirmed(location: Location, fingerprint: str) -> bool:
     """Ask the user on a terminal whether the *fingerprint* is the publisher's."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and console.terminal):
         return False
     console.note(f"the root of {location} is not known here; its fingerprint is\n  {fingerprint}")
     console.note("compare it with what the publisher says elsewhere; is it the same? (yes/no)")

@@ -39,10 +39,6 @@ from sparkwright.core.store import write_file
 #: Of the cache: a file for each wheel whose members were compared with its RECORD, by sha256.
 CHECKED = "checked"
 
-#: What was done: ``name``, ``state`` (``there already``, ``installed``, ``switched`` or
-#: ``would install``), ``folder``, and the packages ``added``, ``removed`` and ``unchanged``.
-InstallResult = dict[str, Any]
-
 
 def select_release(
     index: Index, python: Python, *, channel: Channel, stack: str, version: str
@@ -90,7 +86,7 @@ def install(
     python: str = "",
     renew: bool = False,
     dry_run: bool = False,
-) -> InstallResult:
+) -> dict[str, Any]:
     """
     Install a release, and let ``current`` lead to it.
 
@@ -99,6 +95,11 @@ def install(
             for any), this machine and *python* (empty for the one that runs this program).
         renew: Make the environment anew, even if it is there.
         dry_run: Check everything, and create nothing.
+
+    Returns:
+        The release's ``name`` and ``folder``; its ``state``, which is ``there already``,
+        ``installed``, ``switched`` or ``would install``; and the packages ``added``, ``removed``
+        and ``unchanged``.
 
     Raises:
         release-unknown, release-unproved, release-yanked, lock-invalid, set-mixed, index-damaged,
@@ -144,7 +145,8 @@ def install(
         return _result(prefix, "installed", before, marker)
 
 
-def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) -> InstallResult:
+def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) -> dict[str, Any]:
+    """Return the document of what was done, with the packages that differ from before."""
     old = before.packages.items() if before else set()
     new = after.packages.items()
     return {
@@ -290,7 +292,7 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     return changes
 
 
-def _switch(prefix: Prefix, name: str, history: Sequence[str]) -> InstallResult:
+def _switch(prefix: Prefix, name: str, history: Sequence[str]) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
         what = f"{prefix.release(name)} was changed."
@@ -303,7 +305,7 @@ def _switch(prefix: Prefix, name: str, history: Sequence[str]) -> InstallResult:
 
 def rollback(
     prefix: Prefix, *, confirmed: bool, states: Mapping[str, ReleaseState]
-) -> InstallResult:
+) -> dict[str, Any]:
     """
     Let ``current`` lead to the release that was current before.
 

@@ -8,6 +8,7 @@ machine has none.
 import ctypes
 import importlib
 import json
+import os
 import re
 import sys
 
@@ -16,7 +17,7 @@ _DRIVER = re.compile(r"lib(cuda|nvidia-ml|nvcuvid|cufile)\.so")
 
 
 def main(path: str) -> None:
-    """Load what the file at *path* names, and print `DONE`."""
+    """Load what the file at *path* names, and write `DONE` to standard output."""
     with open(path, encoding="utf-8") as stream:  # noqa: PTH123  as little as possible is imported
         request = json.load(stream)
     for load, names in ((importlib.import_module, "modules"), (_open_library, "libraries")):
@@ -26,8 +27,8 @@ def main(path: str) -> None:
             except (ImportError, OSError) as error:
                 if not _DRIVER.search(str(error)):
                     raise
-                print(f"not loaded without a driver: {name}")  # noqa: T201
-    print(f"\n{DONE}")  # noqa: T201
+                os.write(1, f"not loaded without a driver: {name}\n".encode())
+    os.write(1, f"\n{DONE}\n".encode())
 
 
 def _open_library(path: str) -> None:

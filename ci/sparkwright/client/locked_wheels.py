@@ -132,6 +132,4 @@ def select(
         for package, wheel in chosen
         if isinstance(wheel, PackageWheel)
     ]
-    if len({wheel.project for wheel in wheels}) < len(wheels):
-        raise ClientError("lock-invalid", f"{what} selects two wheels of one project.")
     return tuple(sorted(wheels, key=lambda wheel: wheel.project))

@@ -27,7 +27,6 @@ from sparkwright.core.program import execute
 
 if TYPE_CHECKING:
     from sparkwright.client.index import Index
-    from sparkwright.client.install import InstallResult
     from sparkwright.client.records import ReleaseState
 
 COMMANDS = {
@@ -139,7 +138,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
     return _show(result)
 
 
-def _show(result: InstallResult) -> dict[str, Any]:
+def _show(result: dict[str, Any]) -> dict[str, Any]:
     done = {
         "there already": "is installed already, untouched",
         "would install": "would be installed; nothing was created",
@@ -266,7 +265,6 @@ def run_program(arguments: argparse.Namespace) -> int:
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:
         raise CommandError("tool-missing", f"{words[0]} is not in {folder / 'bin'}, nor in PATH.")
-    sys.stdout.flush()
     os.execve(program, words, environment)  # noqa: S606  it is the user's command
 
 
