@@ -210,23 +210,40 @@ class GitHubAssets(Repository):
         return {asset.name: asset for asset in self.pages(path, _Asset, what)}
 
     def _put(self, release: _GitHubRelease, file: ReleaseFile, path: Path) -> bool:
-        """Bring *file* into the draft, and return whether it was sent."""
+        """
+        Bring *file* into the draft, and return whether it was sent.
+
+        What came of an upload is seen in the list of assets, and by its bytes.
+        """
+        sent, problem = False, ""
         for attempt in range(ATTEMPTS + 1):
-            asset = self._assets(release).get(file.name)
-            if asset and self._holds(asset, file):
-                return attempt > 0
-            if not release.draft:
-                raise ReleaseError(
-                    "wheel-name-taken",
-                    f"The published release {self.tag} has other bytes as {file.name}, or none.",
-                    details=[f"to be: {file.sha256}"],
-                )
-            if attempt == ATTEMPTS:
-                break
-            if asset:
-                console.detail(f"{file.name}: a broken upload is there; sending again")
-                self._remove(asset)
-            self._send(release, file, path, attempt + 1)
+            try:
+                asset = self._assets(release).get(file.name)
+                if asset and self._holds(asset, file):
+                    return sent
+                if not release.draft:
+                    raise ReleaseError(
+                        "wheel-name-taken",
+                        f"The published release {self.tag} has other bytes as {file.name}.",
+                        details=[f"to be: {file.sha256}"],
+                    )
+                problem = ""
+                if attempt == ATTEMPTS:
+                    break
+                if asset:
+                    self._remove(asset)
+                sent = True
+                self._send(release, file, path)
+            except HttpFailure as error:
+                problem = self.github.shown(str(error), 200)
+                console.note(f"{file.name}: {problem}; trying again")
+                time.sleep(0.25 * 2**attempt)
+        if problem:
+            raise GitHubError(
+                "github-unreachable",
+                f"{file.name} cannot be sent to GitHub and read back.",
+                details=[problem, f"attempts: {ATTEMPTS}"],
+            )
         raise ReleaseError(
             "publish-failed",
             f"GitHub does not keep {file.name}.",
@@ -239,8 +256,8 @@ class GitHubAssets(Repository):
         if reply.status not in (204, 404):
             raise self.github.refusal(reply, what)
 
-    def _send(self, release: _GitHubRelease, file: ReleaseFile, path: Path, attempt: int) -> None:
-        """Upload once; what came of it is seen in the list of assets."""
+    def _send(self, release: _GitHubRelease, file: ReleaseFile, path: Path) -> None:
+        """Upload once; raise HttpFailure if that may be tried again."""
         url = release.upload_url.partition("{")[0]
         if not url.startswith(f"{self._uploads}/"):
             there = self.github.shown(redact_credentials(url), 200)
@@ -250,25 +267,19 @@ class GitHubAssets(Repository):
                 details=[f"at: {there}", "neither the file nor the token was sent"],
                 todo=f"If that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
             )
-        try:
-            reply, sha256 = self._upload(f"{url}?name={quote(file.name, safe='')}", file, path)
-        except HttpFailure as error:
-            # GitHub refuses some uploads before it has read them, like a broken connection.
-            self._wait(file, self.github.shown(str(error), 200), 0.25 * 2**attempt, attempt)
-            return
+        reply, sha256 = self._upload(f"{url}?name={quote(file.name, safe='')}", file, path)
         if reply.status == 201 and sha256 != file.sha256:
             raise ReleaseError(
                 "publish-failed",
                 f"{file.name} changed while it was read.",
                 details=[f"read:    {sha256}", f"decided: {file.sha256}"],
             )
-        if limited(reply):
-            wait = reply.retry_after
-            if wait is None or wait > self.github.seconds or attempt == ATTEMPTS:
-                raise self.github.refusal(reply, f"the upload of {file.name}")
-            self._wait(file, "GitHub asks to wait", wait, attempt)
+        wait = reply.retry_after
+        if limited(reply) and wait is not None and wait <= self.github.seconds:
+            console.note(f"{file.name}: GitHub asks to wait {wait:.0f} s")
+            time.sleep(wait)
         elif reply.status >= 500:
-            self._wait(file, f"GitHub answered {reply.status}", 0.25 * 2**attempt, attempt)
+            raise HttpFailure("status", f"GitHub answered {reply.status}", reply.status)
         elif reply.status == 422 and b"already_exists" not in reply.body:
             explanation = self.github.explanation(reply) or "answered 422"
             raise ReleaseError(
@@ -292,36 +303,16 @@ class GitHubAssets(Repository):
                 reply.read()
                 return reply, body.digest.hexdigest()
 
-    def _wait(self, file: ReleaseFile, reason: str, seconds: float, attempt: int) -> None:
-        if attempt == ATTEMPTS:
-            raise GitHubError(
-                "github-unreachable", f"GitHub does not take {file.name}.", details=[reason]
-            )
-        console.note(f"{file.name}: {reason}; going on in {seconds:.1f} s")
-        time.sleep(seconds)
-
     def _holds(self, asset: _Asset, file: ReleaseFile) -> bool:
         """Return whether the asset is *file*, by GitHub's statements and by its bytes."""
         stated = asset.digest or f"sha256:{file.sha256}"
         if (asset.state, asset.size, stated) != ("uploaded", file.size, f"sha256:{file.sha256}"):
             return False
         url = f"{self.github.address}{self.path(f'/releases/assets/{asset.id}')}"
-        reason = ""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                count, sha256 = self._download(url, file)
-            except HttpFailure as error:
-                reason = self.github.shown(str(error), 200)
-            else:
-                if count >= file.size:
-                    return (count, sha256) == (file.size, file.sha256)
-                reason = f"{count} of {file.size} bytes came"
-            time.sleep(0.1 * 2**attempt if attempt < ATTEMPTS else 0)
-        raise GitHubError(
-            "github-unreachable",
-            f"{file.name} cannot be read back from GitHub.",
-            details=[reason, f"attempts: {ATTEMPTS}"],
-        )
+        count, sha256 = self._download(url, file)
+        if count < file.size:
+            raise HttpFailure("broken", f"{count} of {file.size} bytes came")
+        return (count, sha256) == (file.size, file.sha256)
 
     def _download(self, url: str, file: ReleaseFile) -> tuple[int, str]:
         """Return the bytes and the sha256 of an asset; a longer one is not read to its end."""

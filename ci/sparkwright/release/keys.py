@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,18 +221,13 @@ def _identity_signer(identity: Identity) -> Signer:
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write *data* to a file that must not exist, whole or not at all."""
+    """Write *data* to a file that must not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (
-            translate_disk_full(path.parent),
-            tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as stream,
-        ):
-            stream.write(data)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-            os.link(stream.name, path)  # unlike a rename, this refuses a name that is taken
+        with translate_disk_full(path.parent):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
     except FileExistsError as error:
         raise _taken(path) from error
     except OSError as error:
