@@ -3,7 +3,7 @@
 
 Only the downloaded tools are reused. Three stages must fail, or the demo fails: the plan without
 the rule for 12.1, the audit of the official wheel, and publishing as verified without a GB10. The
-release is served on loopback; the installer knows nothing of its publisher but the public key.
+release is served on loopback; the client knows nothing of its publisher but the fingerprint.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import gate, options
+from sparkwright.client import install as client
+from sparkwright.client.environment import Prefix
+from sparkwright.client.index import open_index
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, lock, resolve
-from sparkwright.forks.context import RunContext, StandaloneContext
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.options import GateOptions
-from sparkwright.release.client import back, install
-from sparkwright.release.decide import policy as policies
-from sparkwright.release.publish import sequence
-from sparkwright.release.publish.prepare import Publisher
-from sparkwright.release.signing import keys, trust
+from sparkwright.release import keys, policy
+from sparkwright.release.publisher import Publisher, PublishRequest
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
 SHARED = ("downloads", "environments", "cache")
-#: Address that the demo's index is signed for; no server answers there.
+#: Address that the demo's index states; no server answers there.
 URL = "https://releases.example/"
 
 
@@ -84,8 +84,8 @@ def prepare(context: RunContext) -> RunContext:
     shutil.copytree(Path(package.__file__).parent / "project", folder / "project")
     shutil.copytree(gates, folder / "project" / "ci" / "gates")
     # A release is a locked set of packages for one version of Python: that of this machine.
-    policy, python = folder / "project" / "ci" / "release.yaml", "{}.{}".format(*sys.version_info)
-    policy.write_text(policy.read_text("utf-8").replace("PYTHON", python), "utf-8")
+    rules, python = folder / "project" / "ci" / "release.yaml", "{}.{}".format(*sys.version_info)
+    rules.write_text(rules.read_text("utf-8").replace("PYTHON", python), "utf-8")
     store = folder / "store"
     store.mkdir()
     for name in SHARED:
@@ -139,7 +139,7 @@ def _stages(context: RunContext) -> Iterator[tuple[str, str]]:
     with official(context, tools) as official_wheel:
         yield from _build_stages(context, tools, official_wheel)
         wheels = [pipeline.last_wheel(context, fork) for fork in context.forks]
-        yield from _release_stages(context, tools, tuple(filter(None, wheels)))
+        yield from _release_stages(context, tuple(filter(None, wheels)))
 
 
 def _build_stages(
@@ -171,12 +171,8 @@ def _build_stages(
     yield "audit", f"{len(audits)} wheels pass the audit"
 
 
-def _release_stages(
-    context: RunContext, tools: toolchain.Toolchain, wheels: tuple[Path, ...]
-) -> Iterator[tuple[str, str]]:
-    """Run the stages from the gates to the words of the model, and remove the release again."""
-    from uv import find_uv_bin
-
+def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    """Run the stages from the gates to the answer of the model, and remove the release again."""
     folder, facts = context.project.root.parent, machine_facts()
     for path in wheels:
         inputs = GateOptions(wheel=path)
@@ -185,40 +181,45 @@ def _release_stages(
         _require(verdicts[0].state == "pass", "G0 does not pass for a wheel of the demo.", path)
     yield "gate", f"G0 passes for {len(wheels)} wheels; G2 is {verdicts[1].state} without a GB10"
 
-    secret, user = folder / "release.key", folder / "user"
-    keys.make(secret)
-    signer = keys.KeySigner.load(secret)
-    trusted = trust.Trust((signer.public,), said="the demo")
-    policy = policies.load(context.project.root)
-    publisher = Publisher(context, folder / "releases", signer, trusted, policy)
-    request = sequence.Asked(wheels, None, url=URL, reason="the demo")
-    failure = _must_fail("verified-refused", lambda: sequence.publish(publisher, request))
+    keys.make(folder / "keys")
+    rules, releases = policy.load(context.project.root), folder / "releases"
+    publisher = Publisher(context, releases, keys.load([folder / "keys"]), rules)
+    request = PublishRequest(wheels, url=URL)
+    failure = _must_fail("verified-refused", lambda: publisher.publish(request))
     yield "publish as verified", failure
-    release = sequence.publish(publisher, msgspec.structs.replace(request, channel="candidate"))
+    release = publisher.publish(msgspec.structs.replace(request, channel="candidate"))
     missing = {f"{lack.gate} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     files = f"{release.release} with {len(release.sent)} files"
     yield "publish", f"{files}, labelled: {', '.join(sorted(missing))}"
 
-    process.run(
-        [find_uv_bin(), "venv", "--quiet", "--clear", "--python", tools.python, user],
-        log=context.store.folder("logs") / "install.log",
-        env=process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1"),
-    )
-    # The demo's indexes have one address and new keys each time, which a machine that remembers
-    # the keys would rightly refuse.
-    client = StandaloneContext(context.store, state=folder / "state")
-    with upstreams.serve(folder / "releases") as address:
-        wish = install.Wish(f"{address}/", (folder / "release.key.pub",), URL, "candidate")
-        first, again = (install.install(client, user, wish) for _ in range(2))
-    states = (first.state, again.state)
-    _require(states == ("installed", "there already"), "The installation is wrong.", states)
-    yield "install", f"{len(first.came)} packages, verified; again: {again.state}"
+    prefix = Prefix(folder / "user")
+    with upstreams.serve(releases) as address:
 
-    model = upstreams.write_model(folder / "toy")
-    answer = process.output([user / "bin" / "mini-vllm", model, upstreams.PROMPT]).strip()
-    _require(answer == upstreams.ANSWER, "The model writes words that it has not learnt.", answer)
-    yield "run", f"{upstreams.PROMPT!r} → {answer[:40]!r}…"
-    yield "uninstall", f"{len(back.uninstall(client, user).removed)} packages removed"
+        def install() -> dict[str, Any]:
+            index = open_index(prefix.root / "trust", f"{address}/", release.fingerprint)
+            return client.install(prefix, folder / "downloads", index, channel="candidate")
+
+        first, again = install(), install()
+        states = (first["state"], again["state"])
+        _require(states == ("installed", "there already"), "The installation is wrong.", states)
+        yield "install", f"{len(first['added'])} packages, verified; again: {again['state']}"
+
+        model = upstreams.write_model(folder / "toy")
+        program = prefix.root / "current" / "bin" / "mini-vllm"
+        answer = process.output([program, model, upstreams.PROMPT]).strip()
+        what = "The model writes words that it has not learnt."
+        _require(answer == upstreams.ANSWER, what, answer)
+        yield "run", f"{upstreams.PROMPT!r} → {answer[:40]!r}…"
+
+        keys.make(folder / "new", ["online"])
+        publisher.rotate(keys.ROLES["online"], keys.load([folder / "new"]))
+        state = install()["state"]
+        _require(state == "there already", "The client does not follow the new key.", state)
+        yield "rotate a key", "the client follows"
+        both = keys.load([folder / "keys", folder / "new"])
+        dataclasses.replace(publisher, keys=both).yank(release.release, "the demo ends")
+        yield "yank", _must_fail("release-yanked", install)
+    yield "uninstall", f"{client.uninstall(prefix, release.release)} is removed"
 
 
 def _must_fail(reference: str, work: Callable[[], object]) -> str:
