@@ -201,6 +201,20 @@ def test_old_client_follows_rotation_and_refuses_revoked_keys(
                 Reader(old, tmp_path / "third", root_of(folder)).read()
 
 
+def test_root_is_renewed_with_its_own_keys(folder: Path, held: Keys, tmp_path: Path) -> None:
+    late = Index(folder)
+    own = [signer.public_key for signer in held.by_file["root"]]
+    with Index(folder).changing(keys.load([tmp_path / "keys" / "root.pem"]), ROLES) as change:
+        change.rotate(["root"], own)
+    after = Index(folder)
+    assert after.root
+    assert (after.root.signed.version, after.version) == (2, 1)
+    with refusal("index-moved"), late.changing(held, ROLES) as change:
+        change.rotate(["root"], own)
+    with tufindex.serve(folder) as url:
+        assert NAME in Reader(url, tmp_path / "client", root_of(folder)).read()
+
+
 def test_threshold_of_two_roots(tmp_path: Path) -> None:
     two = msgspec.structs.replace(ROLES, root=msgspec.structs.replace(ROLES.root, threshold=2))
     held = tufindex.make_keys(tmp_path / "keys", "root", "targets", "online")

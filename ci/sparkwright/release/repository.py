@@ -286,8 +286,12 @@ class Index:
                 lock.release()
 
     def _unmoved(self) -> None:
-        path = self._metadata("timestamp")
-        if (path.read_bytes() if path.exists() else b"") != self.serial:
+        timestamp, version = (
+            self._metadata("timestamp"),
+            self.root.signed.version if self.root else 0,
+        )
+        serial = timestamp.read_bytes() if timestamp.exists() else b""
+        if serial != self.serial or self._metadata("root", version + 1).exists():
             raise ReleaseError(
                 "index-moved",
                 f"{self.folder} was changed by somebody else.",
