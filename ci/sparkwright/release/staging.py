@@ -1,0 +1,101 @@
+"""
+Environments to gate in: the set around unpublished wheels, and the official wheel as a baseline.
+
+What is gated is installed as users will have it: the wheels go through a publication and an
+installation, in an index of their own whose keys are thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from sparkwright.client import install as client
+from sparkwright.client.environment import Prefix
+from sparkwright.client.index import open_index
+from sparkwright.core import process
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks import package_index
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
+from sparkwright.release import keys, policy
+from sparkwright.release.publisher import Publisher, PublishRequest
+
+#: The address of the index; no server answers there (RFC 2606).
+URL = "https://staging.invalid/"
+
+
+def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, Any]:
+    """
+    Install the set around the wheels in *folder* as the current release of *prefix*.
+
+    Returns:
+        As `sparkwright.client.install.install`.
+
+    Raises:
+        UsageError: There is no wheel; and as `Publisher.publish` and the installation.
+    """
+    wheels = tuple(sorted(folder.absolute().glob("*.whl")))
+    if not wheels:
+        what = f"There is no wheel in {folder}."
+        raise UsageError("usage", what, todo="Build first: sparkwright build.")
+    rules = policy.load(context.project.root)
+    rules = replace(rules, file=replace(rules.file, root=""))
+    with tempfile.TemporaryDirectory(prefix="staging-") as name:
+        scratch = Path(name)
+        keys.make(scratch / "keys")
+        publisher = Publisher(context, scratch / "index", keys.load([scratch / "keys"]), rules)
+        published = publisher.publish(PublishRequest(wheels, "candidate", url=URL))
+        index = open_index(scratch / "trust", str(scratch / "index"), published.fingerprint)
+        cache = context.store.folder("downloads", "staging")
+        return client.install(Prefix(prefix.absolute()), cache, index, channel="candidate")
+
+
+def install_stock(context: RunContext, environment: Path) -> Path:
+    """
+    Install the official wheel under the stack's graft, with what it requires, into *environment*.
+
+    Returns:
+        The wheel, in the folder ``wheel`` of the environment.
+
+    Raises:
+        not-provided: The stack has no official wheel for this machine.
+        offline, source-unreachable, source-mismatch, command-failed: It cannot be fetched or
+            installed.
+    """
+    from uv import find_uv_bin
+
+    bases = [
+        base
+        for fork in context.forks
+        if (base := context.lock.forks[fork].bases.get(context.machine))
+    ]
+    if len(bases) != 1:
+        what = f"Stack {context.project.stack} has no official wheel for {context.machine}."
+        raise SourceError("not-provided", what)
+    [base] = bases
+    path = package_index.obtain(
+        context.store, base.name, base.filename, base.sha256, offline=context.offline
+    )
+    variables = process.clean_environment(
+        UV_NO_CONFIG="1",
+        UV_INDEX_URL=package_index.index_url(),
+        HOME=os.environ.get("HOME", ""),
+    )
+    python = environment / "bin" / "python"
+    with console.step(f"the stock {base.name} {base.version} in {environment}"):
+        process.run(
+            [find_uv_bin(), "pip", "install", "--quiet", "--python", python, path],
+            log=context.store.folder("logs") / "stock.log",
+            env=variables,
+        )
+    kept = environment / "wheel" / base.filename
+    kept.parent.mkdir(exist_ok=True)
+    shutil.copy2(path, kept)
+    return kept

@@ -1,0 +1,38 @@
+"""An environment around unpublished wheels, made by a publication and an installation that leave nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.refusals import refusal
+from tests.support import newpublisher, wheels
+
+from sparkwright.release import staging
+
+
+def test_set_around_built_wheels_is_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with newpublisher.place(tmp_path) as place:
+        for name, value in place.environment.items():
+            monkeypatch.setenv(name, value)
+        context = place.publisher().context
+        with refusal("usage"):
+            staging.install_built(context, tmp_path / "dist", tmp_path / "gate")
+        wheels.release(tmp_path / "dist", judged=False)
+        done = staging.install_built(context, tmp_path / "dist", tmp_path / "gate")
+        assert done["state"] == "installed"
+        assert list(
+            (tmp_path / "gate" / "current").glob("lib/*/site-packages/vllm-0.33.0+spark.2026.11.*")
+        )
+        (tmp_path / "dist" / "old").mkdir()
+        for path in (tmp_path / "dist").glob("*.whl"):
+            path.rename(tmp_path / "dist" / "old" / path.name)
+        wheels.release(tmp_path / "dist", judged=False, label="spark.2026.11.2")
+        staging.install_built(context, tmp_path / "dist", tmp_path / "gate")
+        assert list(
+            (tmp_path / "gate" / "current").glob(
+                "lib/*/site-packages/vllm-0.33.0+spark.2026.11.2.*"
+            )
+        )
