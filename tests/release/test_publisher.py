@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -444,6 +445,49 @@ def test_pip_and_uv_install_the_locked_set(
                 info.name.partition("-")[0]
                 for info in environment.glob("lib/*/site-packages/*.dist-info")
             } == {name.replace("-", "_") for name in lock.packages}
+
+
+def test_client_of_the_index_is_published_with_it(
+    place: Place, new: Wheels, tmp_path: Path
+) -> None:
+    [first] = place.index.facts.clients
+    place.publish(new, "candidate")
+    assert place.index.facts.clients == (first,)
+    keys.make(tmp_path / "next", ["root"])
+    place.publisher().rotate(["root"], keys.load([tmp_path / "next"]))
+    place.publish([wheels.vllm(tmp_path / "third", label="spark.2026.11.3")], "candidate")
+    second = place.index.facts.clients[1]
+    place.publisher().prune(1)
+    with tufindex.serve(place.root) as url:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-cache-dir",
+            "--dest",
+            str(tmp_path / "client"),
+        ]
+        for wheel in (first, second):
+            subprocess.run(
+                [
+                    *command,
+                    "--index-url",
+                    f"{url}simple/verified/",
+                    f"sparkwright-install=={wheel.version}",
+                ],
+                check=True,
+            )
+    for number, wheel in enumerate((first, second), 1):
+        with zipfile.ZipFile(tmp_path / "client" / wheel.name) as archive:
+            assert (
+                archive.read("sparkwright/client/root.json")
+                == (place.root / "metadata" / f"{number}.root.json").read_bytes()
+            )
+            assert archive.read("sparkwright/client/index.txt").decode().strip() == newpublisher.URL
+    assert f"sparkwright-install=={second.version}" in (place.root / "index.html").read_text()
 
 
 def test_wheels_as_assets_of_github(

@@ -21,10 +21,14 @@ from sparkwright.core.console import size
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import flush
 from sparkwright.release import release_notes, templates
-from sparkwright.release.repository import UNFINISHED, Entry, Index
+from sparkwright.release.repository import UNFINISHED, ClientWheel, Entry, Index
 
 #: The version of the simple API (PEP 700).
 SIMPLE_VERSION = "1.1"
+#: The project of the client.
+CLIENT = "sparkwright-install"
+
+Wheel = ReleaseWheel | ClientWheel
 
 
 def write(index: Index) -> None:
@@ -37,6 +41,8 @@ def write(index: Index) -> None:
         "index.html",
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
+        url=index.facts.url,
+        client=[f"{CLIENT}=={wheel.version}" for wheel in index.facts.clients[-1:]],
         channels=[
             (channel, [entry for entry in newest if entry.state.channel == channel])
             for channel in reversed(CHANNELS)
@@ -73,7 +79,9 @@ def _write_release(index: Index, path: Path, entry: Entry) -> None:
 
 def _write_simple(folder: Path, index: Index, channel: Channel) -> set[str]:
     """Write the simple API of *channel*, and return its projects."""
-    projects: dict[str, dict[str, tuple[ReleaseWheel, str]]] = {}
+    projects: dict[str, dict[str, tuple[Wheel, str]]] = {}
+    if clients := index.facts.clients:
+        projects[CLIENT] = {wheel.name: (wheel, "") for wheel in clients}
     for wheel, yanked in _offered(index, channel):
         known = projects.setdefault(wheel.project, {}).get(wheel.name)
         # A wheel of several releases is yanked only with all of them.
@@ -104,7 +112,7 @@ def _offered(index: Index, channel: Channel) -> Iterator[tuple[ReleaseWheel, str
                 yield wheel, entry.state.yanked
 
 
-def _html(wheel: ReleaseWheel, yanked: str) -> dict[str, Any]:
+def _html(wheel: Wheel, yanked: str) -> dict[str, Any]:
     metadata = f"sha256={wheel.metadata}"
     attributes = {
         "data-requires-python": wheel.requires_python or None,
@@ -116,7 +124,7 @@ def _html(wheel: ReleaseWheel, yanked: str) -> dict[str, Any]:
     return {"href": href, "attributes": attributes, "text": wheel.name}
 
 
-def _json(wheel: ReleaseWheel, yanked: str) -> dict[str, Any]:
+def _json(wheel: Wheel, yanked: str) -> dict[str, Any]:
     record: dict[str, Any] = {
         "filename": wheel.name,
         "url": _link(wheel, 3),

@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
+from email.parser import BytesParser
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 from packaging.version import Version
 
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Channel,
@@ -34,13 +37,13 @@ from sparkwright.core.errors import GitHubError, StoreError, UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.http import HttpFailure
 from sparkwright.forks.context import RunContext
-from sparkwright.release import github_assets, pages, release_draft, repository
+from sparkwright.release import client_wheel, github_assets, pages, release_draft, repository
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.release_draft import ReleaseDraft
-from sparkwright.release.repository import Entry, Index, IndexFacts
+from sparkwright.release.repository import ClientWheel, Entry, Index, Transaction
 from sparkwright.release.wheel_facts import WheelFacts
 
 
@@ -179,7 +182,8 @@ class Publisher:
         self._require_room([*draft.contents, *(_file(wheel) for wheel in own)])
         sent = _upload(host, new) if host else []
         with index.changing(self.keys, self.policy.file.roles) as change:
-            change.facts = IndexFacts(url, change.facts.retired)
+            clients = _with_client(change, url, draft.release.made)
+            change.facts = replace(change.facts, url=url, clients=clients)
             for file, data in draft.contents.items():
                 change.put(file, data)
             for wheel in own:
@@ -401,6 +405,33 @@ class Publisher:
 
 def _file(wheel: WheelFacts) -> ReleaseFile:
     return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
+
+
+def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel, ...]:
+    """Return the wheels of the client in the index, with a new one if it would differ."""
+    known = change.facts.clients
+    with tempfile.TemporaryDirectory(prefix="client-") as name:
+        folder = Path(name)
+        path = client_wheel.write(folder, url, change.root, label=str(max(1, len(known))))
+        if known and sha256_file(path) == known[-1].sha256:
+            return known
+        if known:
+            path = client_wheel.write(folder, url, change.root, label=str(len(known) + 1))
+        wheel = WheelName.of(path.name)
+        with zipfile.ZipFile(path) as archive:
+            metadata = archive.read(f"{wheel.info}/METADATA")
+        record = ClientWheel(
+            name=path.name,
+            size=path.stat().st_size,
+            sha256=sha256_file(path),
+            version=wheel.version,
+            metadata=sha256_bytes(metadata),
+            uploaded=made,
+            requires_python=BytesParser().parsebytes(metadata)["Requires-Python"],
+        )
+        change.put(record, path)
+        change.put_beside(record, ".metadata", metadata)
+    return (*known, record)
 
 
 def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:

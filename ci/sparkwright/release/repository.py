@@ -49,6 +49,7 @@ from sparkwright.client.records import (
     ReleaseFile,
     ReleaseState,
     Sha256,
+    Time,
     decode_release,
     number,
     state_of,
@@ -79,6 +80,15 @@ CHUNK = 1 << 20
 KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 
+class ClientWheel(ReleaseFile, frozen=True, kw_only=True):
+    """A wheel of the client that carries the address and the root of the index."""
+
+    version: str
+    metadata: Sha256
+    uploaded: Time
+    requires_python: str = ""
+
+
 class IndexFacts(msgspec.Struct, frozen=True):
     """
     What the index says of itself in its signed targets metadata.
@@ -86,10 +96,12 @@ class IndexFacts(msgspec.Struct, frozen=True):
     Attributes:
         url: Where it is served, with a final slash; empty if unknown.
         retired: File name → sha256 of wheels that were removed; the names are never used again.
+        clients: Wheels of the client, the newest last.
     """
 
     url: str = ""
     retired: dict[str, Sha256] = {}
+    clients: tuple[ClientWheel, ...] = ()
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -330,6 +342,11 @@ class Transaction:
         self._keys.require(root, root.roles)
         return self._signed(root, "root", self._keys.of_role(root, "root"))
 
+    @property
+    def root(self) -> bytes:
+        """The root metadata that clients trust after the change."""
+        return self._root.to_bytes()
+
     def put(self, file: ReleaseFile, source: Path | bytes) -> None:
         """
         Bring *file* to its place; nothing is written if it is there.
@@ -368,7 +385,8 @@ class Transaction:
         self.renew("targets")
         del self._targets.targets[release.target]
         retired = {wheel.name: wheel.sha256 for wheel in release.wheels}
-        self.facts = IndexFacts(self.facts.url, {**self.facts.retired, **retired})
+        retired = {**self.facts.retired, **retired}
+        self.facts = msgspec.structs.replace(self.facts, retired=retired)
 
     def renew(self, *roles: str) -> None:
         """Sign new versions of *roles*, of snapshot and of timestamp."""
@@ -523,7 +541,8 @@ def remove_unreferenced(index: Index) -> list[str]:
     """
     with index.locked():
         folder, entries = index.folder, index.entries.values()
-        used = {f"files/{file.sha256}" for entry in entries for file in entry.release.files}
+        named = [file for entry in entries for file in entry.release.files]
+        used = {f"files/{file.sha256}" for file in (*named, *index.facts.clients)}
         used |= {
             f"targets/{target.get_prefixed_paths()[0]}"
             for target in index.targets.signed.targets.values()
@@ -555,12 +574,8 @@ def remove_unreferenced(index: Index) -> list[str]:
 
 def damaged_files(index: Index) -> list[str]:
     """Return the paths of files that releases name and that are missing or have other bytes."""
-    files = {
-        file.path: file.sha256
-        for entry in index.entries.values()
-        for file in entry.release.files
-        if not file.url
-    }
+    named = [file for entry in index.entries.values() for file in entry.release.files]
+    files = {file.path: file.sha256 for file in (*named, *index.facts.clients) if not file.url}
     paths = {path: index.folder / path for path in files}
     return [
         path
