@@ -378,3 +378,26 @@ def test_what_others_put_into_the_prefix_stays(world: World) -> None:
     assert user.run("install").code == 0
     assert user.run("uninstall").code == 0
     assert (user.prefix / "releases/notes/mine.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_read_is_refused(world: World) -> None:
+    """A pipe, a folder or nothing in the place of a file of an index on this machine is no fault of the program."""
+    demo = wheel("demo")
+    world.publish(ONE, [demo])
+    user = world.user()
+    user.environment["SPARKWRIGHT_INDEX"] = str(world.root)
+    path = world.root / "files" / demo.sha256 / demo.name
+    path.unlink()
+    os.mkfifo(path)
+    assert user.install().reference == "index-damaged"
+    path.unlink()
+    path.mkdir()
+    assert user.run("install").reference == "index-damaged"
+    timestamp = world.root / "metadata/timestamp.json"
+    timestamp.unlink()
+    os.mkfifo(timestamp)
+    assert user.run("install").reference == "index-invalid"
+    assert user.run("verify", timestamp).reference == "index-invalid"
+    timestamp.unlink()
+    assert user.run("install").reference == "index-missing"
+    assert user.listing() == {}

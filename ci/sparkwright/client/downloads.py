@@ -85,13 +85,11 @@ def _place(cache: Path, wheel: LockedWheel) -> Path:
 def _is_valid(wheel: LockedWheel, path: Path) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
-    # A file with holes could be larger than any disk.
-    if (
-        regular
-        and wheel.size in (0, path.stat().st_size)
-        and files.sha256_file(path) == wheel.sha256
-    ):
-        return True
+    with contextlib.suppress(OSError):
+        # A file with holes could be larger than any disk.
+        sized = regular and wheel.size in (0, path.stat().st_size)
+        if sized and files.sha256_file(path) == wheel.sha256:
+            return True
     if local:
         raise ClientError("index-damaged", f"{path} is not the file that the index names.")
     path.unlink(missing_ok=True)

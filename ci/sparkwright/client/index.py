@@ -9,6 +9,7 @@ bytes and in time. `tuf.ngclient` has no deadline of its own, so requests are se
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import time
@@ -60,7 +61,7 @@ CARRIED_ADDRESS, CARRIED_ROOT = (
 #: Of the folder of an index: the root that was trusted first.
 FIRST_ROOT = "first.json"
 
-_NAME = re.compile(r"releases/([^/]+)\.json")
+_NAME = re.compile(r"releases/([A-Za-z0-9][A-Za-z0-9._-]*\.[1-9][0-9]{0,8})\.json")
 
 
 class Location(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class Location(msgspec.Struct, frozen=True):
 
     def join(self, name: str) -> str:
         """Return the address of *name*, a path below the root or an absolute URL."""
-        return urljoin(self.url, name if "://" in name else quote(name, safe="/+!"))
+        return urljoin(self.url, name if "://" in name else quote(name, safe="/+!%"))
 
     @classmethod
     def parse(cls, text: str) -> Location:
@@ -115,10 +116,12 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     if urlsplit(url).scheme == "file":
         path = Path(unquote(urlsplit(url).path))
 
-        def failure(what: str, **options: Any) -> ClientError:
-            return ClientError("index-invalid", what, **options)
-
-        return files.read_bytes(path, limit=limit, failure=failure) if path.exists() else None
+        failure = functools.partial(ClientError, "index-invalid")
+        try:
+            path.stat()
+        except OSError:
+            return None
+        return files.read_bytes(path, limit=limit, failure=failure)
     try:
         reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1))
     except http.HttpFailure as error:
@@ -246,9 +249,9 @@ class Index:
         of it.
 
         Raises:
-            release-unknown: None does. file-invalid: *wheel* is no regular file.
+            release-unknown: None does.
         """
-        sha256 = files.sha256_bytes(files.read_bytes(wheel, limit=http.LARGEST_FILE))
+        sha256 = files.sha256_file(wheel) if wheel.is_file() else "it is no regular file"
         for name in newest_first(self.states):
             for record in self.release(name).wheels:
                 if record.sha256 == sha256:
