@@ -109,10 +109,15 @@ def test_release_names_every_file_by_hash(place: Place, made: Wheels, tmp_path: 
     assert place.index.facts.url == newpublisher.URL
 
 
-def test_same_wheels_are_published_once(place: Place, made: Wheels) -> None:
+def test_same_wheels_are_published_once_and_restored(place: Place, made: Wheels) -> None:
     before = place.files()
     done = place.publish(made)
     assert (done.release, done.already, done.sent) == ("2026.11.1", True, ())
+    assert place.files() == before
+    damaged, lost = place.index.entries["2026.11.1"].release.wheels[:2]
+    (place.root / damaged.path).write_bytes(b"a faulty disk")
+    (place.root / lost.path).unlink()
+    place.publish(made)
     assert place.files() == before
 
 

@@ -155,6 +155,8 @@ class Publisher:
         if same := _same_release(index, stack, decided.wheels):
             _require_promoted(same, channel)
             if not request.dry_run:
+                with index.changing(self.keys, self.policy.file.roles) as change:
+                    _put_wheels(change, decided.wheels, same.release)
                 self._finish()
             name, channel = same.release.name, same.state.channel
             return replace(done, release=name, channel=channel, already=True)
@@ -178,17 +180,14 @@ class Publisher:
             known=known,
             before=earlier[-1] if earlier else None,
         )
-        own = [] if host else new
-        self._require_room([*draft.contents, *(_file(wheel) for wheel in own)])
+        self._require_room([*draft.contents, *draft.release.wheels])
         sent = _upload(host, new) if host else []
         with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url, draft.release.made)
             change.facts = replace(change.facts, url=url, clients=clients)
             for file, data in draft.contents.items():
                 change.put(file, data)
-            for wheel in own:
-                change.put(_file(wheel), wheel.path)
-                change.put_beside(_file(wheel), ".metadata", wheel.metadata)
+            _put_wheels(change, decided.wheels, draft.release)
             change.set_release(draft.release, _state(draft.release, channel))
         index = self._finish()
         return replace(
@@ -368,7 +367,8 @@ class Publisher:
         """Raise `disk-full` before anything is written that would not fit."""
         parent = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         free = shutil.disk_usage(parent).free
-        needed = sum(file.size for file in files if not (self.folder / file.path).exists())
+        own = [file for file in files if not file.url]
+        needed = sum(file.size for file in own if not (self.folder / file.path).exists())
         if needed > free:
             raise StoreError(
                 "disk-full",
@@ -401,6 +401,15 @@ class Publisher:
                 details=[f"expected: {wheel.sha256}", f"received: {sha256_file(path)}"],
             )
         return path
+
+
+def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Release) -> None:
+    """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
+    elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
+    for wheel in wheels:
+        if wheel.name not in elsewhere:
+            change.put(_file(wheel), wheel.path)
+            change.put_beside(_file(wheel), ".metadata", wheel.metadata)
 
 
 def _file(wheel: WheelFacts) -> ReleaseFile:
