@@ -355,6 +355,17 @@ def test_rotation_by_the_publisher(place: Place, tmp_path: Path) -> None:
         (place.keys / "online-2.pem").unlink()
 
 
+def test_role_is_shared_with_the_holder_of_another_key(place: Place, tmp_path: Path) -> None:
+    keys.make(tmp_path / "colleague", ["targets"])
+    both = [place.keys / "targets.pem", tmp_path / "colleague" / "targets.pub"]
+    place.publisher().rotate(["targets"], keys.load(both))
+    assert place.index.root
+    assert len(place.index.root.signed.roles["targets"].keyids) == 2
+    theirs = keys.load([tmp_path / "colleague", place.keys / "online.pem"])
+    dataclasses.replace(place.publisher(), keys=theirs).yank("2026.11.1", "by the colleague")
+    place.publisher().refresh()
+
+
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_pip_and_uv_read_the_simple_pages(
     place: Place, new: Wheels, tmp_path: Path, installer: str

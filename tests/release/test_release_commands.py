@@ -134,7 +134,7 @@ def test_damaged_index_is_shown(
 
 @pytest.mark.parametrize(
     "kind",
-    ["missing", "FIFO", "open to others", "public", "a stranger's", "folder without keys", "text"],
+    ["missing", "FIFO", "open to others", "a stranger's", "folder without keys", "text"],
 )
 def test_key_that_cannot_sign_is_refused(kind: str, tmp_path: Path) -> None:
     import os
@@ -150,9 +150,6 @@ def test_key_that_cannot_sign_is_refused(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path, 0o600)
     elif kind == "open to others":
         path.chmod(0o644)
-    elif kind == "public":
-        path = folder / "targets.pub"
-        path.chmod(0o600)
     elif kind == "a stranger's":
         path.unlink()
         subprocess.run(

@@ -142,7 +142,7 @@ def _add_key(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE|DIR",
-        help="rotate: the private keys that replace them; may be repeated",
+        help="rotate: the keys that replace them, those of others as .pub; may be repeated",
     )
 
 

@@ -44,10 +44,11 @@ class Keys:
 
     Attributes:
         by_file: The beginning of the file name (see `ROLES`) → signers.
+        public: Public halves without their private ones: keys that others hold.
     """
 
-    def __init__(self, by_file: Mapping[str, Sequence[Signer]]) -> None:
-        self.by_file = by_file
+    def __init__(self, by_file: Mapping[str, Sequence[Signer]], public: Sequence[Key] = ()) -> None:
+        self.by_file, self.public = by_file, public
 
     @property
     def signers(self) -> dict[str, Signer]:
@@ -93,19 +94,20 @@ def passphrase() -> str:
 
 def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
     """
-    Return the private keys in the files and folders *paths*.
+    Return the keys in *paths*: files of either half, and folders of private ones.
 
     Args:
         identity: Also sign for the targets role as this Sigstore identity, with the credentials
             of the environment.
 
     Raises:
-        key-invalid: A file cannot be read, is open to others, or holds no private Ed25519 key; or
-            a folder holds none.
+        key-invalid: A file cannot be read, holds no Ed25519 key, or is a private one that is open
+            to others; or a folder holds none.
         identity-unusable: There are no credentials, or they are another identity's.
     """
     by_file: dict[str, list[Signer]] = {name: [] for name in ROLES}
-    for path in paths:
+    public = [load_public(path) for path in paths if path.suffix == ".pub"]
+    for path in (path for path in paths if path.suffix != ".pub"):
         files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
         if not files:
             raise TrustError("key-invalid", f"{path} holds no key (*.pem).")
@@ -114,7 +116,7 @@ def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
             by_file.setdefault(prefix, []).append(load_private(file))
     if identity:
         by_file["targets"].append(_identity_signer(identity))
-    return Keys(by_file)
+    return Keys(by_file, public)
 
 
 def load_private(path: Path) -> CryptoSigner:

@@ -309,7 +309,8 @@ class Publisher:
 
     def rotate(self, roles: Sequence[str], new: Keys) -> Changed:
         """
-        Give *roles* to the keys *new* alone; the same keys renew the root metadata.
+        Give *roles* to the keys *new* alone, of which others may hold some; the same keys renew
+        the root metadata.
 
         Raises:
             key-missing: Keys of the root, or of a role that has to be signed, are not here.
@@ -317,7 +318,8 @@ class Publisher:
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
         index = Index(self.folder, pin=self.policy.file.root, resuming=True)
         with index.changing(both, self.policy.file.roles) as change:
-            change.rotate(roles, [signer.public_key for signer in new.signers.values()])
+            own = [signer.public_key for signer in new.signers.values()]
+            change.rotate(roles, [*own, *new.public])
         return _changed(self._finish())
 
     def _finish(self) -> Index:
