@@ -160,6 +160,17 @@ def test_publisher_refuses_what_was_not_signed(folder: Path, name: str) -> None:
         assert Index(folder).entries
 
 
+@pytest.mark.parametrize(
+    "pattern", ["metadata/timestamp.json", "metadata/1.targets.json", "targets/releases/*"]
+)
+def test_pipe_in_the_index_is_refused(folder: Path, pattern: str) -> None:
+    path = next(folder.glob(pattern))
+    path.unlink()
+    os.mkfifo(path)
+    with refusal("index-damaged"):
+        assert Index(folder).entries
+
+
 def test_policy_pins_root(folder: Path) -> None:
     fingerprint = Index(folder).fingerprint
     assert Index(folder, pin=fingerprint).exists

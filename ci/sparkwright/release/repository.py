@@ -24,6 +24,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from sparkwright.client.records import (
     state_of,
     target_path,
 )
-from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.files import canonical, read_bytes, sha256_bytes, sha256_file
 from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.keys import Keys
@@ -75,6 +76,8 @@ FIELD = "sparkwright"
 RENEWAL = ("snapshot", "timestamp")
 
 CHUNK = 1 << 20
+#: Bytes of the largest metadata file or release record.
+LARGEST = 64 << 20
 
 # The library reads keys of identities only on request.
 KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
@@ -152,7 +155,7 @@ class Index:
     def _read(self, pin: str, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
         while (path := self._metadata("root", len(roots) + 1)).exists():
-            data = path.read_bytes()
+            data = _bytes(path)
             root: Metadata[Root] = Metadata.from_bytes(data)
             (roots[-1] if roots else root).signed.verify_delegate(
                 "root", root.signed_bytes, root.signatures
@@ -171,14 +174,14 @@ class Index:
         if not timestamp.exists():
             return
         admitting = roots[-2:] if resuming else roots[-1:]
-        self.serial = timestamp.read_bytes()
+        self.serial = _bytes(timestamp)
         self.timestamp = _verified(admitting, "timestamp", self.serial)
         meta = self.timestamp.signed.snapshot_meta
         self.snapshot = self._listed(admitting, "snapshot", meta)
         self.targets = self._listed(admitting, "targets", self.snapshot.signed.meta["targets.json"])
 
     def _listed(self, admitting: Sequence[Metadata[Root]], role: str, meta: MetaFile) -> Any:
-        data = self._metadata(role, meta.version).read_bytes()
+        data = _bytes(self._metadata(role, meta.version))
         meta.verify_length_and_hashes(data)
         metadata = _verified(admitting, role, data)
         if metadata.signed.version != meta.version:
@@ -232,7 +235,7 @@ class Index:
 
     def _entry(self, target: TargetFile) -> Entry:
         try:
-            data = (self.folder / "targets" / target.get_prefixed_paths()[0]).read_bytes()
+            data = _bytes(self.folder / "targets" / target.get_prefixed_paths()[0])
             target.verify_length_and_hashes(data)
             entry = Entry(decode_release(data), state_of(target.custom))
             if entry.release.target != target.path:
@@ -302,7 +305,7 @@ class Index:
             self._metadata("timestamp"),
             self.root.signed.version if self.root else 0,
         )
-        serial = timestamp.read_bytes() if timestamp.exists() else b""
+        serial = _bytes(timestamp) if timestamp.exists() else b""
         if serial != self.serial or self._metadata("root", version + 1).exists():
             raise ReleaseError(
                 "index-moved",
@@ -582,6 +585,11 @@ def damaged_files(index: Index) -> list[str]:
         for path, file in paths.items()
         if not file.is_file() or sha256_file(file) != files[path]
     ]
+
+
+def _bytes(path: Path) -> bytes:
+    """Return a file of the index; raise `index-damaged` if it is not a regular one."""
+    return read_bytes(path, limit=LARGEST, failure=partial(ClientError, "index-damaged"))
 
 
 def damaged(what: str, details: Sequence[str]) -> ClientError:
