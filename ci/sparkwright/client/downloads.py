@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -120,10 +120,12 @@ class _Transfers:
         for _ in range(2):
             if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
                 partial.unlink()
-            with _translated(wheel):
+            try:
                 http.download(
                     wheel.url, partial, size=wheel.size, on_progress=advance, stopped=self.stopped
                 )
+            except http.HttpFailure as failure:
+                raise _translated(wheel, failure) from None
             arrived = files.sha256_file(partial)
             if arrived == wheel.sha256:
                 os.replace(partial, path)
@@ -137,16 +139,12 @@ class _Transfers:
         )
 
 
-@contextlib.contextmanager
-def _translated(wheel: LockedWheel) -> Iterator[None]:
-    """Raise the failures of a download as references."""
-    try:
-        yield
-    except http.HttpFailure as failure:
-        reference = "index-unreachable"
-        if failure.status in (404, 410):
-            reference = "index-damaged"
-        elif failure.kind in ("broken", "redirect", "size"):
-            reference = "download-invalid"
-        what = f"{http.redact_credentials(wheel.url)} cannot be downloaded."
-        raise ClientError(reference, what, details=[str(failure)]) from None
+def _translated(wheel: LockedWheel, failure: http.HttpFailure) -> ClientError:
+    """Return the failure of a download with its reference."""
+    reference = "index-unreachable"
+    if failure.status in (404, 410):
+        reference = "index-damaged"
+    elif failure.kind in ("broken", "redirect", "size"):
+        reference = "download-invalid"
+    what = f"{http.redact_credentials(wheel.url)} cannot be downloaded."
+    return ClientError(reference, what, details=[str(failure)])

@@ -75,13 +75,7 @@ class Location(msgspec.Struct, frozen=True):
     url: str
 
     def __str__(self) -> str:
-        return str(self.folder or http.redact_credentials(self.url))
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder, if it is one."""
-        parts = urlsplit(self.url)
-        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+        return http.redact_credentials(self.url).removeprefix("file://")
 
     def join(self, name: str) -> str:
         """Return the address of *name*, a path below the root or an absolute URL."""
@@ -197,20 +191,18 @@ class Index:
             self._updater.refresh()
             # The library lists targets nowhere; what it wrote, it has verified.
             signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
-        names = [match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))]
-        self.states = {name: self._state(name) for name in names}
+        self.states: dict[str, ReleaseState] = {}
+        for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
+            try:
+                self.states[name] = state_of(self._target(name).custom)
+            except msgspec.ValidationError as error:
+                what = f"The state of {name} in {location} is not readable."
+                raise ClientError("index-invalid", what, details=[str(error)]) from error
 
     def _target(self, name: str) -> Any:
         if (target := self._updater.get_targetinfo(target_path(name))) is None:
             raise ClientError("release-unknown", f"{self.location} has no release {name!r:.120}.")
         return target
-
-    def _state(self, name: str) -> ReleaseState:
-        try:
-            return state_of(self._target(name).custom)
-        except msgspec.ValidationError as error:
-            what = f"The state of {name!r:.120} in {self.location} is not readable."
-            raise ClientError("index-invalid", what, details=[str(error)]) from error
 
     def release(self, name: str) -> Release:
         """
@@ -222,8 +214,6 @@ class Index:
         """
         target = self._target(name)
         sha256 = target.hashes.get("sha256", "")
-        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise ClientError("index-invalid", f"{name} is signed without a sha256.")
         place = f"targets/releases/{sha256}.{name}.json"
         try:
             release = decode_release(self._bytes(place, target.length, sha256, LARGEST_RELEASE))

@@ -112,11 +112,9 @@ def select(
     try:
         chosen = list(lock.select(environment=markers, tags=list(tags)))
     except (PylockSelectError, UndefinedComparison, UndefinedEnvironmentName, KeyError) as error:
-        python = markers.get("python_full_version")
-        machine = markers.get("platform_machine")
         raise ClientError(
             "release-unknown",
-            f"{what} has no set for Python {python} on {machine}.",
+            f"{what} has no set for Python {markers.get('python_full_version')} on this machine.",
             details=[str(error)],
             todo="Name another with --python; `sparkwright list` shows those that it is for.",
         ) from error

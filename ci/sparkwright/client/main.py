@@ -13,21 +13,19 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import platformdirs
 
 from sparkwright import __version__
+from sparkwright.client import install as installation
 from sparkwright.client.environment import Prefix, variables
 from sparkwright.client.errors import ClientError
-from sparkwright.client.records import CHANNELS
+from sparkwright.client.index import Index, newest_first, open_index
+from sparkwright.client.records import CHANNELS, ReleaseState
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, UsageError
 from sparkwright.core.program import execute
-
-if TYPE_CHECKING:
-    from sparkwright.client.index import Index
-    from sparkwright.client.records import ReleaseState
 
 COMMANDS = {
     "install": "install a release into an environment of its own",
@@ -58,8 +56,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "run": run_program,
     }
     for name, parser in parsers.items():
+        add = parser.add_argument
         parser.set_defaults(run=functions[name])
-        parser.add_argument(
+        add(
             "--prefix",
             type=_name,
             metavar="DIR",
@@ -67,41 +66,41 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             or str(platformdirs.user_data_path("sparkwright")),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
-        if name in ("install", "list", "rollback", "verify", "doctor"):
-            parser.add_argument(
+        if name not in ("uninstall", "run"):
+            add(
                 "--index",
                 type=_name,
                 metavar="URL",
                 default=os.environ.get("SPARKWRIGHT_INDEX") or None,
                 help="the index of releases, a URL or a folder (SPARKWRIGHT_INDEX)",
             )
-            parser.add_argument(
+            add(
                 "--trust",
                 type=_name,
                 metavar="FINGERPRINT",
                 help="sha256 of the first root of a new index, as its publisher states it",
             )
         if name in ("install", "list"):
-            add = parser.add_argument
             add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
             add("--stack", type=_name, help="only releases of this stack")
-    add = parsers["install"].add_argument
-    add("--version", type=_name, metavar="NAME", help="this release; also a yanked one")
-    add("--python", type=_name, help="the interpreter, by version or path")
-    add("--renew", action="store_true", help="make the environment anew")
-    add("--dry-run", action="store_true", help="check everything, and create nothing")
-    parsers["rollback"].add_argument(
-        "--yes", action="store_true", help="also to a release that was yanked"
-    )
-    parsers["uninstall"].add_argument("name", type=_name, nargs="?", metavar="NAME")
-    parsers["verify"].add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
-    parsers["doctor"].add_argument("--deep", action="store_true", help="read every file")
-    parsers["run"].add_argument("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...")
+        if name == "install":
+            add("--version", type=_name, metavar="NAME", help="this release; also a yanked one")
+            add("--python", type=_name, help="the interpreter, by version or path")
+            add("--renew", action="store_true", help="make the environment anew")
+            add("--dry-run", action="store_true", help="check everything, and create nothing")
+        elif name == "rollback":
+            add("--yes", action="store_true", help="also to a release that was yanked")
+        elif name == "uninstall":
+            add("name", type=_name, nargs="?", metavar="NAME", help="default: the current one")
+        elif name == "verify":
+            add("wheels", nargs="+", type=Path, metavar="WHEEL", help="a file")
+        elif name == "doctor":
+            add("--deep", action="store_true", help="read every file")
+        elif name == "run":
+            add("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
-    from sparkwright.client.index import open_index
-
     marker = prefix.marker(prefix.current)
     address = arguments.index or (marker.index if marker else "")
     return open_index(prefix.root / "trust", address, arguments.trust or "")
@@ -118,10 +117,8 @@ def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseS
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
     """Install a release."""
-    from sparkwright.client.install import install as install_release
-
     prefix = Prefix(Path(arguments.prefix))
-    result = install_release(
+    result = installation.install(
         prefix,
         Path(
             os.environ.get("SPARKWRIGHT_CACHE_DIR") or platformdirs.user_cache_path("sparkwright"),
@@ -153,8 +150,6 @@ def _show(result: dict[str, Any]) -> dict[str, Any]:
 
 def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the releases of the index."""
-    from sparkwright.client.index import newest_first
-
     prefix = Prefix(Path(arguments.prefix))
     index, installed = _open_index(arguments, prefix), prefix.installed()
     states = {
@@ -187,18 +182,14 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def rollback(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go back to the release before."""
-    from sparkwright.client.install import rollback as go_back
-
     prefix = Prefix(Path(arguments.prefix))
     states = _states(arguments, prefix)
-    return _show(go_back(prefix, confirmed=arguments.yes, states=states))
+    return _show(installation.rollback(prefix, confirmed=arguments.yes, states=states))
 
 
 def uninstall(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove a release."""
-    from sparkwright.client.install import uninstall as remove
-
-    name = remove(Prefix(Path(arguments.prefix)), arguments.name or "")
+    name = installation.uninstall(Prefix(Path(arguments.prefix)), arguments.name or "")
     console.result(f"{name} is removed")
     return {"removed": name}
 
@@ -221,15 +212,13 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
-    from sparkwright.client.install import find_changes
-
     prefix = Prefix(Path(arguments.prefix))
     states = _states(arguments, prefix) if prefix.current or arguments.index else {}
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,
             "yanked": states[name].yanked if name in states else "",
-            "faults": find_changes(prefix, name, deep=arguments.deep),
+            "faults": installation.find_changes(prefix, name, deep=arguments.deep),
         }
         for name in sorted(path.name for path in prefix.root.glob("releases/[!.]*"))
     }
@@ -244,9 +233,12 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     console.table(str(prefix.root), ["  release", "", "condition"], rows, result=True)
     faults = [f"{name}: {fault}" for name, item in releases.items() for fault in item["faults"]]
     if faults:
-        what = "An installed release is not as it was made."
-        data = {"releases": releases}
-        raise ClientError("environment-broken", what, details=faults[:20], data=data)
+        raise ClientError(
+            "environment-broken",
+            "An installed release is not as it was made.",
+            details=faults[:20],
+            data={"releases": releases},
+        )
     return {"releases": releases}
 
 
