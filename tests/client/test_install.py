@@ -150,6 +150,20 @@ def test_a_candidate_is_installed_only_from_its_channel(world: World) -> None:
     assert user.install("--channel", "candidate").code == 0
 
 
+def test_a_release_that_is_called_verified_and_lacks_a_gate_is_refused(world: World) -> None:
+    """What the signed record of the release lacks counts, whatever its channel is said to be."""
+    world.publish(
+        ONE,
+        [wheel("demo")],
+        channel="candidate",
+        state=lambda state: msgspec.structs.replace(state, channel="verified"),
+    )
+    user = world.user()
+
+    assert user.install().reference == "release-unproved"
+    assert user.listing() == {}
+
+
 def test_a_promoted_release_is_the_same_environment(world: World) -> None:
     """Promotion changes what is shown, not what is installed."""
     demo = wheel("demo")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import sys
 import time
@@ -108,14 +109,10 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     """
     name = http.redact_credentials(url)
     if urlsplit(url).scheme == "file":
-        path = Path(unquote(urlsplit(url).path))
-
-        failure = functools.partial(ClientError, "index-invalid")
-        try:
-            path.stat()
-        except OSError:
+        path, failure = unquote(urlsplit(url).path), functools.partial(ClientError, "index-invalid")
+        if not os.path.exists(path):  # noqa: PTH110  it raises nothing for a folder without access
             return None
-        return files.read_bytes(path, limit=limit, failure=failure)
+        return files.read_bytes(Path(path), limit=limit, failure=failure)
     try:
         reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1))
     except http.HttpFailure as error:

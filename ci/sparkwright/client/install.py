@@ -111,7 +111,16 @@ def install(
     interpreter = environment.find_python(python)
     name = select_release(index, interpreter, channel=channel, stack=stack, version=version)
     release = index.release(name)
-    lock = _lock(release)
+    if release.missing and index.states[name].channel == "verified":
+        missing = [
+            f"{file}: {item.gate}" for file, items in release.missing.items() for item in items
+        ]
+        what = f"{name} is called verified, and its own record lacks gates."
+        raise ClientError("release-unproved", what, details=missing[:20])
+    locks = {str(lock.machine): lock for lock in release.locks}
+    lock = locks.get(platform.machine()) or locks.get("any")
+    if lock is None:
+        raise ClientError("release-unknown", f"{name} has no set for this machine.")
     made_of = (lock.sha256, release.edits, release.overlays, interpreter.site)
     key = content_key("environment", made_of)
     with prefix.locked():
@@ -157,15 +166,6 @@ def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) ->
         "removed": [" ".join(item) for item in sorted(old - new)],
         "unchanged": len(new & old),
     }
-
-
-def _lock(release: Release) -> ReleaseLock:
-    """Return the lock of this machine, else the one for any."""
-    by_machine = {str(lock.machine): lock for lock in release.locks}
-    lock = by_machine.get(platform.machine()) or by_machine.get("any")
-    if lock is None:
-        raise ClientError("release-unknown", f"{release.name} has no set for this machine.")
-    return lock
 
 
 def _wheels(
