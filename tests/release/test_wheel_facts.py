@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPol
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.release import content, wheel_facts
+from sparkwright.release import content, wheel_content, wheel_facts
 from sparkwright.release.wheel_facts import WheelFacts
 
 Members = dict[str, bytes]
@@ -326,3 +328,52 @@ def test_the_repositorys_policies_load() -> None:
         assert (
             policy.load(wheels.ROOT / "ci" / "audit" / f"{stack}.yaml", "12.1f").target == "sm_121f"
         )
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer: str) -> None:
+    name = WheelName(
+        "vllm",
+        "0.33.0+spark.2026.11.p1a2b3c4d.cu130",
+        wheels.TAGS["vllm"].format(machine=wheels.MACHINE),
+    )
+    data = name.info.replace(".dist-info", ".data")
+    files = {
+        "vllm/old.pyc": b"compiled elsewhere",
+        f"{data}/scripts/mini": b"#!python\nprint(1)\n",
+        f"{data}/purelib/beside.py": b"x = 1\n",
+        f"{data}/data/share/mini.txt": b"shared\n",
+    }
+    path = wheels.vllm(tmp_path, files=files)
+    theirs = wheels.plain(tmp_path, "theirs", "1.0")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    command = (
+        [sys.executable, "-m", "pip", "--python", python, "install", "--compile"]
+        if installer == "pip"
+        else ["uv", "pip", "install", "--python", python]
+    )
+    subprocess.run(
+        [*command, "--quiet", "--no-index", "--no-deps", str(path), str(theirs)], check=True
+    )
+    [site] = tmp_path.glob("env/lib/*/site-packages")
+    expected = {"content vllm": read(path).content}
+    assert read(path).content == content.of_wheel(path)
+    assert wheel_content.of_environment(site) == expected
+    (site / "vllm" / "__init__.py").write_bytes(b"print(2)")
+    assert wheel_content.of_environment(site) not in (expected, {})
+    (site / "vllm" / "__init__.py").unlink()
+    assert wheel_content.of_environment(site) == {}
+
+
+def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
+    def twice(found: Members) -> None:
+        record = member(found, "RECORD")
+        found[record] += next(
+            line for line in found[record].splitlines(True) if line.startswith(b"vllm/__init__")
+        )
+
+    error = refused(
+        wheels.changed(wheels.vllm(tmp_path / "good"), tmp_path / "bad", twice, honest=False)
+    )
+    assert (error.reference, "two rows" in str(error)) == ("wheel-invalid", True)

@@ -30,7 +30,7 @@ from sparkwright.gates.core.verdict_file import VerdictFile
 from sparkwright.gates.throughput import published_figures
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Kind, Result
-from sparkwright.release import content
+from sparkwright.release import wheel_content
 from sparkwright.release.errors import TrustError
 from sparkwright.release.report import terminal
 
@@ -341,12 +341,13 @@ def climb(
         evidence-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
     path, python = gate_options.wheel, gate_options.python
+    site = wheel_identity.site_packages(python) if python else None
     run = functools.partial(
         ladder.climb,
         [builder.gate(name) for name in names],
         stack=context.project.stack,
         # The verdicts are about the wheel together with the packages that it is served with.
-        host={**facts, **(content.facts(wheel_identity.site_packages(python)) if python else {})},
+        host={**facts, **(wheel_content.of_environment(site) if site else {})},
         keep_going=keep_going,
     )
     if path is None:

@@ -7,6 +7,7 @@ WHEEL, and the libraries with the build record; nothing is unpacked to a name th
 
 from __future__ import annotations
 
+import csv
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.client.records import ForkSource, Library, Machine, Patch, line
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import zip_file, zip_members
-from sparkwright.release import content
+from sparkwright.release import wheel_content
 
 #: The end of a platform tag → the machine.
 MACHINES: Mapping[str, Machine] = {"any": "any", "x86_64": "x86_64", "aarch64": "aarch64"}
@@ -160,7 +161,7 @@ def _read(
         machine=_machine(path.name, subject),
         source=source,
         stack=stated.stack,
-        content=content.of_wheel(path),
+        content=wheel_content.of_wheel(contents.rows, name.info),
         metadata=contents.texts["METADATA"],
         requires_python=line(str(metadata["Requires-Python"] or "")),
         device_code=device_code.wheel_digest(digests),
@@ -191,6 +192,8 @@ def _contents(path: Path) -> _Contents:
             for text in wanted
         }
         rows = archive.records(wheel, listed, name.info, path.name)
+        if len(rows) < sum(1 for row in csv.reader(texts["RECORD"].decode().splitlines()) if row):
+            raise WheelError("wheel-invalid", f"RECORD of {path.name} has two rows of one name.")
     return _Contents(texts, frozenset(listed), rows)
 
 
@@ -356,9 +359,9 @@ def _libraries(
     Raises:
         wheel-mismatch: A library is not the one that the build record names.
     """
-    base = {member: content.hexed(digest) for member, digest in named.base.items()}
+    base = {member: wheel_content.hexed(digest) for member, digest in named.base.items()}
     stated = {**named.compiled, **base}
-    actual = {member: content.hexed(rows.get(member, ("", ""))[0]) for member in stated}
+    actual = {member: wheel_content.hexed(rows.get(member, ("", ""))[0]) for member in stated}
     if wrong := [member for member, sha256 in stated.items() if actual[member] != sha256]:
         raise WheelError(
             "wheel-mismatch",
