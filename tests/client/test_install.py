@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.client.test_refusals import dripping
 from tests.client.world import PYTHON, SITE, User, World, wheel
 from uv import find_uv_bin
 
+from sparkwright.client import main
 from sparkwright.client.records import Change, FileEdit, Overlay
 
 ONE, TWO, THREE = "2026.11.1", "2026.11.2", "2026.11.3"
@@ -111,6 +114,21 @@ def test_rollback_goes_back_and_install_forward_again(two: World) -> None:
     two.faults.clear()
     assert user.run("install").document["release"]["state"] == "switched"
     assert user.listing() == before
+
+
+def test_rollback_waits_for_no_index(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers slowly, or a folder of trust that is gone wrong, keeps nobody from going back."""
+    monkeypatch.setattr(main, "PATIENCE", 0.5)
+    user = with_both(two)
+    two.faults["metadata/timestamp.json"] = dripping
+    began = time.monotonic()
+
+    assert user.run("rollback").code == 0
+    assert time.monotonic() - began < 5
+    two.faults.clear()
+    assert user.run("install").code == 0
+    (user.prefix / "trust" / "indexes.json").write_text("{")
+    assert user.run("rollback").code == 0
 
 
 def test_rollback_to_a_yanked_release_needs_a_yes(two: World) -> None:

@@ -128,13 +128,13 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     return reply.body
 
 
-def _fetcher() -> FetcherInterface:
-    """Return what fetches metadata for `tuf.ngclient`, all of it in `REFRESH_SECONDS`."""
+def _fetcher(seconds: float) -> FetcherInterface:
+    """Return what fetches metadata for `tuf.ngclient`, all of it in *seconds*."""
     from tuf.api.exceptions import DownloadHTTPError
     from tuf.ngclient.fetcher import FetcherInterface
 
     class Fetcher(FetcherInterface):
-        until = time.monotonic() + REFRESH_SECONDS
+        until = time.monotonic() + seconds
 
         def _fetch(self, url: str) -> Iterator[bytes]:
             raise NotImplementedError(url)
@@ -155,6 +155,7 @@ class Index:
     Args:
         location: Where it lies.
         root: Trusted root metadata. *folder*: keeps the metadata that this machine has seen.
+        seconds: For all metadata together; 0 for `REFRESH_SECONDS`.
 
     Raises:
         index-expired, index-invalid, index-missing, index-rollback, index-unreachable,
@@ -163,7 +164,7 @@ class Index:
         state-unusable: *folder* cannot be used.
     """
 
-    def __init__(self, location: Location, root: bytes, folder: Path) -> None:
+    def __init__(self, location: Location, root: bytes, folder: Path, seconds: float = 0) -> None:
         from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
         from tuf.ngclient.config import UpdaterConfig
         from tuf.ngclient.updater import Updater
@@ -181,7 +182,7 @@ class Index:
             self._updater = Updater(
                 str(folder),
                 location.join("metadata/"),
-                fetcher=_fetcher(),
+                fetcher=_fetcher(seconds or REFRESH_SECONDS),
                 config=limits,
                 bootstrap=root,
             )
@@ -299,13 +300,14 @@ def _check_sigstore(folder: Path) -> None:
         raise CommandError("part-missing", what, todo=todo)
 
 
-def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:
+def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float = 0) -> Index:
     """
     Return the index at *address*, else the one that the program carries, by a root that is trusted.
 
     Args:
         folder: Keeps what is trusted and seen.
         fingerprint: The sha256 of the first root metadata, as its publisher states it elsewhere.
+        seconds: As for `Index`.
 
     Raises:
         trust-missing: The root of an unknown index is not confirmed.
@@ -316,13 +318,13 @@ def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:
     with locked(own_folder(folder) / LOCK, str(folder)):
         if carried and location == Location.parse(carried) and not fingerprint:
             root = CARRIED_ROOT.read_bytes()
-            return Index(location, root, own_folder(folder, files.sha256_bytes(root)[:32]))
+            return Index(location, root, own_folder(folder, files.sha256_bytes(root)[:32]), seconds)
         places = folder / "indexes.json"
         known = files.read_json(places, dict[str, str]) if places.exists() else {}
         wanted = re.sub(r"[\s:]", "", fingerprint).lower() or known.get(location.url, "")
         root = _first_root(location, folder, wanted)
         actual = files.sha256_bytes(root)
-        index = Index(location, root, own_folder(folder, actual[:32]))
+        index = Index(location, root, own_folder(folder, actual[:32]), seconds)
         if known.get(location.url) != actual:
             write_file(places, msgspec.json.encode({**known, location.url: actual}))
     return index

@@ -247,9 +247,10 @@ def _making(prefix: Prefix, marker: Marker) -> Iterator[Path]:
     folder = own_folder(prefix.root, "releases") / marker.name
     aside = folder.with_name(f".{marker.name}.old")
     if folder.is_symlink() or (folder.exists() and not prefix.marker(marker.name)):
-        todo = "Remove it, or name another folder with --prefix."
         raise PythonError(
-            "environment-unusable", f"{folder} is not an environment of sparkwright.", todo=todo
+            "environment-unusable",
+            f"{folder} is not an environment of sparkwright.",
+            todo="Remove it, or name another folder with --prefix.",
         )
     prefix.journal(marker.name).touch()
     if folder.exists():

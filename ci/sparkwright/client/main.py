@@ -24,7 +24,7 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS, ReleaseState
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError, UsageError
+from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.program import execute
 
 COMMANDS = {
@@ -36,6 +36,9 @@ COMMANDS = {
     "doctor": "show whether the installed releases are as they were made",
     "run": "run a program of the current release",
 }
+
+#: Seconds that `rollback` and `doctor` wait for an index, which they can do without.
+PATIENCE = 15.0
 
 
 def _name(text: str) -> str:
@@ -100,17 +103,17 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             add("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
 
 
-def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
+def _open_index(arguments: argparse.Namespace, prefix: Prefix, seconds: float = 0) -> Index:
     marker = prefix.marker(prefix.current)
     address = arguments.index or (marker.index if marker else "")
-    return open_index(prefix.root / "trust", address, arguments.trust or "")
+    return open_index(prefix.root / "trust", address, arguments.trust or "", seconds)
 
 
 def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
     """Return the states in the index; without it, nothing, for going back must not need it."""
     try:
-        return _open_index(arguments, prefix).states
-    except ClientError as error:
+        return _open_index(arguments, prefix, seconds=PATIENCE).states
+    except SparkwrightError as error:
         console.warn(f"whether a release was yanked is not known: {error.what} ({error.reference})")
         return {}
 
