@@ -3,7 +3,7 @@ Keys of the index's roles: Ed25519 keys in files (PKCS#8, PEM), or an identity o
 
 A folder of keys holds ``root*.pem``, ``targets*.pem`` and ``online*.pem``, and beside each its
 public half as ``.pub``. The beginning of the name says for which roles a new index takes the key;
-in an index that exists, the root metadata alone says so. The fingerprint of a key is its TUF key id.
+in an index that exists, the root metadata alone says so. The fingerprint of a key is its key id.
 """
 
 from __future__ import annotations

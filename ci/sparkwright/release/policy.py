@@ -60,7 +60,7 @@ class Roles(_Record, frozen=True):
 
 
 class Identity(_Record, frozen=True):
-    """A Sigstore identity that holds the targets role: the certificate's subject, and its issuer."""
+    """A Sigstore identity that may hold the targets role: the certificate's subject and issuer."""
 
     identity: Text
     issuer: Text

@@ -379,7 +379,7 @@ class Publisher:
             )
 
     def _wheel(self, wheel: ReleaseWheel, folder: Path, verdicts: Path) -> Path:
-        """Return *wheel* as a file in *folder*, by its hash: of the index, *verdicts*, or fetched."""
+        """Return *wheel* as a file in *folder*: that of the index, of *verdicts*, or fetched."""
         path = folder / wheel.name
         for known in (self.folder / wheel.path, verdicts / wheel.name):
             if known.is_file() and sha256_file(known) == wheel.sha256:
