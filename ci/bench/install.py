@@ -49,7 +49,7 @@ def uv(folder: Path, cache: Path, lock: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     environment = {**os.environ, "UV_CACHE_DIR": str(cache), "UV_NO_CONFIG": "1"}
     subprocess.run([find_uv_bin(), "venv", "-q", "--python", sys.executable, folder], env=environment, check=True)
-    sync = [find_uv_bin(), "pip", "sync", "-q", "--python", folder / "bin/python", "--require-hashes", lock]
+    sync = [find_uv_bin(), "pip", "sync", "-q", "--python", str(folder), "--require-hashes", str(lock)]
     subprocess.run(sync, env=environment, check=True, capture_output=True)
 
 
