@@ -558,6 +558,30 @@ def test_notes_compare_with_the_release_before(place: Place, new: Wheels) -> Non
     assert "spark.2026.11.2" in text
 
 
+def test_notes_say_which_patches_are_needed(place: Place, tmp_path: Path) -> None:
+    patches = (
+        (*wheels.PATCHES[0][:2], "another reason", 0),
+        ("new.patch", "Something new", "it is needed", 0),
+    )
+    place.publish([wheels.vllm(tmp_path, label="spark.2026.11.2", patches=patches)], "candidate")
+    first, second = (entry.release for entry in place.index.entries.values())
+    texts = [
+        (place.root / entry.notes.path).read_text() for entry in (first, second) if entry.notes
+    ]
+    assert (
+        "| vllm | `#35568` | Use native FP4 conversion | carried | upstream: merged as" in texts[0]
+    )
+    assert "faster in 0, slower in 0 of 12 measured figures" in texts[0]
+    assert "| 1024/1024 c1 | time per token (less is better) | pass |" in texts[0]
+    assert "| vllm | `#35568` | Use native FP4 conversion | dropped |" in texts[1]
+    assert (
+        "| vllm | `new.patch` | Something new | added | unknown: not tried on anything later |"
+        in texts[1]
+    )
+    assert "| vllm | patches | `2` | `2` |" not in texts[1]
+    assert "It was not shown that this release is faster than the stock wheel." in texts[1]
+
+
 def test_hostile_strings_stay_text(place: Place, tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script> | `x` [a](http://e) \u202e @all"
     patches = (("a.patch", hostile, hostile, 0),)

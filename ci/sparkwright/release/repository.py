@@ -148,7 +148,7 @@ class Index:
             if folder.exists() and not folder.is_dir():
                 raise ValueError("it is no folder")
             self._read(pin, resuming=resuming)
-        except (OSError, ValueError, RepositoryError, DeserializationError) as error:
+        except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
             raise damaged(f"{folder} is no sound index.", [cause]) from error
 
