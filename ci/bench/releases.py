@@ -31,7 +31,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.core.ladder import GATES
 from sparkwright.release import keys, pages
 from sparkwright.release.policy import RoleRule, Roles
-from sparkwright.release.repository import Index, IndexFacts
+from sparkwright.release.repository import IndexFacts, IndexFolder
 
 ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
 #: Promised seconds.
@@ -66,7 +66,7 @@ def release(number: int, wheels: int = 10) -> tuple[Release, dict[ReleaseFile, b
 
 def add(folder: Path, held: keys.Keys, numbers: range, *, files: bool) -> None:
     """Add releases in one change, with their files if *files*, and write the pages."""
-    with Index(folder).changing(held, ROLES) as change:
+    with IndexFolder(folder).changing(held, ROLES) as change:
         change.facts = IndexFacts("https://wheels.example/")
         for number in numbers:
             made, contents = release(number)
@@ -74,7 +74,7 @@ def add(folder: Path, held: keys.Keys, numbers: range, *, files: bool) -> None:
                 change.put(file, data)
             state = ReleaseState(stack=made.stack, made=made.made, channel="candidate", machines=("aarch64",), pythons=("3.12",))
             change.set_release(made, state)
-    pages.write(Index(folder))
+    pages.write(IndexFolder(folder))
 
 
 options = measure.arguments(__doc__ or "")
@@ -91,7 +91,7 @@ with tempfile.TemporaryDirectory() as name:
 
     measure.compare("one release into 200 of 10 wheels", {"publish": publish}, options, PUBLISH)
     add(folder / "large", held, range(1000), files=False)
-    fingerprint = Index(folder / "large").fingerprint
+    fingerprint = IndexFolder(folder / "large").fingerprint
 
     def read() -> None:
         """Read the states of all releases, as a client that has never seen the index."""

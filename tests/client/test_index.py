@@ -19,7 +19,7 @@ from tuf.api.metadata import Metadata, MetaFile
 
 from sparkwright.client import index as client_index
 from sparkwright.release.keys import Keys
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 ONE, TWO = "2026.11.1", "2026.11.2"
 PAST = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
@@ -30,7 +30,7 @@ class Attacker:
 
     def __init__(self, world: World) -> None:
         self.world, self.folder = world, world.root / "metadata"
-        self.index = Index(world.root)
+        self.index = IndexFolder(world.root)
 
     def rewrite(
         self, role: str, change: Callable[[Any], object], keys: Keys | None = None, count: int = 9
@@ -304,7 +304,7 @@ def test_old_client_follows_a_rotation(world: World) -> None:
         roles = {"root": ["root"], "targets": ["targets"], "online": ["snapshot", "timestamp"]}[
             name
         ]
-        with Index(world.root).changing(both, tufindex.ROLES) as change:
+        with IndexFolder(world.root).changing(both, tufindex.ROLES) as change:
             change.rotate(roles, [signer.public_key for signer in new.by_file[name]])
     world.keys = new
     world.publish(TWO, [wheel("demo", "1.1")])

@@ -17,7 +17,7 @@ from tests.client.world import PYTHON, SITE, User, World, wheel
 from uv import find_uv_bin
 
 from sparkwright.client import main
-from sparkwright.client.records import Change, FileEdit, Overlay
+from sparkwright.client.records import FileEdit, Overlay, TextChange
 
 ONE, TWO, THREE = "2026.11.1", "2026.11.2", "2026.11.3"
 
@@ -405,7 +405,7 @@ def _overlaid() -> tuple[list[object], list[object], dict[str, object]]:
     before, after = b"admits = 'sm_121'\n", b"admits = 'sm_121a'\n"
     edit = FileEdit(
         name="admit-sm-121a", package="upper", file="shared/mma.py", before=hashlib.sha256(before).hexdigest(),
-        after=hashlib.sha256(after).hexdigest(), changes=(Change("'sm_121'", "'sm_121a'"),), reason="it refuses", drop_when="it admits",
+        after=hashlib.sha256(after).hexdigest(), changes=(TextChange("'sm_121'", "'sm_121a'"),), reason="it refuses", drop_when="it admits",
     )  # fmt: skip
     return (
         [wheel("demo")],
@@ -437,7 +437,7 @@ def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
     if fault in ("before", "after"):
         edit = replace(edit, **{fault: "0" * 64})
     changes: dict[str, dict[str, object]] = {
-        "anchor": {"edits": (replace(edit, changes=(Change("sm", "x"), Change("nowhere", "x"))),)},
+        "anchor": {"edits": (replace(edit, changes=(TextChange("sm", "x"), TextChange("nowhere", "x"))),)},
         "package": {"edits": (replace(edit, package="lower"),)},
         "count": {"overlays": (replace(overlay, files=1),)},
         "none": {"overlays": ()},

@@ -43,7 +43,7 @@ from sparkwright.client.records import (
     ReleaseWheel,
 )
 from sparkwright.core.files import sha256_bytes
-from sparkwright.release.repository import Index, Transaction
+from sparkwright.release.repository import IndexFolder, Transaction
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"lib/python{PYTHON}/site-packages"
@@ -272,10 +272,10 @@ class World:
         return release
 
     def changing(self) -> contextlib.AbstractContextManager[Transaction]:
-        return Index(self.root).changing(self.keys, tufindex.ROLES)
+        return IndexFolder(self.root).changing(self.keys, tufindex.ROLES)
 
     def yank(self, name: str, reason: str = "it answers wrongly") -> None:
-        entry = Index(self.root).entry(name)
+        entry = IndexFolder(self.root).entry(name)
         with self.changing() as transaction:
             transaction.set_state(name, msgspec.structs.replace(entry.state, yanked=reason))
 

@@ -18,7 +18,7 @@ from tuf.api.exceptions import UnsignedMetadataError
 
 from sparkwright.release import keys
 from sparkwright.release.policy import Identity
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 HOLDER = Identity(WORKFLOW, GITHUB)
 
@@ -48,13 +48,13 @@ def test_identity_signs_and_another_one_does_not(world: World, tmp_path: Path) -
     with tufindex.serve(folder) as url:
         assert "2026.11.1" in Reader(url, tmp_path / "client", root).read()
         # A publisher that reads the index verifies the identity, too.
-        assert Index(folder).entries
+        assert IndexFolder(folder).entries
         world.identity = WORKFLOW.replace("publish.yml", "other.yml")
         tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.2")
         with pytest.raises(UnsignedMetadataError):
             Reader(url, tmp_path / "client", root).read()
         with refusal("index-damaged"):
-            Index(folder)
+            IndexFolder(folder)
 
 
 def test_identity_without_credentials_is_refused(
@@ -73,7 +73,7 @@ def test_index_without_the_identity_goes_on_with_its_keys(world: World, tmp_path
     keys.make(tmp_path / "keys")
     tufindex.publish(tmp_path / "index", keys.load([tmp_path / "keys"], HOLDER), "2026.11.1")
     tufindex.publish(tmp_path / "index", keys.load([tmp_path / "keys"]), "2026.11.2")
-    assert len(Index(tmp_path / "index").entries) == 2
-    with Index(tmp_path / "index").changing(keys.load([tmp_path / "keys"]), ROLES) as change:
+    assert len(IndexFolder(tmp_path / "index").entries) == 2
+    with IndexFolder(tmp_path / "index").changing(keys.load([tmp_path / "keys"]), ROLES) as change:
         change.rotate(["targets"], [keys.load_public(tmp_path / "keys" / "targets.pub")])
-    assert len(Index(tmp_path / "index").entries) == 2
+    assert len(IndexFolder(tmp_path / "index").entries) == 2

@@ -25,7 +25,7 @@ from tests.support.tufindex import Reader
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys, locked_set, pages, repository
 from sparkwright.release.publisher import PublishRequest
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 Wheels = list[Path]
 
@@ -630,7 +630,7 @@ def test_publishing_into_a_large_index_is_quick(place: Place, made: Wheels) -> N
 def test_kill_of_a_publication_is_completed_by_the_next(place: Place, new: Wheels) -> None:
     from tests.release.test_repository import kill_at
 
-    index: Callable[[], Index] = lambda: Index(place.root)  # noqa: E731
+    index: Callable[[], IndexFolder] = lambda: IndexFolder(place.root)  # noqa: E731
     start, step = shutil.copytree(place.root, place.root.with_name("start")), 40
     while kill_at(step, lambda: place.publish(new, "candidate")):
         assert list(index().entries) in (["2026.11.1"], ["2026.11.1", "2026.11.2"])

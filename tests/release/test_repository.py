@@ -21,7 +21,7 @@ from tuf.api.metadata import Metadata
 from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, repository
 from sparkwright.release.keys import Keys
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 NAME = "2026.11.1"
 
@@ -56,7 +56,7 @@ def test_client_reads_releases_and_their_states(folder: Path, held: Keys, tmp_pa
             NAME: "candidate"
         }
         second = tufindex.publish(folder, held, "2026.11.2", channel="verified")
-        index = Index(folder)
+        index = IndexFolder(folder)
         with index.changing(held, ROLES) as change:
             change.set_state(
                 NAME, msgspec.structs.replace(index.entry(NAME).state, yanked="it hangs")
@@ -68,13 +68,13 @@ def test_client_reads_releases_and_their_states(folder: Path, held: Keys, tmp_pa
 
 
 def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) -> None:
-    index = Index(folder)
+    index = IndexFolder(folder)
     release = index.entry(NAME).release
     with index.changing(held, ROLES) as change:
         change.facts = msgspec.structs.replace(change.facts, url="https://wheels.example/")
         change.remove(release)
-    removed = repository.remove_unreferenced(Index(folder))
-    assert Index(folder).facts == repository.IndexFacts(
+    removed = repository.remove_unreferenced(IndexFolder(folder))
+    assert IndexFolder(folder).facts == repository.IndexFacts(
         "https://wheels.example/", {release.wheels[0].name: release.wheels[0].sha256}
     )
     assert [name for name in removed if name.startswith("files/")] == [
@@ -84,7 +84,7 @@ def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) 
 
 
 def test_second_publisher_is_refused(folder: Path, held: Keys) -> None:
-    late, before = Index(folder), Index(folder)
+    late, before = IndexFolder(folder), IndexFolder(folder)
     with before.changing(held, ROLES) as change:
         change.renew()
         with refusal("index-busy"), late.changing(held, ROLES):
@@ -97,11 +97,11 @@ def test_second_publisher_is_refused(folder: Path, held: Keys) -> None:
 
 def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
-    with refusal("publish-failed"), Index(folder).changing(held, ROLES) as change:
+    with refusal("publish-failed"), IndexFolder(folder).changing(held, ROLES) as change:
         change.put(release.wheels[0], b"other bytes")
-    with refusal("release-unknown"), Index(folder).changing(held, ROLES) as change:
+    with refusal("release-unknown"), IndexFolder(folder).changing(held, ROLES) as change:
         change.renew("targets")
-        Index(folder).entry("2026.11.9")
+        IndexFolder(folder).entry("2026.11.9")
     assert files(folder) == before
 
 
@@ -112,17 +112,19 @@ def test_change_needs_keys_of_its_roles(
     tufindex.make_keys(tmp_path / "others")
     few = keys.load([tmp_path / "keys" / f"{name}.pem" for name in names] + [tmp_path / "others"])
     before = files(folder)
-    with refusal("key-missing"), Index(folder).changing(few, ROLES) as change:
+    with refusal("key-missing"), IndexFolder(folder).changing(few, ROLES) as change:
         change.renew("targets")
     assert files(folder) == before
 
 
 def test_online_keys_alone_refresh(folder: Path, tmp_path: Path) -> None:
-    before = Index(folder)
-    with Index(folder).changing(keys.load([tmp_path / "keys" / "online.pem"]), ROLES) as change:
+    before = IndexFolder(folder)
+    with IndexFolder(folder).changing(
+        keys.load([tmp_path / "keys" / "online.pem"]), ROLES
+    ) as change:
         assert not change.holds("targets")
         change.renew()
-    after = Index(folder)
+    after = IndexFolder(folder)
     assert (after.version, after.snapshot.signed.version, after.targets) == (2, 2, before.targets)
 
 
@@ -130,13 +132,13 @@ def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> N
     short = msgspec.structs.replace(
         ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1)
     )
-    with Index(folder).changing(held, short) as change:
+    with IndexFolder(folder).changing(held, short) as change:
         change.renew()
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
         with pytest.raises(ExpiredMetadataError):
             reader.read()
-        with Index(folder).changing(held, ROLES) as change:
+        with IndexFolder(folder).changing(held, ROLES) as change:
             change.renew()
         assert NAME in reader.read()
 
@@ -157,7 +159,7 @@ def test_publisher_refuses_what_was_not_signed(folder: Path, name: str) -> None:
         metadata.signed.expires += datetime.timedelta(days=1)
         metadata.to_file(str(path))
     with refusal("index-damaged"):
-        assert Index(folder).entries
+        assert IndexFolder(folder).entries
 
 
 @pytest.mark.parametrize(
@@ -168,14 +170,14 @@ def test_pipe_in_the_index_is_refused(folder: Path, pattern: str) -> None:
     path.unlink()
     os.mkfifo(path)
     with refusal("index-damaged"):
-        assert Index(folder).entries
+        assert IndexFolder(folder).entries
 
 
 def test_policy_pins_root(folder: Path) -> None:
-    fingerprint = Index(folder).fingerprint
-    assert Index(folder, pin=fingerprint).exists
+    fingerprint = IndexFolder(folder).fingerprint
+    assert IndexFolder(folder, pin=fingerprint).exists
     with refusal("index-damaged"):
-        Index(folder, pin="0" * 64)
+        IndexFolder(folder, pin="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +197,15 @@ def test_old_client_follows_rotation_and_refuses_revoked_keys(
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
         assert NAME in reader.read()
-        with Index(folder).changing(both, ROLES) as change:
+        with IndexFolder(folder).changing(both, ROLES) as change:
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
-        assert Index(folder).root.signed.version == 2  # type: ignore[union-attr]
+        assert IndexFolder(folder).root.signed.version == 2  # type: ignore[union-attr]
         tufindex.publish(folder, both, "2026.11.2")
         assert (
             len(reader.read()) == len(Reader(url, tmp_path / "fresh", root_of(folder)).read()) == 2
         )
         if names != ("root",):
-            with refusal("key-missing"), Index(folder).changing(held, ROLES) as change:
+            with refusal("key-missing"), IndexFolder(folder).changing(held, ROLES) as change:
                 change.renew("targets")
             (before / "metadata" / "2.root.json").write_bytes(
                 (folder / "metadata" / "2.root.json").read_bytes()
@@ -213,11 +215,11 @@ def test_old_client_follows_rotation_and_refuses_revoked_keys(
 
 
 def test_root_is_renewed_with_its_own_keys(folder: Path, held: Keys, tmp_path: Path) -> None:
-    late = Index(folder)
+    late = IndexFolder(folder)
     own = [signer.public_key for signer in held.by_file["root"]]
-    with Index(folder).changing(keys.load([tmp_path / "keys" / "root.pem"]), ROLES) as change:
+    with IndexFolder(folder).changing(keys.load([tmp_path / "keys" / "root.pem"]), ROLES) as change:
         change.rotate(["root"], own)
-    after = Index(folder)
+    after = IndexFolder(folder)
     assert after.root
     assert (after.root.signed.version, after.version) == (2, 1)
     with refusal("index-moved"), late.changing(held, ROLES) as change:
@@ -230,18 +232,18 @@ def test_threshold_of_two_roots(tmp_path: Path) -> None:
     two = msgspec.structs.replace(ROLES, root=msgspec.structs.replace(ROLES.root, threshold=2))
     held = tufindex.make_keys(tmp_path / "keys", "root", "targets", "online")
     folder = tmp_path / "index"
-    with refusal("key-missing"), Index(folder).changing(held, two):
+    with refusal("key-missing"), IndexFolder(folder).changing(held, two):
         pass
-    assert not Index(folder).exists
+    assert not IndexFolder(folder).exists
     keys.make(tmp_path / "keys", ["root-2"])
     held = keys.load([tmp_path / "keys"])
-    with Index(folder).changing(held, two):
+    with IndexFolder(folder).changing(held, two):
         pass
     new = tufindex.make_keys(tmp_path / "new", "online")
     few = keys.load(
         [tmp_path / "keys" / "root.pem", tmp_path / "keys" / "online.pem", tmp_path / "new"]
     )
-    with refusal("key-missing"), Index(folder).changing(few, two) as change:
+    with refusal("key-missing"), IndexFolder(folder).changing(few, two) as change:
         change.rotate(
             ["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()]
         )
@@ -253,7 +255,7 @@ def test_rotation_without_the_lost_key(folder: Path, tmp_path: Path) -> None:
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
         reader.read()
-        with Index(folder).changing(
+        with IndexFolder(folder).changing(
             keys.load([tmp_path / "keys", tmp_path / "new"]), ROLES
         ) as change:
             change.rotate(
@@ -297,7 +299,7 @@ def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:
     used = ["root.pem", "targets.pem", *([] if lost else ["online.pem"])]
     both = keys.load([*(tmp_path / "keys" / name for name in used), tmp_path / "new"])
     new = keys.load([tmp_path / "new"]).signers.values()
-    with Index(folder, resuming=True).changing(both, ROLES) as change:
+    with IndexFolder(folder, resuming=True).changing(both, ROLES) as change:
         change.rotate(["snapshot", "timestamp"], [signer.public_key for signer in new])
 
 
@@ -318,10 +320,10 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
         elif what == "promotion":
             tufindex.publish(folder, held, NAME, channel="verified")
         elif what == "removal":
-            index = Index(folder)
+            index = IndexFolder(folder)
             with index.changing(held, ROLES) as transaction:
                 transaction.remove(index.entry(NAME).release)
-            repository.remove_unreferenced(Index(folder))
+            repository.remove_unreferenced(IndexFolder(folder))
         else:
             _rotate(folder, tmp_path, lost=what == "rotation-lost")
 
@@ -358,7 +360,7 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
         # The same command completes what was begun.
         if what != "removal":
             change()
-        assert Index(folder).exists
+        assert IndexFolder(folder).exists
     assert step > 5
     assert gap < step / 2
     assert len(seen) == (1 if what.startswith("rotation") else 2)

@@ -20,7 +20,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import keys
 from sparkwright.release.publisher import Published, Publisher, PublishRequest
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 URL = "https://wheels.example/spark/"
 
@@ -56,9 +56,9 @@ class Place:
         )
 
     @property
-    def index(self) -> Index:
+    def index(self) -> IndexFolder:
         """The index as it is now."""
-        return Index(self.root)
+        return IndexFolder(self.root)
 
     def files(self) -> dict[str, bytes]:
         """Return every served file."""

@@ -33,7 +33,7 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import RoleRule, Roles
-from sparkwright.release.repository import Index
+from sparkwright.release.repository import IndexFolder
 
 ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
 
@@ -87,7 +87,7 @@ def state(release: Release, channel: Channel = "candidate", yanked: str = "") ->
 def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
     """Add the release *name* to the index in *folder*."""
     made, data = release(name)
-    with Index(folder).changing(held, ROLES) as change:
+    with IndexFolder(folder).changing(held, ROLES) as change:
         for wheel in made.wheels:
             change.put(wheel, data[wheel.name])
         change.set_release(made, state(made, **options))

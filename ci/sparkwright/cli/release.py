@@ -254,13 +254,13 @@ def _make_keys(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.release import keys
-    from sparkwright.release.repository import Index
+    from sparkwright.release.repository import IndexFolder
 
     if arguments.path:
         fingerprint = keys.load_public(arguments.path).keyid
         console.result(fingerprint)
         return {"file": str(arguments.path), "fingerprint": fingerprint}
-    index = Index(arguments.at)
+    index = IndexFolder(arguments.at)
     if index.root is None:
         raise UsageError("usage", f"There is no index in {arguments.at}.")
     root = index.root.signed
@@ -283,9 +283,9 @@ def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
     from sparkwright.release import release_notes
-    from sparkwright.release.repository import Index
+    from sparkwright.release.repository import IndexFolder
 
-    index = Index(arguments.at)
+    index = IndexFolder(arguments.at)
     entry = index.entry(arguments.release or ["", *index.entries][-1])
     before = index.entries.get(entry.release.before)
     if entry.state.yanked:
@@ -299,9 +299,9 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check every file of the index, and show the releases that hold the named wheels."""
     from sparkwright.core.files import sha256_file
     from sparkwright.release import repository
-    from sparkwright.release.repository import Index
+    from sparkwright.release.repository import IndexFolder
 
-    index = Index(arguments.at)
+    index = IndexFolder(arguments.at)
     hashes = {path: sha256_file(path) for path in arguments.wheels}
     rows, holders = [], {}
     for path, sha256 in hashes.items():

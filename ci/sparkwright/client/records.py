@@ -185,7 +185,7 @@ class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
     sbom: ReleaseFile | None = None
 
 
-class Patch(msgspec.Struct, frozen=True):
+class ReleasePatch(msgspec.Struct, frozen=True):
     """
     A patch of a fork.
 
@@ -226,7 +226,7 @@ class ForkSource(msgspec.Struct, frozen=True, kw_only=True):
     built: Line
     source_tree: Line
     base: str = ""
-    patches: tuple[Patch, ...] = ()
+    patches: tuple[ReleasePatch, ...] = ()
     sites: int = 0
     cuda: str = ""
     isolation: str = ""
@@ -246,7 +246,7 @@ class ReleaseLock(ReleaseFile, frozen=True, kw_only=True):
     packages: dict[Name, Name]
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text that occurs exactly once, and its replacement."""
 
     anchor: Annotated[str, msgspec.Meta(pattern=r"\S")]
@@ -268,7 +268,7 @@ class FileEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: SitePath
     before: Sha256
     after: Sha256
-    changes: Annotated[tuple[Change, ...], msgspec.Meta(min_length=1)]
+    changes: Annotated[tuple[TextChange, ...], msgspec.Meta(min_length=1)]
     reason: str
     drop_when: str
 

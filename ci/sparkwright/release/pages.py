@@ -21,7 +21,7 @@ from sparkwright.core.console import size
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.store import flush
 from sparkwright.release import release_notes, templates
-from sparkwright.release.repository import UNFINISHED, ClientWheel, Entry, Index
+from sparkwright.release.repository import UNFINISHED, ClientWheel, IndexEntry, IndexFolder
 
 #: The version of the simple API (PEP 700).
 SIMPLE_VERSION = "1.1"
@@ -31,7 +31,7 @@ CLIENT = "sparkwright-install"
 Wheel = ReleaseWheel | ClientWheel
 
 
-def write(index: Index) -> None:
+def write(index: IndexFolder) -> None:
     """Write all pages of *index*, and remove those of what is no longer in it."""
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
@@ -59,7 +59,7 @@ def write(index: Index) -> None:
     _remove_others(folder / "releases", set(entries))
 
 
-def _write_release(index: Index, path: Path, entry: Entry) -> None:
+def _write_release(index: IndexFolder, path: Path, entry: IndexEntry) -> None:
     """Write the page of a release, unless it is there for this very record and state."""
     key = sha256_bytes(canonical([entry, __version__, index.facts.url]))
     last = f"<!-- {key} -->\n".encode()
@@ -77,7 +77,7 @@ def _write_release(index: Index, path: Path, entry: Entry) -> None:
     _write(path, page.encode() + last)
 
 
-def _write_simple(folder: Path, index: Index, channel: Channel) -> set[str]:
+def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:
     """Write the simple API of *channel*, and return its projects."""
     projects: dict[str, dict[str, tuple[Wheel, str]]] = {}
     if clients := index.facts.clients:
@@ -105,7 +105,7 @@ def _write_simple(folder: Path, index: Index, channel: Channel) -> set[str]:
     return set(projects)
 
 
-def _offered(index: Index, channel: Channel) -> Iterator[tuple[ReleaseWheel, str]]:
+def _offered(index: IndexFolder, channel: Channel) -> Iterator[tuple[ReleaseWheel, str]]:
     for entry in index.entries.values():
         if channel in ("candidate", entry.state.channel):
             for wheel in entry.release.wheels:

@@ -43,7 +43,7 @@ from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.release_draft import ReleaseDraft
-from sparkwright.release.repository import ClientWheel, Entry, Index, Transaction
+from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction
 from sparkwright.release.wheel_facts import WheelFacts
 
 
@@ -118,15 +118,15 @@ class Publisher:
     keys: Keys
     policy: ReleasePolicy
 
-    def open(self) -> Index:
+    def open(self) -> IndexFolder:
         """Return the index; raise `index-missing` if there is none."""
         index = self._index()
         if not index.exists:
             raise ClientError("index-missing", f"There is no index in {self.folder}.")
         return index
 
-    def _index(self) -> Index:
-        return Index(self.folder, pin=self.policy.file.root)
+    def _index(self) -> IndexFolder:
+        return IndexFolder(self.folder, pin=self.policy.file.root)
 
     def publish(self, request: PublishRequest) -> Published:
         """
@@ -278,7 +278,7 @@ class Publisher:
         """
         index = self.open()
         newer: dict[tuple[str, str], int] = {}
-        surplus: list[Entry] = []
+        surplus: list[IndexEntry] = []
         for entry in list(index.entries.values())[::-1]:
             kind = entry.state.stack, entry.state.channel
             if newer.get(kind, 0) >= keep and (verified or entry.state.channel == "candidate"):
@@ -316,13 +316,13 @@ class Publisher:
             key-missing: Keys of the root, or of a role that has to be signed, are not here.
         """
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
-        index = Index(self.folder, pin=self.policy.file.root, resuming=True)
+        index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
         with index.changing(both, self.policy.file.roles) as change:
             own = [signer.public_key for signer in new.signers.values()]
             change.rotate(roles, [*own, *new.public])
         return _changed(self._finish())
 
-    def _finish(self) -> Index:
+    def _finish(self) -> IndexFolder:
         """Return the index as it is now, and write its pages."""
         index = self._index()
         try:
@@ -334,7 +334,7 @@ class Publisher:
                 raise
         return index
 
-    def _url(self, index: Index, requested: str) -> str:
+    def _url(self, index: IndexFolder, requested: str) -> str:
         url = requested or index.facts.url or self.policy.file.url
         url = f"{url.rstrip('/')}/" if url else ""
         if not url.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
@@ -469,16 +469,16 @@ def _state(release: Release, channel: Channel) -> ReleaseState:
     )
 
 
-def _changed(index: Index, *names: str) -> Changed:
+def _changed(index: IndexFolder, *names: str) -> Changed:
     expires = min(index.expires.values())
     return Changed(index.version, f"{expires:%Y-%m-%dT%H:%M:%SZ}", names)
 
 
-def _known_wheels(index: Index) -> dict[str, ReleaseWheel]:
+def _known_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
     return {wheel.name: wheel for entry in index.entries.values() for wheel in entry.release.wheels}
 
 
-def _require_free_names(index: Index, wheels: Iterable[WheelFacts]) -> None:
+def _require_free_names(index: IndexFolder, wheels: Iterable[WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
     taken = {name: wheel.sha256 for name, wheel in _known_wheels(index).items()}
     taken = {**index.facts.retired, **taken}
@@ -492,7 +492,7 @@ def _require_free_names(index: Index, wheels: Iterable[WheelFacts]) -> None:
 
 
 def _require_order(
-    index: Index,
+    index: IndexFolder,
     stack: str,
     channel: Channel,
     wheels: Iterable[WheelFacts | ReleaseWheel],
@@ -527,7 +527,9 @@ def _require_order(
             )
 
 
-def _same_release(index: Index, stack: str, wheels: Sequence[WheelFacts]) -> Entry | None:
+def _same_release(
+    index: IndexFolder, stack: str, wheels: Sequence[WheelFacts]
+) -> IndexEntry | None:
     """Return the release of exactly *wheels*; raise `release-yanked` if it is yanked."""
     hashes = {wheel.sha256 for wheel in wheels}
     for entry in index.of_stack(stack):
@@ -537,7 +539,7 @@ def _same_release(index: Index, stack: str, wheels: Sequence[WheelFacts]) -> Ent
     return None
 
 
-def _require_promoted(same: Entry, channel: Channel) -> None:
+def _require_promoted(same: IndexEntry, channel: Channel) -> None:
     """Raise `release-name-taken` for the wheels of a candidate that are to be verified."""
     if channel == "verified" and same.state.channel == "candidate":
         raise ReleaseError(
@@ -547,7 +549,7 @@ def _require_promoted(same: Entry, channel: Channel) -> None:
         )
 
 
-def _require_offered(entry: Entry) -> None:
+def _require_offered(entry: IndexEntry) -> None:
     if entry.state.yanked:
         raise ClientError(
             "release-yanked",

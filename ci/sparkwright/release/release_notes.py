@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.bench.records import METRICS
 from sparkwright.cherry_picks import drift, ledger
 from sparkwright.cherry_picks.drift import Trial
-from sparkwright.client.records import ForkSource, Patch, Release, ReleaseLock, Speed, line
+from sparkwright.client.records import ForkSource, Release, ReleaseLock, ReleasePatch, Speed, line
 from sparkwright.core.console import size
 from sparkwright.forks.context import RunContext
 from sparkwright.release import templates
@@ -83,7 +83,7 @@ def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
     return replace(source, patches=tuple(patches))
 
 
-def _with_state(patch: Patch, tried: list[Trial], merge: str) -> Patch:
+def _with_state(patch: ReleasePatch, tried: list[Trial], merge: str) -> ReleasePatch:
     has = next((trial for trial in tried if trial.state == "already-upstream"), None)
     if tried and tried[-1].applies:
         return replace(patch, upstream="needed", upstream_says=line(f"{tried[-1].base} lacks it"))
@@ -103,7 +103,7 @@ def _later(base: str, version: str) -> bool:
         return True
 
 
-def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Patch, str]]:
+def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:
     """Yield every patch with its fork and its change since *before*, and those that are gone."""
     then = {
         (fork.name, patch.name): patch

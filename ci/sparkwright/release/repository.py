@@ -107,14 +107,14 @@ class IndexFacts(msgspec.Struct, frozen=True):
     clients: tuple[ClientWheel, ...] = ()
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """A release of the index, and how it stands."""
 
     release: Release
     state: ReleaseState
 
 
-class Index:
+class IndexFolder:
     """
     The index in *folder*, as it was when it was read.
 
@@ -143,7 +143,7 @@ class Index:
         for signed in (*unpublished, self.timestamp.signed):
             signed.version = 0
         self.serial = b""
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, IndexEntry] | None = None
         try:
             if folder.exists() and not folder.is_dir():
                 raise ValueError("it is no folder")
@@ -220,7 +220,7 @@ class Index:
         return msgspec.convert(self.targets.signed.unrecognized_fields.get(FIELD, {}), IndexFacts)
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, IndexEntry]:
         """
         Name → release, in the order of publication.
 
@@ -233,11 +233,11 @@ class Index:
             self._entries = {entry.release.name: entry for entry in entries}
         return self._entries
 
-    def _entry(self, target: TargetFile) -> Entry:
+    def _entry(self, target: TargetFile) -> IndexEntry:
         try:
             data = _bytes(self.folder / "targets" / target.get_prefixed_paths()[0])
             target.verify_length_and_hashes(data)
-            entry = Entry(decode_release(data), state_of(target.custom))
+            entry = IndexEntry(decode_release(data), state_of(target.custom))
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
@@ -245,7 +245,7 @@ class Index:
             raise damaged(what, [str(error)[:500]]) from error
         return entry
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> IndexEntry:
         """Return the release *name*; raise `release-unknown` if there is none."""
         if name not in self.entries:
             raise ClientError(
@@ -255,7 +255,7 @@ class Index:
             )
         return self.entries[name]
 
-    def of_stack(self, stack: str) -> list[Entry]:
+    def of_stack(self, stack: str) -> list[IndexEntry]:
         """Return the releases of *stack*, oldest first."""
         return [entry for entry in self.entries.values() if entry.state.stack == stack]
 
@@ -323,7 +323,7 @@ class Transaction:
         sent: Paths of the files that were written, not found in place.
     """
 
-    def __init__(self, index: Index, keys: Keys, roles: Roles) -> None:
+    def __init__(self, index: IndexFolder, keys: Keys, roles: Roles) -> None:
         self._index, self._keys, self._roles = index, keys, roles
         self._folder = index.folder
         self._dirty: set[Path] = set()
@@ -536,7 +536,7 @@ def metadata_name(role: str, version: int | None = None) -> str:
     return f"{role}.json" if version is None else f"{version}.{role}.json"
 
 
-def remove_unreferenced(index: Index) -> list[str]:
+def remove_unreferenced(index: IndexFolder) -> list[str]:
     """
     Remove what killed runs left and what no release refers to, and return the paths.
 
@@ -575,7 +575,7 @@ def remove_unreferenced(index: Index) -> list[str]:
     return removed
 
 
-def damaged_files(index: Index) -> list[str]:
+def damaged_files(index: IndexFolder) -> list[str]:
     """Return the paths of files that releases name and that are missing or have other bytes."""
     named = [file for entry in index.entries.values() for file in entry.release.files]
     files = {file.path: file.sha256 for file in (*named, *index.facts.clients) if not file.url}

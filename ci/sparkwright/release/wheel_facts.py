@@ -29,7 +29,7 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
-from sparkwright.client.records import ForkSource, Library, Machine, Patch, line
+from sparkwright.client.records import ForkSource, Library, Machine, ReleasePatch, line
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release import wheel_content
@@ -337,7 +337,9 @@ def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
         source_tree=tree.tree,
         base=record.base,
         patches=tuple(
-            Patch(line(step.name), step.sha256, line(step.subject), line(step.reason), step.pick)
+            ReleasePatch(
+                line(step.name), step.sha256, line(step.subject), line(step.reason), step.pick
+            )
             for step in tree.steps
         ),
         sites=len(tree.sites),
