@@ -39,7 +39,8 @@ def others() -> list[Wheel]:
 
 def client(user: User, *words: str) -> None:
     """Run the client as its user does."""
-    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(user.world.folder / "compiled")}
+    environment = {**user.environment, **compiled, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "sparkwright.client.main", *words]
     subprocess.run(command, env=environment, check=True, capture_output=True)
 

@@ -265,8 +265,8 @@ ATTACKS: dict[str, tuple[str, Callable[[World], object]]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_is_refused(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is served, nothing is installed, nothing is waited for, and the reference says what to do."""
-    monkeypatch.setattr(client_index, "REFRESH_SECONDS", 2.0)
-    monkeypatch.setattr(client_index, "FILE_SECONDS", 2.0)
+    for limit in ("REFRESH_SECONDS", "FILE_SECONDS"):
+        monkeypatch.setattr(client_index, limit, 1.5 if "dripping" in name else 15.0)
     expected, spoil = ATTACKS[name]
     world.publish(ONE, [wheel("demo")])
     user, fingerprint = world.user(), world.fingerprint
