@@ -362,7 +362,13 @@ def test_role_is_shared_with_the_holder_of_another_key(place: Place, tmp_path: P
     assert place.index.root
     assert len(place.index.root.signed.roles["targets"].keyids) == 2
     theirs = keys.load([tmp_path / "colleague", place.keys / "online.pem"])
-    dataclasses.replace(place.publisher(), keys=theirs).yank("2026.11.1", "by the colleague")
+    colleague = dataclasses.replace(place.publisher(), keys=theirs)
+    with refusal("index-unpinned"):
+        colleague.yank("2026.11.1", "by the colleague")
+    rules = colleague.policy
+    file = msgspec.structs.replace(rules.file, root=place.index.fingerprint)
+    pinned = msgspec.structs.replace(rules, file=file)
+    dataclasses.replace(colleague, policy=pinned).yank("2026.11.1", "by the colleague")
     place.publisher().refresh()
 
 

@@ -181,6 +181,38 @@ def test_policy_pins_root(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "held_names", [("root", "targets", "online"), ("targets", "online"), ("online",)]
+)
+def test_replaced_index_is_not_signed(
+    folder: Path, tmp_path: Path, held_names: tuple[str, ...]
+) -> None:
+    """Somebody who can write to the folder makes an index that admits the publisher's keys beside their own."""
+    mine = keys.load([tmp_path / "keys" / f"{name}.pem" for name in held_names])
+    pin = IndexFolder(folder).fingerprint
+    theirs = tufindex.make_keys(tmp_path / "theirs")
+    evil = tmp_path / "evil"
+    tufindex.publish(evil, theirs, NAME)
+    for name, roles in keys.ROLES.items():
+        both = keys.load([tmp_path / "theirs" / f"{name}.pem", tmp_path / "keys" / f"{name}.pub"])
+        with IndexFolder(evil).changing(theirs, ROLES) as change:
+            change.rotate(
+                roles, [*(signer.public_key for signer in both.signers.values()), *both.public]
+            )
+    before = files(evil)
+    with refusal("index-unpinned"), IndexFolder(evil).changing(mine, ROLES) as change:
+        change.renew()
+    with refusal("index-damaged"):
+        IndexFolder(evil, pin=pin)
+    if "root" in held_names:
+        with (
+            refusal("index-unpinned"),
+            IndexFolder(evil, resuming=True).changing(mine, ROLES) as change,
+        ):
+            change.rotate(["root"], [signer.public_key for signer in mine.by_file["root"]])
+    assert files(evil) == before
+
+
+@pytest.mark.parametrize(
     ("names", "roles"),
     [
         (("root",), ("root",)),

@@ -32,6 +32,10 @@ class ReleaseError(SparkwrightError):
             "The index changed while this publication was prepared, so that what was decided may no longer hold.",
             "Run the same command again; files that are there already are not sent twice.",
         ),
+        "index-unpinned": Advice(
+            "Somebody else signed the index last, and ci/release.yaml does not name its root; anybody who can write to the folder could have replaced it.",
+            "Compare the fingerprint above with the one that was published elsewhere, and write it into ci/release.yaml as `root`.",
+        ),
         "index-unwritable": Advice(
             "The folder of the index, or something in it, cannot be written by this user.",
             "Mend its permissions or choose another folder; clients read the index as it was.",

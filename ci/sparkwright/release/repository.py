@@ -134,7 +134,7 @@ class IndexFolder:
     """
 
     def __init__(self, folder: Path, *, pin: str = "", resuming: bool = False) -> None:
-        self.folder = folder
+        self.folder, self._pin = folder, pin
         self.root: Metadata[Root] | None = None
         self.targets: Metadata[Targets] = Metadata(Targets())
         self.snapshot: Metadata[Snapshot] = Metadata(Snapshot())
@@ -147,12 +147,12 @@ class IndexFolder:
         try:
             if folder.exists() and not folder.is_dir():
                 raise ValueError("it is no folder")
-            self._read(pin, resuming=resuming)
+            self._read(resuming=resuming)
         except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
             raise damaged(f"{folder} is no sound index.", [cause]) from error
 
-    def _read(self, pin: str, *, resuming: bool) -> None:
+    def _read(self, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
         while (path := self._metadata("root", len(roots) + 1)).exists():
             data = _bytes(path)
@@ -163,8 +163,9 @@ class IndexFolder:
             root.signed.verify_delegate("root", root.signed_bytes, root.signatures)
             if root.signed.version != len(roots) + 1:
                 raise ValueError(f"{path.name} is of version {root.signed.version}")
-            if pin and not roots and sha256_bytes(data) != pin:
-                raise ValueError(f"{path.name} is {sha256_bytes(data)}, and the policy says {pin}")
+            if self._pin and not roots and sha256_bytes(data) != self._pin:
+                pinned = f"and the policy says {self._pin}"
+                raise ValueError(f"{path.name} is {sha256_bytes(data)}, {pinned}")
             roots.append(root)
         if roots:
             self.root = roots[-1]
@@ -260,8 +261,34 @@ class IndexFolder:
         return [entry for entry in self.entries.values() if entry.state.stack == stack]
 
     def require_keys(self, keys: Keys, roles: Roles) -> None:
-        """Require the keys of a publication; raise `key-missing`."""
+        """Require the keys of a publication; raise `key-missing` or `index-unpinned`."""
+        self._require_own(keys)
         Transaction(self, keys, roles).renew("targets")
+
+    def _require_own(self, keys: Keys) -> None:
+        """
+        Require that the root is pinned, or that own keys signed the index as it is.
+
+        Who can write to the folder could replace the whole index by one that admits the
+        publisher's keys beside others, and get its content signed by them.
+        """
+        if self._pin or self.root is None or not self.exists:
+            return
+        root = self.root.signed
+        roles: dict[str, Metadata[Any]] = {"targets": self.targets, "timestamp": self.timestamp}
+        if keys.of_role(root, "root"):
+            roles = {"root": self.root}
+        for role, metadata in roles.items():
+            own = {signer.public_key.keyid for signer in keys.of_role(root, role)}
+            signed = root.get_verification_result(
+                role, metadata.signed_bytes, metadata.signatures
+            ).signed
+            if own and own.isdisjoint(signed):
+                raise ReleaseError(
+                    "index-unpinned",
+                    f"None of your keys signed {role} of {self.folder}, and its root is not pinned.",
+                    details=[f"fingerprint of root 1: {self.fingerprint}"],
+                )
 
     @contextlib.contextmanager
     def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
@@ -269,8 +296,10 @@ class IndexFolder:
         Yield a transaction that is committed at the end of the block, if that raises nothing.
 
         Raises:
-            key-missing: The keys do not suffice. Others: as `locked`.
+            key-missing: The keys do not suffice. index-unpinned: Nothing ties the index to them.
+            Others: as `locked`.
         """
+        self._require_own(keys)
         with self.locked():
             transaction = Transaction(self, keys, roles)
             yield transaction
