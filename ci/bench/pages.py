@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 import measure
 from index import child
-from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.records import Side
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized

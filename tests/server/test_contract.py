@@ -14,9 +14,9 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.contract import backend_table, gate, kernel_trace
-from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -41,8 +41,8 @@ def test_real_server_fulfils_its_contract(server: Server, tmp_path: Path) -> Non
     """Every required check passes, the kernels of a profile and those of a recorded baseline among them."""
     own = observed(server)
     assert own.trace
-    table = backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
-    backend_table.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
+    table = kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
+    kernel_trace.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
     checks = gate.run(POLICY, CPU, own, baseline=tmp_path / "backends.json")
     assert {check.state for check in checks if check.required} == {"pass"}, shown(checks)
     passed = {check.name for check in checks if check.state == "pass"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapshot

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side

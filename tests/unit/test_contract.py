@@ -16,9 +16,9 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import LayerContract, Recipe
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
-from sparkwright.gates.contract import backend_table, gate, kernel_trace
-from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, State
@@ -199,9 +199,9 @@ def test_packed_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def recorded(folder: Path, identity: ServerIdentity = STOCK, **changes: Any) -> Path:
     """Write the backend table of the sound server, with *changes*, as a baseline."""
-    sound = backend_table.kernels(kernel_trace.read(trace(folder / "sound")), POLICY, RECIPE.contract)
+    sound = kernel_trace.kernels(kernel_trace.read(trace(folder / "sound")), POLICY, RECIPE.contract)
     table = BackendTable(identity, RECIPE.name, {**sound, **changes.pop("kernels", {})})
-    backend_table.save(replace(table, **changes), folder / "backends.json")
+    kernel_trace.save(replace(table, **changes), folder / "backends.json")
     return folder / "backends.json"
 
 
@@ -295,7 +295,7 @@ def test_log_of_another_start_of_the_same_release_is_invalid(
 
 def test_baseline_without_kernels_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "backends.json"
-    backend_table.save(BackendTable(STOCK, RECIPE.name, {}), path)
+    kernel_trace.save(BackendTable(STOCK, RECIPE.name, {}), path)
     check = judged(tmp_path, baseline=path)["backends"]
     assert (check.state, check.reason) == ("invalid", "baseline-damaged")
 

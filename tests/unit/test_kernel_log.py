@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.bench.machine import kernel_log
-from sparkwright.bench.machine.kernel_log import KernelLog
+from sparkwright.bench.machine import watchdog
+from sparkwright.bench.machine.watchdog import KernelLog
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -22,7 +22,7 @@ from sparkwright.bench.machine.kernel_log import KernelLog
     ("python3[99]: segfault at 0", ""),
 ])  # fmt: skip
 def test_faults_in_the_kernel_log_are_sorted(text: str, reason: str) -> None:
-    found = kernel_log.finding(text)
+    found = watchdog.finding(text)
 
     assert (found.reference if found else "") == reason
 
@@ -39,7 +39,7 @@ def test_the_kernel_log_is_read_from_now_on(tmp_path: Path) -> None:
             stream.write("3,3,300,-;NVRM: Xid (PCI:0000:01:00): 79, gone\n3,4,400,-;NVRM: Xi")
         assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
         with path.open("a") as stream:
-            stream.write("d (PCI:0000:01:00): 43, later\n" + "x" * kernel_log.MOST)
+            stream.write("d (PCI:0000:01:00): 43, later\n" + "x" * watchdog.MOST)
         assert [each.text for each in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 43, later"]
         assert len(log._rest) <= 8192
     finally:

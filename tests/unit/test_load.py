@@ -25,8 +25,14 @@ from sparkwright.bench.load.load_generator_check import (
     GeneratorPolicy,
     check_generator,
 )
-from sparkwright.bench.load.load_spec import REASONS, LoadError, LoadResult, LoadSpec, Request
-from sparkwright.bench.load.vllm_bench import VllmBench
+from sparkwright.bench.load.vllm_bench import (
+    REASONS,
+    LoadError,
+    LoadResult,
+    LoadSpec,
+    Request,
+    VllmBench,
+)
 from sparkwright.bench.records import Reason
 from sparkwright.cli import main, quick_bench
 from sparkwright.core import strict_yaml

@@ -18,9 +18,7 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 
 from sparkwright.bench.machine import monitor
-from sparkwright.bench.machine.monitor import MachineMonitor, Telemetry
-from sparkwright.bench.machine.oom_watchdog import watch_memory
-from sparkwright.bench.machine.probe import GemvProbe, ProbeError
+from sparkwright.bench.machine.monitor import GemvProbe, MachineMonitor, ProbeError, Telemetry
 from sparkwright.bench.machine.state_checks import (
     REASONS,
     THROTTLE_REASONS,
@@ -32,6 +30,7 @@ from sparkwright.bench.machine.state_checks import (
     normal_reasons,
     start_reasons,
 )
+from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server.launch import LaunchPlan, Server

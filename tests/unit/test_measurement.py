@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from tests.refusals import refusal
 
-from sparkwright.bench.recipes import preflight, recipe, vllm_flags, workloads
-from sparkwright.bench.recipes.published_results import PublishedFigure
+from sparkwright.bench.recipes import preflight, recipe, workloads
+from sparkwright.bench.recipes.recipe import PublishedFigure
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.policy import ContractPolicy
 
@@ -59,9 +59,9 @@ def test_recipe_is_launched_or_refused_for_each_stack(name: str, version: str) -
             recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
         return
     launch = recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
-    flags = [vllm_flags.split_flag(flag)[0] for flag in launch.flags]
+    flags = [preflight.split_flag(flag)[0] for flag in launch.flags]
     assert len(set(flags)) == len(flags)
-    assert not vllm_flags.MEASUREMENT & set(flags)
+    assert not preflight.MEASUREMENT & set(flags)
     assert not any(blank in flag for flag in launch.flags for blank in " \n\t")
     assert ("--tensor-parallel-size=2" in launch.flags) == (reviewed.nodes == 2)
     assert ("--speculative-config" in flags) == (reviewed.speculation is not None)
@@ -159,5 +159,5 @@ def test_measured_interval_agrees_is_on_one_side_or_open(value: float, one: floa
 
 
 def test_bounds_of_flags_are_releases_whose_sources_were_read() -> None:
-    bounds = {bound for pair in vllm_flags.SOMETIMES.values() for bound in pair if bound}
-    assert bounds | {entry.since for entry in vllm_flags.REPLACED.values()} <= set(vllm_flags.RELEASES)
+    bounds = {bound for pair in preflight.SOMETIMES.values() for bound in pair if bound}
+    assert bounds | {entry.since for entry in preflight.REPLACED.values()} <= set(preflight.RELEASES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
+from sparkwright.bench.recipes.preflight import ReplacedVariable
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, known, variables
 from sparkwright.operate.serving.wish import Wish

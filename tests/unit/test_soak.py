@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 
-from sparkwright.bench.machine.kernel_log import Finding
+from sparkwright.bench.machine.watchdog import Finding
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed

@@ -21,7 +21,7 @@ from tests.support.simulated_servers import (
     SimulatedServers,
 )
 
-from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side

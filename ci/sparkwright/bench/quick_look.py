@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.statistics.intervals import mean_interval
 from sparkwright.core.console import console
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint, decode_bytes, modules
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 

@@ -11,10 +11,10 @@ import msgspec
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
-from sparkwright.bench.load.load_spec import LoadError, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import Telemetry
-from sparkwright.bench.machine.oom_watchdog import watch_memory
 from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
+from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.quick_look import quick_look
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.workloads import WorkloadCell

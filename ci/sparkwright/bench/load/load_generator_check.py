@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.core.console import console
 
 Positive = Annotated[float, Meta(gt=0)]

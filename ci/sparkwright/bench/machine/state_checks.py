@@ -15,7 +15,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.records import Reason
 
 Positive = Annotated[float, Meta(gt=0, lt=1e9)]
@@ -37,7 +36,8 @@ REASONS: Mapping[str, str] = {
     "memory the host hangs. Give the server less, or end other programs.",
     "probe-silent": "The matrix-vector probe did not answer, so a slow state would not be noticed. "
     "Its log is in the cache directory, under logs.",
-    "kernel-no-memory": kernel_log.MEANINGS["kernel-no-memory"],
+    "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
+    "before the machine hangs.",
 }
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU (1) and clocks set

@@ -18,12 +18,12 @@ import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from sparkwright.bench.errors import ModelError
 from sparkwright.core.console import console
+from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.forks.stack import SourceError
 
 #: The format's own limit of a header, in bytes (``MAX_HEADER_SIZE`` of the safetensors library).
@@ -46,6 +46,31 @@ BITS: Mapping[str, int] = {
     "F6_E3M2": 6,
     "F4": 4,
 }
+
+
+class ModelError(SparkwrightError):
+    """A model is missing, or its files cannot be used."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "checkpoint-invalid": Advice(
+            "A file of the model is cut off, was made by a program that is wrong, or was made to "
+            "mislead.",
+            "Fetch the model again and compare its hashes with those that its publisher states; "
+            "do not load it.",
+        ),
+        "model-missing": Advice(
+            "The folder holds no model, or the model is not whole in the cache of models on this "
+            "machine.",
+            "Name the folder with --model, fetch the model (`hf download`), or let vLLM fetch it "
+            "with --download.",
+        ),
+        "modules-unexpected": Advice(
+            "Weights of the model are not as its own quantisation config says: it is slower than "
+            "its format, or it is read wrongly.",
+            "Look at the modules named above. Ask the model's publisher for a checkpoint that "
+            "agrees with its config.",
+        ),
+    }
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):

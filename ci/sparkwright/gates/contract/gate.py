@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.bench.recipes import vllm_flags
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
 from sparkwright.bench.server import environment_variables, openai_schema, wheel_identity
 from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
-from sparkwright.gates.contract import backend_table, kernel_trace
+from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, TraceInvalid
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
@@ -192,6 +192,33 @@ def check_contract(
     )
 
 
+def check_launch(
+    policy: ContractPolicy, recipe: Recipe, version: str, server: Server, profiles: Path
+) -> tuple[Check, ...]:
+    """
+    Profile one request of the running *server*, and return the checks of its contract.
+
+    The server was started with `kernel_trace.flags` of the folder *profiles*, which only write
+    while a profile is taken.
+    """
+    return check_contract(policy, contract_of(recipe, version), observe(server, profiles))
+
+
+def contract_fault(checks: Sequence[Check]) -> Check | None:
+    """
+    Return the check that speaks most against a launch: a failed one, an invalid one, a missing one.
+
+    A contract that names no kernels yet (`contract-incomplete`) is for G3 to report.
+    """
+    order = ("fail", "invalid", "inconclusive", "not-run")
+    faults = [
+        check
+        for check in checks
+        if check.required and check.state in order and check.reason != "contract-incomplete"
+    ]
+    return min(faults, key=lambda check: order.index(check.state), default=None)
+
+
 def run(
     policy: ContractPolicy,
     recipe: Recipe,
@@ -239,7 +266,9 @@ def run(
         if trace:
             identity = identity or ServerIdentity()
             checks.append(
-                backend_table.check(trace, policy, contract, identity, recipe.name, baseline)
+                kernel_trace.check_backends(
+                    trace, policy, contract, identity, recipe.name, baseline
+                )
             )
     return tuple(checks)
 
@@ -367,7 +396,7 @@ def _kernels(
                 "profile-unreadable",
             )
         ]
-    table = backend_table.kernels(trace, policy, contract)
+    table = kernel_trace.kernels(trace, policy, contract)
     layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
     return [_fallback_kernels(policy, contract, trace), *layers]
 
@@ -425,11 +454,11 @@ def _flags(recipe: Recipe, version: str, server: ObservedServer) -> Check:
     variant = recipe.find_variant(version)
     if variant is None:
         return not_run("flags", f"{recipe.name} does not know vLLM {version}", "version-unknown")
-    names = Counter(vllm_flags.split_flag(flag)[0] for flag in server.flags)
+    names = Counter(preflight.split_flag(flag)[0] for flag in server.flags)
     twice = {
         flag
         for flag in server.flags
-        if "." not in flag and names[vllm_flags.split_flag(flag)[0]] > 1
+        if "." not in flag and names[preflight.split_flag(flag)[0]] > 1
     }
     missing = [flag for flag in recipe.flags(variant) if flag not in server.flags or flag in twice]
     variables = server.variables or {}
@@ -466,7 +495,7 @@ def _variables(server: ObservedServer) -> Check:
 
 
 def _advice(name: str, similar: str) -> str:
-    if replaced := vllm_flags.REPLACED.get(name):
+    if replaced := preflight.REPLACED.get(name):
         return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
     return f"perhaps {similar}" if similar else ""
 

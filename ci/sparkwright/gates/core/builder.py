@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import RecipeError
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import toolchain
@@ -26,11 +26,10 @@ from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import result as results
 from sparkwright.gates.accuracy import runner
-from sparkwright.gates.contract import backend_table, kernel_trace
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
-from sparkwright.gates.contract.kernel_trace import TraceInvalid
+from sparkwright.gates.contract.kernel_trace import BackendTable, TraceInvalid
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import SERVED, Gate
@@ -371,6 +370,6 @@ class GateBuilder:
             what = f"The backend table cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what) from None
         own = contract.contract_of(recipe, wheel_identity.version(python))
-        kernels = backend_table.kernels(trace, self._policies.contract, own)
-        backend_table.save(BackendTable(self.server.identity, recipe.name, kernels), path)
+        kernels = kernel_trace.kernels(trace, self._policies.contract, own)
+        kernel_trace.save(BackendTable(self.server.identity, recipe.name, kernels), path)
         return (path,)

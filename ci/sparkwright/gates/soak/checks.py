@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.machine.kernel_log import Finding
+from sparkwright.bench.machine.watchdog import Finding
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -182,9 +182,7 @@ class SoakEnd(msgspec.Struct, frozen=True, tag="end"):
     unwatched: dict[str, tuple[str, str]] = {}
 
 
-def judge(
-    policy: SoakPolicy, intervals: Sequence[SoakInterval], end: SoakEnd
-) -> tuple[Check, ...]:
+def judge(policy: SoakPolicy, intervals: Sequence[SoakInterval], end: SoakEnd) -> tuple[Check, ...]:
     """Return the checks of the load."""
     ended = [(interval.at, text) for interval in intervals for text in interval.ended]
     faults = [(interval.at, fault) for interval in intervals for fault in interval.kernel]

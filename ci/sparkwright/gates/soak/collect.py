@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from sparkwright.bench.machine.kernel_log import Finding, KernelLog
+from sparkwright.bench.machine.watchdog import Finding, KernelLog
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.gates.soak.checks import MEANINGS, SoakInterval, SoakPolicy, SoakRequest
 

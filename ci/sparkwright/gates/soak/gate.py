@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparkwright.bench.machine import kernel_log
+from sparkwright.bench.machine import watchdog
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
@@ -37,13 +37,13 @@ CHECKS = (
     *declare("again", role="reports"),
 )
 
-REASONS: Mapping[str, str] = {**SERVER_REASONS, **kernel_log.MEANINGS, **checks.MEANINGS}
+REASONS: Mapping[str, str] = {**SERVER_REASONS, **watchdog.MEANINGS, **checks.MEANINGS}
 
 
 def run(
     policy: SoakPolicy, url: str, journal: Path, *, model: str = "", pid: int | None = None,
     again: Mapping[str, Callable[[], tuple[Check, ...]]] | None = None,
-    kernel: Path = kernel_log.KMSG,
+    kernel: Path = watchdog.KMSG,
 ) -> tuple[Check, ...]:  # fmt: skip
     """
     Return the checks of the gate, after the time that *policy* sets.

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright.bench.load import load_spec
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
@@ -43,7 +43,7 @@ _ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **{name: contract.REASONS[name] for name in _ENDED},
-    **load_spec.REASONS,
+    **vllm_bench.REASONS,
     **state_checks.REASONS,
     **measurement.REASONS,
     runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "

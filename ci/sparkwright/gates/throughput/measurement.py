@@ -16,10 +16,10 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from sparkwright.bench.errors import ModelError
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.model import checkpoint, decode_bytes, modules
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason

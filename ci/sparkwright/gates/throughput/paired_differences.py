@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from sparkwright.bench.load.load_spec import LoadResult
+from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric, Side
 from sparkwright.bench.statistics import calibration

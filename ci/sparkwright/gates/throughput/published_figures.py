@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkwright.bench.recipes.published_results import Agreement, PublishedFigure, PublishedReport
-from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.recipe import Agreement, PublishedFigure, PublishedReport, Recipe
 from sparkwright.bench.records import METRICS
 from sparkwright.gates.throughput.experiment import ExperimentSpec
 from sparkwright.gates.throughput.records import Result, Series

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.load.load_spec import LoadResult
+from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side

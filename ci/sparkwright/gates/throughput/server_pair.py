@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkwright.bench.load.load_spec import LoadError
-from sparkwright.bench.machine.oom_watchdog import watch_memory
+from sparkwright.bench.load.vllm_bench import LoadError
+from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.launch import LaunchPlan, Server

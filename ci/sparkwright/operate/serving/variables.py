@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
+from sparkwright.bench.recipes.preflight import ReplacedVariable
 from sparkwright.bench.server import environment_variables
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
@@ -96,7 +96,11 @@ def told(environment: Mapping[str, str]) -> Wish:
     """
     given = {name: value for name, value in environment.items() if value.strip()}
     ours = {one.variable for one in TABLE}
-    wrong = [f"{name}: no such variable; perhaps {near}" for name in sorted(given) if (near := _near(name, ours))]
+    wrong = [
+        f"{name}: no such variable; perhaps {near}"
+        for name in sorted(given)
+        if (near := _near(name, ours))
+    ]
     fields: dict[str, Any] = {}
     for one in TABLE:
         if one.variable in given:
@@ -105,7 +109,11 @@ def told(environment: Mapping[str, str]) -> Wish:
             except ValueError as error:
                 wrong.append(f"{one.variable}={_shown(given[one.variable])}: {error}")
     if wrong:
-        raise ServeError("variable-refused", f"{len(wrong)} variable(s) of the environment cannot be taken as they are.", details=wrong)
+        raise ServeError(
+            "variable-refused",
+            f"{len(wrong)} variable(s) of the environment cannot be taken as they are.",
+            details=wrong,
+        )
     passed = {name: value for name, value in given.items() if name not in ours and goes_on(name)}
     return Wish(**fields, passed=passed)
 
@@ -125,7 +133,11 @@ def _near(name: str, ours: set[str]) -> str:
     if name in ALIASES:
         return ALIASES[name]
     # Short names are like too many others.
-    found = difflib.get_close_matches(name, (one for one in ours if len(one) > 8), 1, 0.8) if len(name) > 7 else []
+    found = (
+        difflib.get_close_matches(name, (one for one in ours if len(one) > 8), 1, 0.8)
+        if len(name) > 7
+        else []
+    )
     return found[0] if found else ""
 
 
@@ -152,7 +164,11 @@ def _value(one: Setting, text: str) -> Any:
 
 def _number(one: Setting, text: str) -> float | int:
     whole = one.kind == "integer"
-    span = f"above {one.least:g} and at most {one.most:g}" if one.kind == "share" else f"from {one.least:g} to {one.most:g}"
+    span = (
+        f"above {one.least:g} and at most {one.most:g}"
+        if one.kind == "share"
+        else f"from {one.least:g} to {one.most:g}"
+    )
     says = f"must be a {'whole ' if whole else ''}number {span}"
     if not re.fullmatch(r"[0-9]{1,12}" if whole else r"[0-9]{0,12}\.?[0-9]{1,12}", text):
         raise ValueError(says)
@@ -177,7 +193,12 @@ def words(text: str) -> tuple[str, ...]:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def check(variables: Mapping[str, str], package: Path, version: str, replaced: Mapping[str, ReplacedVariable]) -> tuple[str, ...]:
+def check(
+    variables: Mapping[str, str],
+    package: Path,
+    version: str,
+    replaced: Mapping[str, ReplacedVariable],
+) -> tuple[str, ...]:
     """
     Refuse ``VLLM_`` variables that the installed release does not read, and return what could not be looked up, in sentences.
 
@@ -195,9 +216,14 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     except environment_variables.SourceInvalid as error:
         return (f"which variables vLLM {version} knows cannot be read: {error}",)
     if unread:
-        details = [f"{name}: {_advice(name, similar, replaced.get(name))}" for name, similar in unread.items()]
+        details = [
+            f"{name}: {_advice(name, similar, replaced.get(name))}"
+            for name, similar in unread.items()
+        ]
         raise ServeError(
-            "variable-refused", f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.", details=details
+            "variable-refused",
+            f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.",
+            details=details,
         )
     return ()
 
@@ -213,6 +239,10 @@ def table() -> str:
     """Return the variables as a table in Markdown, for the docs."""
     rows = ["| variable | becomes | default | what it says |", "|---|---|---|---|"]
     for one in TABLE:
-        flag = f"`{one.flag}`" if one.flag.startswith("-") else {"": "", "(argument)": "the model", "(each)": "each a word"}[one.flag]
+        flag = (
+            f"`{one.flag}`"
+            if one.flag.startswith("-")
+            else {"": "", "(argument)": "the model", "(each)": "each a word"}[one.flag]
+        )
         rows.append(f"| `{one.variable}` | {flag} | {one.default} | {one.means} |")
     return "\n".join(rows) + "\n"

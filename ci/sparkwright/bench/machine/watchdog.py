@@ -11,10 +11,17 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+
+from sparkwright.bench.machine.state_checks import REASONS, MemoryPolicy
+from sparkwright.core import process
+
+Kill = Callable[[str, str], None]
 
 KMSG = Path("/dev/kmsg")
 #: The most bytes taken in one reading; the kernel's buffer has a few MB at most, and a file may be anything.
@@ -43,7 +50,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 #: Stable reference → what it means and what to do.
 MEANINGS = {
     "kernel-xid": "The GPU reported an error (Xid). Look the number up in NVIDIA's list; nothing that ran then can be believed.",
-    "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly before the machine hangs.",
+    "kernel-no-memory": REASONS["kernel-no-memory"],
     "kernel-nvrm": "The GPU's driver reported an error.",
     "kernel-oom-kill": "The kernel killed a process for memory. Give the server less: its KV cache is the largest part.",
     "kernel-hardware": "The kernel reported a fault of the hardware, or a processor that hung.",
@@ -137,3 +144,55 @@ class KernelLog:
             for line in lines:
                 if found := finding(message(line.decode("utf-8", "replace"))):
                     yield found
+
+
+@contextlib.contextmanager
+def watch_memory(policy: MemoryPolicy, kill: Kill, *, kernel_log: Path = KMSG) -> Iterator[None]:
+    """
+    Watch the memory in a thread of its own until the block ends.
+
+    The server is killed if too little memory is available, if it shrinks too fast within a second,
+    or if the kernel's log has NV_ERR_NO_MEMORY, which was seen while 22 GiB seemed available.
+
+    Args:
+        kill: Called at most once, from that thread, with a reason (``memory-low``,
+            ``kernel-no-memory``) and a message; kills the server.
+        kernel_log: Device with the kernel's log; not watched if it cannot be read.
+    """
+    stopped = threading.Event()
+    log = None
+    with contextlib.suppress(OSError):
+        log = KernelLog(kernel_log)
+    thread = threading.Thread(target=_watch, args=(policy, kill, log, stopped), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        if log:
+            log.close()
+
+
+def _watch(
+    policy: MemoryPolicy, kill: Kill, log: KernelLog | None, stopped: threading.Event
+) -> None:
+    # The samples of one second: a large array that is allocated at once is no leak.
+    recent: deque[int] = deque(maxlen=1 + round(1 / policy.period))
+    while not stopped.wait(policy.period):
+        available = process.available_megabytes()
+        recent.append(available)
+        fall = max(recent) - available
+        if available < policy.floor:
+            message = f"{available} MB are available, {policy.floor} MB must stay"
+            return kill("memory-low", message)
+        if fall > policy.max_fall:
+            message = (
+                f"available memory fell by {fall} MB in a second, {policy.max_fall} MB is allowed"
+            )
+            return kill("memory-low", message)
+        with contextlib.suppress(OSError):
+            for finding in log.findings() if log else ():
+                if finding.reference == "kernel-no-memory":
+                    return kill(finding.reference, f"the kernel's log: {finding.text}")
+    return None
