@@ -17,7 +17,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]

@@ -12,7 +12,7 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, worst
 from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]
 

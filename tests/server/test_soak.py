@@ -17,7 +17,7 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import gate as words
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.soak import gate as soak
 
 __all__ = ["_broken", "_learnt", "_vllm_python"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.process import Limits
-from sparkwright.gates.numerics.converter_specs import Converter, Unit
+from sparkwright.gates.numerics.converters import Converter, Unit
 from sparkwright.gates.numerics.gate import NumericsPolicy
 
 HEADER = "csrc/converters.cuh"

@@ -47,7 +47,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput

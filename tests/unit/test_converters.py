@@ -16,8 +16,7 @@ from tests.support.converters import HEADER, PYTHON
 from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import gate as numerics
-from sparkwright.gates.numerics.converter_specs import Converter, Unit
-from sparkwright.gates.numerics.converters import ConverterInvalid, inline_ptx
+from sparkwright.gates.numerics.converters import Converter, ConverterInvalid, Unit, inline_ptx
 
 LIMITS = Limits(seconds=240, memory=1024, written=4)
 

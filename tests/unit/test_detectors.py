@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sparkwright.bench.server.client import Completion, Usage
 from sparkwright.core import strict_yaml
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.checks import DETECTORS
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import DETECTORS, GenerationPolicy
 
 BOUNDS = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "generation.yaml", GenerationPolicy).bounds
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.

@@ -13,10 +13,8 @@ from tests.support.fake_gpu import POLICY
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.device import gate as device
-from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import CHECKS, REASONS, DevicePolicy
-from sparkwright.gates.device.gpu import Gpu, WheelCode
+from sparkwright.gates.device.gate import CHECKS, REASONS, DevicePolicy, Gpu, WheelCode
 
 ROOT = Path(__file__).parents[2]
 REVIEWED = ROOT / "ci" / "gates" / "device.yaml"
@@ -54,7 +52,7 @@ def test_the_architecture_comes_from_the_wheel(
     target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a wheel nothing runs; a GPU that does not load its code is foreign."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, ""))
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, ""))
     wheel = Path("a.whl") if target else None
     if not reason:
         assert device._unable(GB10, wheel, target) is None
@@ -96,8 +94,8 @@ def test_every_cubin_has_to_load(
     body: str, state: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that the driver refuses fails; one at which it crashes or hangs is invalid, and named."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = gpus.load_check(code(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    check = device.load_check(code(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     if reason in ("probe-crashed", "probe-slow"):
         assert "unit 1" in check.message
@@ -107,9 +105,9 @@ def test_every_cubin_has_to_load(
 
 def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) -> None:
     """No cubin for the GPU fails; a damaged library is invalid."""
-    assert gpus.load_check(WheelCode(), 1, tmp_path).reason == "code-foreign"
+    assert device.load_check(WheelCode(), 1, tmp_path).reason == "code-foreign"
     damaged = WheelCode(unreadable=[("_C.so", "cut off")])
-    assert gpus.load_check(damaged, 1, tmp_path).reason == "code-unreadable"
+    assert device.load_check(damaged, 1, tmp_path).reason == "code-unreadable"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +129,8 @@ def test_the_conversion_of_the_gpu_is_judged(
     body: str, state: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong numbers, wrong NaNs, and a program without a result are told apart."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = gpus.conversion_check(GB10, 2 if reason == "probe-slow" else 60, tmp_path)
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    check = device.conversion_check(GB10, 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     assert "sm_121a" in (tmp_path / "probe.ptx").read_text("utf-8")
 
@@ -201,7 +199,7 @@ def test_products_have_bounds_of_rounding() -> None:
 
 def test_the_probe_compiles_for_the_driver_alone() -> None:
     """The PTX names its target once, and needs no toolkit."""
-    assert gpus.PTX.read_text("utf-8").count("TARGET") == 1
+    assert device.PTX.read_text("utf-8").count("TARGET") == 1
 
 
 def test_every_reason_is_explained() -> None:

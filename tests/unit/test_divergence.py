@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkwright.gates.logprobs import divergence
-from sparkwright.gates.logprobs.divergence import Floats, Scores
+from sparkwright.gates.logprobs import distributions as divergence
+from sparkwright.gates.logprobs.distributions import Floats, Scores
 
 #: What `ROUNDING` may take from the bound of one position.
 SLACK = 1e-9

@@ -23,9 +23,9 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, Completion, Usage
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check, worst
-from sparkwright.gates.generation import checks, policy
+from sparkwright.gates.generation import checks
 from sparkwright.gates.generation import gate as generation
-from sparkwright.gates.generation.policy import GenerationPolicy, Prompt
+from sparkwright.gates.generation.checks import GenerationPolicy, Prompt
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "ci" / "gates" / "generation.yaml"
@@ -33,7 +33,7 @@ REAL = strict_yaml.load(FILE, GenerationPolicy)
 TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[str, str])
 #: A byte is a token, so texts are longer in tokens, and the lengths of contexts smaller.
 POLICY = replace(
-    REAL, deep=policy.Deep(prompt=64, temperature=0.8, every=16, kl_max=0.2),
+    REAL, deep=checks.Deep(prompt=64, temperature=0.8, every=16, kl_max=0.2),
     profiles={"default": replace(REAL.profiles["default"], context=(1500, 2500, "maximum"), deep=160)},
 )  # fmt: skip
 LONG = 2200
@@ -337,7 +337,7 @@ def test_a_mistake_in_the_policy_is_named(before: str, after: str, message: str)
 @given(st.integers(300, 6000))
 def test_a_long_text_is_nearly_as_long_as_asked(tokens: int) -> None:
     """With a question it has at most so many tokens, and each fact stands in it once."""
-    text = policy.filled_text(REAL, "{prompt}", tokens, count)
+    text = checks.filled_text(REAL, "{prompt}", tokens, count)
     question = max((fact.text for fact in REAL.facts), key=len)
 
     assert 0.85 * tokens - 60 <= count(text + question) <= tokens
@@ -345,7 +345,7 @@ def test_a_long_text_is_nearly_as_long_as_asked(tokens: int) -> None:
 
 
 def test_facts_lie_at_their_depths() -> None:
-    text = policy.long_text(REAL.line, 100, REAL.facts).splitlines()
+    text = checks.long_text(REAL.line, 100, REAL.facts).splitlines()
 
     assert [text.index(fact.line) for fact in REAL.facts] == pytest.approx([100 * fact.depth for fact in REAL.facts], abs=3)
     assert len(set(text)) == 103

@@ -16,9 +16,9 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import LogprobsPolicy, Reference, ReferenceInvalid
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy, Reference, ReferenceInvalid
 
 FILE = Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml"
 REAL = strict_yaml.load(FILE, LogprobsPolicy)
@@ -43,9 +43,9 @@ def _known(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Return the reference of a sound server that drafts tokens, as it is read from its file."""
     server, path = ByteModelServer(), tmp_path_factory.mktemp("reference") / "logprobs.json"
     server.drafts = True
-    reference.save(logprobs.record(POLICY, server.client, OFFICIAL), path)
+    distributions.save(logprobs.record(POLICY, server.client, OFFICIAL), path)
     server.stop()
-    return reference.load(path)
+    return distributions.load(path)
 
 
 def compared(
@@ -57,7 +57,7 @@ def compared(
 ) -> dict[str, Check]:
     """Return the checks of *server*; each name and reason is declared."""
     if isinstance(against, Reference):
-        reference.save(against, tmp_path / "logprobs.json")
+        distributions.save(against, tmp_path / "logprobs.json")
     found = logprobs.run(policy, server.client, tmp_path / "logprobs.json" if isinstance(against, Reference) else against, served=served)
     assert [check.name for check in found] == ["reference", "candidate", *logprobs.COMPARED, *logprobs.DECODED]
     assert all(check.reason in logprobs.REASONS for check in found if check.state != "pass")
@@ -334,7 +334,7 @@ def test_a_running_reference_that_does_not_answer_soundly_is_refused(
 
 def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer with very long tokens leaves too few of them."""
-    monkeypatch.setattr(reference, "LENGTH", 40)
+    monkeypatch.setattr(distributions, "LENGTH", 40)
 
     with pytest.raises(ReferenceInvalid, match="corpus-too-short"):
         logprobs.record(POLICY, server.client, OFFICIAL)
@@ -343,17 +343,17 @@ def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path
 def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
     """Cut short, changed, of another kind, nested without end, endless or not there."""
     path = tmp_path / "reference.json"
-    reference.save(known, path)
+    distributions.save(known, path)
     good = path.read_bytes()
     for bad in (good[:-100], good.replace(b'"bytes"', b'"bites"'), b"", b"[]", b"[" * 100_000, b"\xff\xfe"):
         path.write_bytes(bad)
         with pytest.raises(ReferenceInvalid, match="reference-damaged"):
-            reference.load(path)
+            distributions.load(path)
     with path.open("wb") as stream:
         stream.truncate(1 << 40)
     for bad_path in (path, tmp_path / "none.json", tmp_path):
         with pytest.raises(ReferenceInvalid, match="reference-damaged"):
-            reference.load(bad_path)
+            distributions.load(bad_path)
 
 
 def test_the_texts_differ_from_their_beginning_on() -> None:
@@ -361,7 +361,7 @@ def test_the_texts_differ_from_their_beginning_on() -> None:
     texts = REAL.corpus_texts()
 
     assert len({text[:1000] for text in texts}) == REAL.texts
-    assert {len(text) for text in texts} == {reference.LENGTH}
+    assert {len(text) for text in texts} == {distributions.LENGTH}
 
 
 @pytest.mark.parametrize(

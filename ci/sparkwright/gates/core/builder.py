@@ -38,9 +38,9 @@ from sparkwright.gates.core.server_under_test import ServerUnderTest, same_wheel
 from sparkwright.gates.core.verdict import Check, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import ReferenceInvalid
+from sparkwright.gates.logprobs.distributions import ReferenceInvalid
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
@@ -347,7 +347,7 @@ class GateBuilder:
         try:
             with console.step("record the distributions"):
                 known = logprobs.record(rules.logprobs, server.client(), server.identity)
-                reference.save(known, scored)
+                distributions.save(known, scored)
             with console.step(f"record the answers to {task}"):
                 harness_task = rules.accuracy.tasks[task]
                 made = runner.ask(

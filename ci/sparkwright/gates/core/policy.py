@@ -23,8 +23,8 @@ from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
 from sparkwright.gates.core.verdict import Declared
 from sparkwright.gates.device.gate import DevicePolicy
-from sparkwright.gates.generation.policy import GenerationPolicy
-from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.soak.gate import SoakPolicy
 

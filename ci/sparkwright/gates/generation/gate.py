@@ -31,14 +31,14 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.policy import (
+from sparkwright.gates.generation.checks import (
     Chat,
     GenerationPolicy,
     Profile,
     filled_text,
     long_text,
 )
-from sparkwright.gates.logprobs import divergence
+from sparkwright.gates.logprobs import distributions
 
 TITLE = "generated text"
 
@@ -429,9 +429,9 @@ def _distances(
         ]
         decoded = [(answer.tokens[depth], answer.logprobs[depth]) for depth in depths]
         expected = [(probe.tokens[0], probe.logprobs[0]) for probe in probes]
-        p, q = (divergence.scores(rows, policy.top + 1) for rows in (expected, decoded))
-        unsound = divergence.unsound(p, policy.top)[0] | divergence.unsound(q, policy.top)[0]
-        kl = np.where(unsound, np.inf, divergence.lower_bound(p, q, policy.top))
+        p, q = (distributions.scores(rows, policy.top + 1) for rows in (expected, decoded))
+        unsound = distributions.unsound(p, policy.top)[0] | distributions.unsound(q, policy.top)[0]
+        kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
         found[variant] = list(zip(depths, kl.tolist(), strict=True))
     return found
 

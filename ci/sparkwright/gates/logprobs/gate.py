@@ -37,9 +37,15 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.logprobs import divergence, reference
-from sparkwright.gates.logprobs.divergence import Floats, Ids, Scores
-from sparkwright.gates.logprobs.reference import LogprobsPolicy, Reference, ReferenceInvalid
+from sparkwright.gates.logprobs import distributions
+from sparkwright.gates.logprobs.distributions import (
+    Floats,
+    Ids,
+    LogprobsPolicy,
+    Reference,
+    ReferenceInvalid,
+    Scores,
+)
 
 TITLE = "next-token distributions"
 
@@ -214,7 +220,7 @@ def _reference(
         if against.url == candidate.url:
             raise ReferenceInvalid("reference-is-candidate", "it is the candidate's own server")
         return record(policy, against, replace(served, wheel=""))
-    known = reference.load(against)
+    known = distributions.load(against)
     identity = known.served
     required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
     if missing := [name for name, value in required.items() if value in ("", None)]:
@@ -258,7 +264,7 @@ def _score(policy: LogprobsPolicy, texts: Ids, server: Client) -> Scores:
         for number, text in enumerate(texts.tolist()):
             rows += _prefill(policy, server, text)
             line.update(number + 1)
-    return _require_sound(policy, divergence.scores(rows, policy.top + 1))
+    return _require_sound(policy, distributions.scores(rows, policy.top + 1))
 
 
 def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> list[Row]:
@@ -270,7 +276,7 @@ def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> lis
 
 def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
     """Return *scores*; raise `ReferenceInvalid` if a position is no distribution."""
-    wrong, few = divergence.unsound(scores, policy.top)
+    wrong, few = distributions.unsound(scores, policy.top)
     if wrong.any():
         message = f"{wrong.sum()} of {len(wrong)} positions are no distribution"
         raise ReferenceInvalid("not-a-number", message)
@@ -311,17 +317,21 @@ def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> De
         recomputed = _prefill(policy, server, [*prompt, *completion.tokens])
         rows[1].extend(recomputed[-policy.decode_tokens :])
     scores, expected = (
-        _require_sound(policy, divergence.scores(part, policy.top + 1)) for part in rows
+        _require_sound(policy, distributions.scores(part, policy.top + 1)) for part in rows
     )
-    kl = divergence.lower_bound(expected, scores, policy.top).reshape(len(prompts), -1).mean(axis=1)
+    kl = (
+        distributions.lower_bound(expected, scores, policy.top)
+        .reshape(len(prompts), -1)
+        .mean(axis=1)
+    )
     return Decoded(kl, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
 
 
 def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
     """Return, per text: mean KL(one ‖ other), share of other best tokens, difference of ln p."""
     columns = (
-        divergence.lower_bound(one, other, policy.top),
-        ~divergence.agreement(one, other),
+        distributions.lower_bound(one, other, policy.top),
+        ~distributions.agreement(one, other),
         one.logprobs - other.logprobs,
     )
     return np.stack([column.reshape(policy.texts, -1).mean(axis=1) for column in columns], axis=1)
@@ -368,7 +378,7 @@ def _mean_check(
     policy: LogprobsPolicy, name: str, reason: str, label: str, values: Floats, limit: float
 ) -> Check:
     """Return whether the mean of *values*, one per text, lies within *limit* of 0."""
-    low, high = divergence.limits(values, policy.confidence)
+    low, high = distributions.limits(values, policy.confidence)
     low, high = max(low, -high), max(high, -low)
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     figure = Figure(label, mean, "", len(values), spread, limit)

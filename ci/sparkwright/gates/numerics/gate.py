@@ -11,24 +11,218 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core.process import Limits
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.core.verdict import Check, declare, failed, invalid, not_run
-from sparkwright.gates.numerics import checks
-from sparkwright.gates.numerics.converter_specs import Converter, Unit
-from sparkwright.gates.numerics.converters import ConverterInvalid, Program
+from sparkwright.gates.core.verdict import (
+    Check,
+    Figure,
+    Sample,
+    declare,
+    failed,
+    invalid,
+    not_run,
+    passed,
+)
+from sparkwright.gates.numerics import nvfp4
+from sparkwright.gates.numerics.converters import (
+    Converter,
+    ConverterInvalid,
+    Format,
+    Kind,
+    Program,
+    Unit,
+)
+
+Call = Callable[[NDArray[Any]], NDArray[Any]]
+
+#: The end of the name of a converter's check, which begins with the converter's name.
+SUFFIXES: Mapping[Kind, str] = {
+    "encode": "sweep",
+    "decode": "table",
+    "scale": "scale-cast",
+    "offset": "swizzle",
+    "quantise": "blocks",
+}
+_PATTERNS = np.arange(1 << 16, dtype=np.uint32)
+_TYPES: Mapping[Format, Any] = {
+    "fp32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+}
+#: Where the codes of a 64-bit result lie.
+_SHIFTS = np.arange(16, dtype=np.uint64) * np.uint64(4)
+
+
+class Cases(NamedTuple):
+    """
+    Inputs of a converter, and what it has to make of them.
+
+    Attributes:
+        inputs: As its program reads them.
+        shown: The same, as people read them.
+        expected: The results.
+        convention: The inputs for which public references differ, and the policy states a result.
+    """
+
+    inputs: NDArray[Any]
+    shown: NDArray[Any]
+    expected: NDArray[Any]
+    convention: NDArray[np.bool_]
+
+
+def check(converter: Converter, call: Call) -> Check:
+    """Return the check of *converter*, of which *call* returns the results for an array."""
+    cases = CASES[converter.kind](converter)
+    results = call(cases.inputs)
+    if converter.kind == "quantise":
+        wrong, results = _quantisation(converter, cases, results), results["scale"]
+    else:
+        wrong = ~(results == cases.expected)
+    places = np.flatnonzero(wrong)
+    figures = (
+        Figure("mismatches", float(len(places)), bound=0),
+        Figure("inputs", float(len(wrong))),
+    )
+    name = f"{converter.name}-{SUFFIXES[converter.kind]}"
+    message = f"{len(places):,} of {len(wrong):,} inputs differ from NVFP4's definition"
+    if not len(places):
+        return passed(name, message, figures=figures)
+    samples = [
+        Sample(f"{converter.format} {cases.shown[place]}", _text(cases.expected[place]),
+               _text(results[place]))
+        for place in places[:8]
+    ]  # fmt: skip
+    reason = "policy-differs" if cases.convention[places].all() else "converter-wrong"
+    return failed(name, message, reason, figures=figures, samples=samples)
+
+
+def _text(result: Any) -> str:
+    return f"{result:g}" if isinstance(result, np.floating) else f"{int(result):#x}"
+
+
+def neighbours(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return each of *points*, the next float32 below it, and the next above it."""
+    ends = (np.float32(-np.inf), np.float32(np.inf))
+    return np.concatenate([np.nextafter(points, ends[0]), points, np.nextafter(points, ends[1])])
+
+
+def as_float(bits: NDArray[Any], form: Format) -> NDArray[np.float32]:
+    """Return the values of *bits*."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(bits.view(_TYPES[form]).astype(np.float32))
+
+
+def patterns(form: Format) -> NDArray[Any]:
+    """
+    Return the inputs of a converter as bits: for 16 bits, all of them; for fp32, all bf16 and fp16
+    values, every tie and code with its neighbours, NaNs, and each 65,537th pattern, which reach
+    every exponent with mantissas that neither bf16 nor fp16 has.
+    """
+    halves = _PATTERNS.astype(np.uint16)
+    if form != "fp32":
+        return halves
+    points = neighbours(np.concatenate([nvfp4.TIES, nvfp4.MAGNITUDES[1:]]))
+    values = np.concatenate([points, -points, as_float(halves, "fp16")]).view(np.uint32)
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32)
+    return np.concatenate([values, nans, _PATTERNS << 16, _PATTERNS * np.uint32(65537)])
+
+
+def _encode(converter: Converter) -> Cases:
+    lanes, bits = converter.lanes, patterns(converter.format)
+    # Each input comes in every lane, and beside others.
+    bits = np.concatenate([np.roll(bits, lane) for lane in range(lanes)])
+    bits = bits[: len(bits) // lanes * lanes]
+    values = as_float(bits, converter.format)
+    codes, nan = nvfp4.encode(values), np.isnan(values)
+    zero = codes & 0x7 == 0
+    if converter.nan == "keeps-sign":
+        codes |= (nan & np.signbit(values)).astype(np.uint8) << 3
+    if converter.zero == "dropped":
+        codes[zero] = 0
+    packed = (codes.reshape(-1, lanes).astype(np.uint64) << _SHIFTS[:lanes]).sum(axis=1)
+    convention = (nan | zero).reshape(-1, lanes).any(axis=1)
+    return Cases(bits.reshape(-1, lanes), values.reshape(-1, lanes), packed, convention)
+
+
+def _plain(inputs: NDArray[Any], expected: NDArray[Any]) -> Cases:
+    return Cases(inputs, inputs, expected, np.zeros(len(inputs), bool))
+
+
+def _scale(_: Converter) -> Cases:
+    halves = [as_float(_PATTERNS.astype(np.uint16), form) for form in ("bf16", "fp16")]
+    ties = neighbours((nvfp4.SCALES[:-1] + nvfp4.SCALES[1:]) / np.float32(2))
+    values = np.concatenate([*halves, ties])
+    values = values[~np.signbit(values) & ~np.isnan(values)]
+    return _plain(values, nvfp4.scale_encode(values))
+
+
+def _offset(_: Converter) -> Cases:
+    shapes = [np.indices((300, width)).reshape(2, -1) for width in (1, 4, 7, 12)]
+    places = np.concatenate(
+        [np.insert(shape, 2, shape[1].max() + 1, axis=0) for shape in shapes], 1
+    )
+    return _plain(places.T.astype(np.int32), nvfp4.swizzled_offset(*places))
+
+
+def _quantise(converter: Converter) -> Cases:
+    """
+    Return blocks that decide, with the tensor scales 1 and 2: every code times every normal scale;
+    every value up to 6 beside a 6, which makes the scale 1; and every positive finite maximum, in
+    all places and of both signs.
+    """
+    form: Format = "bf16" if converter.format == "fp32" else converter.format
+    values = as_float(_PATTERNS.astype(np.uint16), form)
+    grid = nvfp4.decode(np.roll(np.arange(16, dtype=np.uint8), 3)) * nvfp4.SCALES[8:, None]
+    small = values[np.abs(values) <= nvfp4.LARGEST]
+    swept = np.insert(small[: len(small) // 15 * 15].reshape(-1, 15), 15, 6, axis=1)
+    maxima = values[(values > 0) & np.isfinite(values)]
+    index = np.arange(len(maxima))
+    single = np.zeros((len(maxima), nvfp4.BLOCK), np.float32)
+    single[index, index % 16] = np.where(index // 16 % 2, -maxima, maxima)
+    blocks = np.concatenate([grid, swept, single] * 2)
+    doubled = np.arange(len(blocks)) >= len(blocks) // 2
+    scale = np.where(doubled, np.float32(2), np.float32(1))[:, None]
+    bits = blocks.astype(_TYPES[converter.format])
+    inputs = np.concatenate([scale.view(np.uint8), bits.view(np.uint8)], axis=1)
+    scales = nvfp4.scale_encode(np.abs(blocks).max(axis=1) / np.float32(nvfp4.LARGEST))
+    return Cases(inputs, blocks, scales, doubled)
+
+
+def _quantisation(converter: Converter, cases: Cases, results: NDArray[Any]) -> NDArray[np.bool_]:
+    codes = (results["codes"][:, None] >> _SHIFTS & np.uint64(0xF)).astype(np.uint8)
+    scale = np.where(cases.convention, 2.0 if converter.tensor_scale == "multiplies" else 0.5, 1.0)
+    scaled = scale[:, None]
+    wrong = nvfp4.quantisation_errors(cases.shown, scaled, codes, results["scale"][:, None])
+    return np.asarray(wrong[0].any(axis=1) | wrong[1].any(axis=1))
+
+
+CASES: Mapping[Kind, Callable[[Converter], Cases]] = {
+    "encode": _encode,
+    "decode": lambda _: _plain(np.arange(16, dtype=np.uint32), nvfp4.VALUES),
+    "scale": _scale,
+    "offset": _offset,
+    "quantise": _quantise,
+}
+
 
 TITLE = "numerics without a GPU"
 
-CHECKS = (*checks.CHECKS, *declare("*-tree", role="reports"))
+CHECKS = (
+    *declare(*(f"*-{suffix}" for suffix in SUFFIXES.values()), measured=True),
+    *declare("*-tree", role="reports"),
+)
 
 #: Reason → its meaning, and what to do.
 REASONS: Mapping[str, str] = {
@@ -154,12 +348,12 @@ def run(
 
 def _check(converter: Converter, program: Program) -> Check:
     try:
-        return checks.check(converter, functools.partial(program.call, converter))
+        return check(converter, functools.partial(program.call, converter))
     except ConverterInvalid as error:
         return _unjudged(converter, error)
 
 
 def _unjudged(converter: Converter, error: ConverterInvalid) -> Check:
     make = {"converter-missing": failed, "tree-missing": not_run, "headers-missing": not_run}
-    name = f"{converter.name}-{checks.SUFFIXES[converter.kind]}"
+    name = f"{converter.name}-{SUFFIXES[converter.kind]}"
     return make.get(error.reason, invalid)(name, error.message, error.reason)
