@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import gate_simulation as simulation
 
-from sparkwright.bench.statistics import calibration, eprocess
-from sparkwright.bench.statistics.calibration import noise_model
+from sparkwright.bench.statistics import eprocess, student
 from sparkwright.bench.statistics.eprocess import (
     Bounds,
     Decision,
@@ -20,7 +19,7 @@ from sparkwright.bench.statistics.eprocess import (
     NoiseModel,
     decide,
 )
-from sparkwright.bench.statistics.intervals import mean_interval
+from sparkwright.bench.statistics.student import mean_interval, noise_model
 
 BOUNDS, RULE = Bounds(0.02, 0.005), DecisionRule(0.05, 3, 12)
 #: Ten A/A blocks with a spread of 0.5 %.
@@ -159,23 +158,20 @@ def test_a_calibration_ages_and_weighs_little() -> None:
 
 def test_a_changed_machine_is_noticed() -> None:
     """An A/A block of five spreads does not agree with the calibration; without one, all do."""
-    assert calibration.agrees(NOISE, 0.006)
-    assert not calibration.agrees(NOISE, 0.025)
-    assert calibration.agrees(NoiseModel(), 0.025)
+    assert student.agrees(NOISE, 0.006)
+    assert not student.agrees(NOISE, 0.025)
+    assert student.agrees(NoiseModel(), 0.025)
 
 
 def test_expected_blocks_and_margins_follow_the_noise() -> None:
     """More noise needs more blocks, then a wider margin; the mean of simulated gates is near."""
     need = [
-        calibration.expected_blocks(NoiseModel(12 * sigma**2, 12), math.log1p(0.02), 33, (3, 12), 4)
+        student.expected_blocks(NoiseModel(12 * sigma**2, 12), math.log1p(0.02), 33, (3, 12), 4)
         for sigma in (0.005, 0.01, 0.02)
     ]
     assert need[0] == 3
     assert need[1] == pytest.approx(simulation.current(0.01, 0.0, gates=GATES).blocks, abs=1.5)
     assert need[2] is None
-    margin = calibration.supported_margin(NoiseModel(12 * 0.02**2, 12), 0.03, (3, 12), 4)
-    assert margin
-    assert 0.02 < margin < 0.04
 
 
 def test_the_interval_is_students() -> None:

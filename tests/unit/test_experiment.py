@@ -19,10 +19,10 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Side
-from sparkwright.cli import gate, main, options
+from sparkwright.cli import bench, main, options
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.verdict import worst
-from sparkwright.gates.throughput import experiment, paired_differences, published_figures
+from sparkwright.gates.throughput import experiment, paired_differences
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Result
@@ -89,7 +89,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = gate.keep_result(context(place), result)
+    path = bench.keep_result(context(place), result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 
@@ -295,15 +295,18 @@ def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
 
 
 @pytest.mark.launches
-def test_a_claim_is_held_against_what_was_measured(place: Path) -> None:
-    """A figure that others published holds, is exceeded, or is not reached; without enough launches it is open."""
-    plain = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
+def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
+    """Others measured far slower times, so all are exceeded; of three times the speed none is."""
+    recipe = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
     result = answered(place, question(place, workloads=("128/128 c1",)))
-    found = published_figures.held(plain, result, 0.05)
-    assert found
-    assert {one.agreement for one in found if one.metric == "tpot"} == {"faster"}
-    assert all(one.source for one in found)
-    assert published_figures.only(question(place, workloads=()), plain).workloads
+    bench.compare_published(recipe, result, 0.05)
+    (figure, *_) = (one for one in recipe.published[0].figures if one.cell == "128/128 c1")
+    fast = msgspec.structs.replace(figure, metric="tpot", value=1e6, unit="tok/s", low=None, high=None)
+    report = msgspec.structs.replace(recipe.published[0], figures=(fast,))
+    with refusal("gate-failed"):
+        bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
+    with refusal("gate-not-run"):
+        bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
 
 
 def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from sparkwright.bench.load.vllm_bench import (
     VllmBench,
 )
 from sparkwright.bench.records import Reason
-from sparkwright.cli import main, quick_bench
+from sparkwright.cli import bench, main
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
@@ -283,7 +283,7 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
         "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload",
     ]  # fmt: skip
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
-    monkeypatch.setattr(quick_bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
+    monkeypatch.setattr(bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
     arguments = main.parse([*words, "8/16 c1"])
     arguments.run(arguments)

@@ -151,6 +151,11 @@ class LoadResult(msgspec.Struct, frozen=True):
         return percentile([one.ttft for one in self.requests], 99)
 
     @property
+    def requests_per_second(self) -> float:
+        """Requests per second, all together."""
+        return len(self.requests) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
     def rate(self) -> float:
         """Output tokens per second, all requests together."""
         tokens = sum(one.output_tokens for one in self.requests)

@@ -15,14 +15,14 @@ import msgspec
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.bench.statistics import calibration
+from sparkwright.bench.statistics import student
 from sparkwright.bench.statistics.eprocess import (
     Decision,
     DecisionRule,
     MetricSeries,
     NoiseModel,
 )
-from sparkwright.bench.statistics.intervals import mean_interval
+from sparkwright.bench.statistics.student import mean_interval
 from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 from sparkwright.gates.throughput.records import (
@@ -169,9 +169,9 @@ def noise_of(
         (float((end - datetime.date.fromisoformat(when)).days), value) for when, value in values
     ]
     half, most = policy.half_life_days, policy.calibration_weight
-    earlier = calibration.noise_model(ages[:-1], half, most)
-    agrees = not ages or calibration.agrees(earlier, ages[-1][1])
-    return calibration.noise_model(ages if agrees else ages[-1:], half, most), agrees
+    earlier = student.noise_model(ages[:-1], half, most)
+    agrees = not ages or student.agrees(earlier, ages[-1][1])
+    return student.noise_model(ages if agrees else ages[-1:], half, most), agrees
 
 
 def metric_series(
@@ -203,16 +203,15 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
     for one in series:
         high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)
         slow = math.log1p(1.5 * one.bounds.margin)
-        passing = calibration.expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
-        failing = calibration.expected_blocks(one.noise, slow - low, count / rule.alpha, span)
+        passing = student.expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
+        failing = student.expected_blocks(one.noise, slow - low, count / rule.alpha, span)
         text = f"{one.name}: a block spreads by {100 * (one.noise.sigma or 0):.2g} %"
         if passing:
             text += f"; an equal wheel passes after about {passing} blocks"
         else:
-            least = calibration.supported_margin(one.noise, rule.alpha, span, count)
             text += (
                 f"; this does not support a margin of {100 * one.bounds.margin:g} % in "
-                f"{rule.max_blocks} blocks" + (f", but {100 * least:.2g} %" if least else "")
+                f"{rule.max_blocks} blocks"
             )
         text += f"; one slower by {150 * one.bounds.margin:g} % fails after about {failing}"
         parts.append(

@@ -75,7 +75,7 @@ def _value(run: LoadResult, metric: Metric) -> float:
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of their logarithms, as values."""
-    from sparkwright.bench.statistics.intervals import mean_interval
+    from sparkwright.bench.statistics.student import mean_interval
 
     if len(values) < MIN_INTERVAL:
         return None, None

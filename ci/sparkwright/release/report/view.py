@@ -54,9 +54,9 @@ def interval(values: list[float]) -> Value | None:
     middle = statistics.median(values)
     if len(values) < FEWEST:
         return Value(middle, launches=len(values))
-    from sparkwright.bench.statistics import intervals
+    from sparkwright.bench.statistics import student
 
-    low, high = intervals.mean_interval([math.log(value) for value in values])
+    low, high = student.mean_interval([math.log(value) for value in values])
     return Value(middle, math.exp(low), math.exp(high), len(values))
 
 
