@@ -174,9 +174,9 @@ def test_line_that_no_sound_server_prints(
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_spoiled_stream(fault: str, server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
-    """The real server behind a proxy that breaks its streams."""
+def test_spoiled_reply(fault: str, server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
+    """The real server behind a proxy that breaks its replies."""
     with Proxy(server.url, fault) as proxy:
         checks = gate.run(POLICY, CPU, replace(own, client=Client(proxy.url)))
     assert named(checks, "invalid") == {"stream"}
-    kill(mutant=f"stream: {fault}", gate="G3", sound=sound, mutant_checks=checks)
+    kill(mutant=f"reply: {fault}", gate="G3", sound=sound, mutant_checks=checks)

@@ -66,9 +66,8 @@ def test_the_client_agrees_with_the_server(server: Server) -> None:
     assert answer.tokens == tuple(max(found, key=found.__getitem__) for found in answer.logprobs), "the likeliest is chosen"
     assert client.detokenize(answer.tokens) == answer.text
     scores = client.complete((*tokens, *answer.tokens), max_tokens=1, prompt_logprobs=5).prompt_logprobs[len(tokens) - 1 :]
-    assert [score.token for score in scores] == list(answer.tokens)
-    for score, found in zip(scores, answer.logprobs, strict=True):
-        assert score.logprob == pytest.approx(found[score.token], abs=0.05), "prefill and decoding are other sums of bfloat16"
+    for token, score, found in zip(answer.tokens, scores, answer.logprobs, strict=True):
+        assert score[token] == pytest.approx(found[token], abs=0.05), "prefill and decoding are other sums of bfloat16"
     before = client.metrics()["vllm:generation_tokens_total"]
     client.complete(tokens, max_tokens=7, ignore_eos=True)
     assert client.metrics()["vllm:generation_tokens_total"] == before + 7
@@ -80,8 +79,8 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
     """Too long as text and as tokens, tokens that the model has not, more logprobs than allowed, no text at all."""
     client = server.client()
     cases: dict[str, list[tuple[str | list[int], int, int]]] = {
-        "prompt-too-long": [("hello " * 5000, 5, 0), ([5] * 1020, 5, 0), ("The " * 400, 900, 0)],
-        "server-refused": [([5, 99_999], 5, 0), ("x", 5, 50), ("", 5, 0)],
+        "prompt-too-long": [([5] * 1020, 5, 0)],
+        "server-refused": [("hello " * 5000, 5, 0), ([5, 99_999], 5, 0), ("x", 5, 50), ("", 5, 0)],
         "prompt-unreadable": [("\ud800", 5, 0), ([], 5, 0)],
     }
     for reference, prompts in cases.items():
@@ -91,21 +90,18 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
             assert caught.value.reason == reference, (prompt[:20], caught.value.message)
 
 
-#: What the client says of a stream that a proxy spoiled.
+#: The client's reason for a reply that a proxy spoiled.
 SPOILED = {
     "truncate": "stream-truncated",
-    "truncate-inside": "stream-truncated",
-    "html-after": "server-html",
-    "error-after": "stream-error",
+    "html": "server-html",
+    "abort": "stream-error",
     "other-model": "model-mismatch",
-    "drop-usage": "usage-mismatch",
     "wrong-usage": "usage-mismatch",
-    "drop-done": "stream-truncated",
     "garbage": "answer-unreadable",
 }
 
 
-def test_a_spoiled_stream_of_a_real_server_is_refused(server: Server) -> None:
+def test_a_spoiled_reply_of_a_real_server_is_refused(server: Server) -> None:
     """Each fault has its reference, and without a fault the proxy changes nothing."""
     with Proxy(server.url) as proxy:
         client = Client(proxy.url)

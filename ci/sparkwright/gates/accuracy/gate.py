@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.errors import FileError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError

@@ -19,8 +19,9 @@ from packaging.specifiers import SpecifierSet
 
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
-from sparkwright.bench.server import environment_variables, openai_schema, wheel_identity
-from sparkwright.bench.server.openai_schema import ServerInvalid
+from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace, TraceInvalid
@@ -52,7 +53,7 @@ CHECKS = (
 )
 
 REASONS: Mapping[str, str] = {
-    **openai_schema.REASONS,
+    **SERVER_REASONS,
     "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
     "server-late": "The server did not answer in time. Read its log, and give it more time where "
     "it only loads.",
@@ -479,8 +480,8 @@ def _variables(server: ObservedServer) -> Check:
     if server.variables is None or server.package is None:
         return not_run("variables", "the server was not started here", "variables-unseen")
     try:
-        unread = environment_variables.unread(server.variables, server.package)
-    except environment_variables.SourceInvalid as error:
+        unread = wheel_identity.unread_variables(server.variables, server.package)
+    except wheel_identity.SourceInvalid as error:
         return invalid(
             "variables", f"the variables that vLLM reads are not known: {error}", "envs-unreadable"
         )

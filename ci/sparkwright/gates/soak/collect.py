@@ -106,7 +106,6 @@ class Load:
         except ServerInvalid as error:
             if patience is not None and error.reason in LATE:
                 return SoakRequest(key, "aborted")
-            # vLLM refuses some requests in the first event of a stream, whose status is 200.
             if bad and error.reason == "server-refused" and error.status < 500:
                 return SoakRequest(key, "refused")
             return SoakRequest(key, "failed", 0, str(error))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sparkwright.bench.machine import watchdog
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
 from sparkwright.gates.core.journal import JournalWriter
 from sparkwright.gates.core.verdict import Check, declare, invalid, not_run

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
     Check,

@@ -23,8 +23,8 @@ from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
-from sparkwright.bench.server.openai_schema import ServerInvalid
 from sparkwright.core.console import console
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.throughput.records import Measurement, Speculation, ThroughputPolicy

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.bench.recipes.preflight import ReplacedVariable
-from sparkwright.bench.server import environment_variables
+from sparkwright.bench.server import wheel_identity
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
@@ -212,8 +212,8 @@ def check(
     if not asked:
         return ()
     try:
-        unread = environment_variables.unread(asked, package)
-    except environment_variables.SourceInvalid as error:
+        unread = wheel_identity.unread_variables(asked, package)
+    except wheel_identity.SourceInvalid as error:
         return (f"which variables vLLM {version} knows cannot be read: {error}",)
     if unread:
         details = [
