@@ -15,8 +15,9 @@ from sparkwright.builder import pipeline
 from sparkwright.cli import gate
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder, machine_facts
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.ladder import GATES, SERVED, machine_facts
+from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release.decide import policy
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.prepare import Publisher

@@ -34,11 +34,12 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import GATES, SERVED, Gate, Ladder
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.ladder import GATES, SERVED, Gate
+from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
+    Ladder,
     Sample,
     State,
     failed,
@@ -124,7 +125,7 @@ def ladder(
         for recipe in served if name in SERVED else ("",):
             judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
             gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
-            made.append(ladders.verdict(gate, checks, subject, facts, began=BEGAN, seconds=60.0))
+            made.append(ladders.judged(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0))
     return Ladder(stack, subject, tuple(made))
 
 

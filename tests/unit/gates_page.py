@@ -17,8 +17,8 @@ import msgspec
 
 import sparkwright.gates
 from sparkwright.gates.core import ladder, policy, server_under_test
-from sparkwright.gates.core.ladder import GATES, Ladder
-from sparkwright.gates.core.verdict import State
+from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.verdict import Ladder, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")

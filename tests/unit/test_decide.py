@@ -24,10 +24,11 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
+from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
+    Ladder,
     State,
     Verdict,
     declarations,

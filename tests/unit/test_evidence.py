@@ -33,8 +33,7 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import Check, passed
+from sparkwright.gates.core.verdict import Check, Ladder, passed
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.decide import decision, facts
 from sparkwright.release.evidence import agreement, check, inside, make

@@ -89,7 +89,7 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = bench.keep_result(context(place), result)
+    path = throughput.write_result(context(place).store, place, result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 

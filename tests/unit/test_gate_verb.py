@@ -15,16 +15,14 @@ from tests.support import refserved, verdicts
 from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
-from sparkwright.core.errors import FileError
 from sparkwright.core.files import sha256_file
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest
+from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
+from sparkwright.gates.core.verdict import Ladder
+from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
@@ -109,7 +107,7 @@ def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
     recipe = after(4, "--server", silent, "--only", "G4", "--recipe", "toy-cpu")
     assert [one.recipe for one in recipe.verdicts] == ["", "toy-cpu", "", ""]
     refused = cli("gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common)
-    assert json.loads(refused.stdout)["error"]["reference"] == "evidence-invalid"
+    assert json.loads(refused.stdout)["error"]["reference"] == "file-invalid"
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.py", "")
     assert after(1, "--only", "G8").states == {"G8": "not-run"}
@@ -160,17 +158,14 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
 
 
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
-    common: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    common: list[str], served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8's journal has ended by then, so its result is kept whatever happens to the verdicts."""
-
-    def climb(context: object, options: object, builder: GateBuilder, *_: object) -> None:
-        builder.throughput = verdicts.result(wheel)
-        raise FileError("file-invalid", "made up")
-
-    monkeypatch.setattr(gate_verb, "climb", climb)
-    with refusal("file-invalid"):
-        gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", *common]))
+    """G8's result is on the disk before its checks are judged."""
+    monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
+    monkeypatch.setattr(Experiment, "result", lambda _: verdicts.result(wheel))
+    options = replace(served, wheel=wheel, baseline_python=served.python, workload=("quick",))
+    with GateBuilder(checkout(parse(["gate", *common])), options, {}) as builder:
+        assert builder.gate("G8").run()
     assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
 
 

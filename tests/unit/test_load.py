@@ -40,7 +40,7 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.errors import GateError
+from sparkwright.gates.core.verdict import GateError
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "load_generator.yaml", GeneratorPolicy)

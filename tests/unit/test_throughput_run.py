@@ -27,7 +27,7 @@ from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core import journal as journal_file
+from sparkwright.core.store import read_lines
 from sparkwright.gates.throughput import journal, paired_differences, runner
 from sparkwright.gates.throughput.journal import Begun, Journal
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
@@ -65,8 +65,8 @@ def opened(path: Path, identity: str = "same") -> Journal:
 
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> RunOutcome:
-    with opened(path) as log:
-        return Runner(spec or specified(), servers, log).run()
+    log = opened(path)
+    return Runner(spec or specified(), servers, log).run()
 
 
 def state(outcome: RunOutcome) -> str | None:
@@ -197,8 +197,8 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
             now = servers.now
         else:
             break
-    with opened(folder / "cut") as log:
-        cut = Runner(spec, Fragile(0), log).run()
+    log = opened(folder / "cut")
+    cut = Runner(spec, Fragile(0), log).run()
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)
     assert counted(cut) == counted(whole)
 
@@ -218,9 +218,9 @@ def test_another_experiment_does_not_continue_a_journal(tmp_path: Path) -> None:
     """The journal of another wheel is kept beside, and the difference is told."""
     with pytest.raises(Killed):
         ran(tmp_path / "j", Fragile(5))
-    with opened(tmp_path / "j", "another") as log:
-        assert log.refused == ("wheel",)
-        assert not log.past.measurements
+    log = opened(tmp_path / "j", "another")
+    assert log.refused == ("wheel",)
+    assert not log.past.measurements
     assert (tmp_path / "j.before").exists()
 
 
@@ -230,9 +230,9 @@ def test_a_journal_with_a_result_or_half_a_line_is_cut(tmp_path: Path) -> None:
         ran(tmp_path / "j", Fragile(6))
     whole = (tmp_path / "j").read_bytes()
     (tmp_path / "j").write_bytes(whole + whole.splitlines()[-1][:40])
-    with opened(tmp_path / "j") as log:
-        assert len(log.past.measurements) == 6
-        log.add(journal.Ended("pass"))
+    log = opened(tmp_path / "j")
+    assert len(log.past.measurements) == 6
+    log.add(journal.Ended("pass"))
     assert (tmp_path / "j").read_bytes().startswith(whole)
     assert journal.read(tmp_path / "j") is None
 
@@ -416,8 +416,6 @@ def test_a_full_disk_loses_no_measurement(tmp_path: Path) -> None:
     first, lines, second = done.stdout.split("\n")[:3]
     assert (first, second) == ("first 1", "second 0")
     assert "StoreError: " in done.stderr
-    past = journal_file.read(
-        tmp_path / "after", journal.Line, largest=journal.LARGEST, what="journal"
-    )
+    past = read_lines(tmp_path / "after", journal.Line, "journal")
     assert len(past) > int(lines) > 3
     assert any(isinstance(line, journal.Resumed) for line in past)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -30,7 +29,8 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.errors import GateError
+from sparkwright.gates.core.verdict import GateError
+from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import Kind, Result
 from sparkwright.release.report import terminal
@@ -40,7 +40,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``bench``."""
     parser = parsers["bench"]
     parser.set_defaults(run=bench)
-    add_measuring(parser)
+    options.add_measuring_arguments(parser)
     add = parser.add_argument
     add(
         "--recipe",
@@ -72,66 +72,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--quick",
         action="store_true",
         help="only a quick look: one launch, the first cell, two minutes; not a gate",
-    )
-
-
-def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `bench` and `gate`: the server, the workloads and the output folder."""
-    options.add_server_arguments(parser)
-    add = parser.add_argument
-    add(
-        "--serve",
-        type=Path,
-        metavar="DIR",
-        help="serve the model in this folder from that environment",
-    )
-    add(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="Python of the environment that the wheel is installed in",
-    )
-    add(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="name under which the model is served (default: its own)",
-    )
-    add(
-        "--server",
-        default="",
-        metavar="URL",
-        help="a running server, instead of --serve",
-    )
-    add("--output", type=Path, metavar="DIR", help="folder for the results (default: dist)")
-    add(
-        "--workload",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="workload or cell of workloads.yaml; may be repeated",
-    )
-    add(
-        "--texts",
-        type=Path,
-        metavar="FILE",
-        help="file of real prompts, for the workloads that need them",
-    )
-    add(
-        "--at-once",
-        action="store_true",
-        help="keep both servers running at the same time (small models)",
-    )
-    add(
-        "--fresh",
-        action="store_true",
-        help="start again, even if an interrupted measurement could be continued",
-    )
-    add(
-        "--preheat",
-        type=float,
-        metavar="SECONDS",
-        help="load before the measurement (default: see ci/gates/machine.yaml)",
     )
 
 
@@ -188,27 +128,13 @@ def bench(arguments: argparse.Namespace) -> None:
     experiment = Experiment(context, spec)
     result = experiment.result()
     terminal.show(result)
-    path = keep_result(context, result)
-    console.note(f"result: {path}")
+    path = gate.write_result(context.store, context.output, result)
     console.document({"result": result, "file": str(path)})
     if result.state == "invalid":
         what = f"{result.model} was not measured to the end."
         raise GateError("measurement-invalid", what, details=[result.says])
     if published and recipe:
         compare_published(recipe, result, experiment.policy.published_tolerance)
-
-
-def keep_result(context: RunContext, result: Result) -> Path:
-    """Write *result* to the output folder, and return the file."""
-    name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
-    kind = "throughput" if result.kind == "gate" else result.kind
-    return _write(context, f"{name}.{kind}", result)
-
-
-def _write(context: RunContext, name: str, record: Any) -> Path:
-    safe = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")
-    data = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    return context.store.write(context.output / f"{safe}.json", data + b"\n")
 
 
 def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
@@ -305,6 +231,6 @@ def quick(context: RunContext, spec: ExperimentSpec) -> None:
     console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
     console.result(look.disclaimer)
     facts = {"quick": look, "host": telemetry.fingerprint(), "candidate": wheel_facts}
-    path = _write(context, f"{spec.served_name}.quick", facts)
-    console.note(f"result: {path}")
+    name = f"{spec.served_name}.quick"
+    path = gate.write_record(context.store, context.output, name, facts)
     console.document({**msgspec.to_builtins(facts), "file": str(path)})

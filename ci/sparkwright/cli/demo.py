@@ -38,7 +38,7 @@ from sparkwright.forks.context import RunContext, StandaloneContext
 from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.release.client import back, install
 from sparkwright.release.decide import policy as policies
 from sparkwright.release.publish import sequence

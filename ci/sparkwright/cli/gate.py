@@ -1,4 +1,7 @@
-"""``sparkwright gate``: verdicts about a wheel and the server that runs it, bound to its bytes."""
+"""
+``sparkwright gate``: verdicts about a wheel and the server that runs it, bound to the wheel's
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,30 @@ from typing import Any
 
 from sparkwright.audit import wheel
 from sparkwright.bench.server import wheel_identity
-from sparkwright.builder import pipeline
-from sparkwright.cli import bench, options
+from sparkwright.cli import options
 from sparkwright.core.console import console
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core import ladder, report, verdict_file
+from sparkwright.gates.core import ladder, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import GATES, machine_facts
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.core.verdict_file import VerdictFile
 from sparkwright.release import content
-from sparkwright.release.errors import TrustError
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``gate``."""
     parser = parsers["gate"]
     parser.set_defaults(run=gate)
-    bench.add_measuring(parser)
+    options.add_measuring_arguments(parser)
     add = parser.add_argument
     add(
-        "wheel", nargs="?", type=Path, metavar="WHEEL", help="the wheel (default: the last build's)"
+        "wheel",
+        nargs="?",
+        type=Path,
+        metavar="WHEEL",
+        help="the wheel (default: the newest in --output)",
     )
     add(
         "--only",
@@ -99,20 +105,15 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     context, facts = options.checkout(arguments), machine_facts()
     named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
-    gate_options = GateOptions(**{**named, "wheel": arguments.wheel or _last_wheel(context)})
+    gate_options = GateOptions(**{**named, "wheel": arguments.wheel or _newest_wheel(context)})
     names = [name for name in GATES if not arguments.only or name in arguments.only]
     with GateBuilder(context, gate_options, facts) as builder:
         if arguments.record:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}
-        try:
-            result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
-        finally:
-            # Its journal has ended, so it is kept even if the verdicts cannot be stored.
-            if builder.throughput:
-                console.note(f"throughput: {bench.keep_result(context, builder.throughput)}")
-    report.show(result)
+        result = climb(context, gate_options, builder, names, facts, arguments.keep_going)
+    ladder.show(result)
     console.document({"ladder": verdict_file.document(result)})
-    report.raise_for_state(result)
+    ladder.raise_for_state(result)
     return None
 
 
@@ -123,12 +124,12 @@ def climb(
     names: Sequence[str],
     facts: Mapping[str, str],
     keep_going: bool = False,
-) -> ladder.Ladder:
+) -> Ladder:
     """
     Run the gates *names* on the machine of *facts*, and store the verdicts after each.
 
     Raises:
-        evidence-invalid: The wheel's file of verdicts has other contents, or is of another stack.
+        file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
     path, python = gate_options.wheel, gate_options.python
     run = functools.partial(
@@ -142,18 +143,15 @@ def climb(
     if path is None:
         return run()
     subject = wheel.read_subject(path)
-    failure = functools.partial(TrustError, "evidence-invalid")
-    stored = VerdictFile(context.store, context.output, subject, context.project.stack, failure)
-    attempt = stored.begin(names, gate_options.recipe)
-    console.note(f"this is attempt {attempt} of this wheel ({stored.attempts})")
-    result = run(
-        wheel=subject, attempt=attempt, device_code=builder.device_code, store=stored.store
-    )
-    console.note(f"verdicts: {stored.path}")
+    file = VerdictFile(context.store, context.output, subject, context.project.stack)
+    console.note(f"this is attempt {file.attempt} of this wheel ({file.log})")
+    result = run(wheel=subject, device_code=builder.device_code, file=file)
+    console.note(f"verdicts: {file.path}")
     return result
 
 
-def _last_wheel(context: RunContext) -> Path | None:
-    """Return the last build's wheel of the first fork that is grafted, if it still exists."""
-    grafts = (name for name in context.forks if context.project.fork(name).build == "graft")
-    return next(filter(None, (pipeline.last_wheel(context, name) for name in grafts)), None)
+def _newest_wheel(context: RunContext) -> Path | None:
+    """Return the newest wheel of a grafted fork in the output folder."""
+    grafts = [fork for fork in context.forks if context.project.fork(fork).build == "graft"]
+    wheels = [path for fork in grafts for path in context.output.glob(f"*{fork}-*.whl")]
+    return max(wheels, key=lambda path: path.stat().st_mtime, default=None)

@@ -31,11 +31,9 @@ from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
 from sparkwright.gates.contract.kernel_trace import BackendTable, TraceInvalid
 from sparkwright.gates.core import policy
-from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import SERVED, Gate
-from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest, same_wheel
-from sparkwright.gates.core.verdict import Check, not_run
+from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
+from sparkwright.gates.core.verdict import Check, GateError, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.logprobs import distributions
@@ -45,7 +43,6 @@ from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import Result
 
 #: The backend table of a recipe, in the folder that ``--record`` writes.
 BACKENDS = "backends.json"
@@ -77,7 +74,6 @@ class GateBuilder:
 
     Attributes:
         server: The server that the gates question.
-        throughput: The measurement of G8, after it has run.
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
@@ -96,7 +92,6 @@ class GateBuilder:
         flags = kernel_trace.flags(self._profiles)
         self.server = ServerUnderTest(options, host, folder, self._recipe, flags)
         self._stack.callback(self.server.end)
-        self.throughput: Result | None = None
 
     def __enter__(self) -> GateBuilder:
         return self
@@ -117,7 +112,7 @@ class GateBuilder:
         if not self._possible(name):
             check, option = _MISSING[name]
             row = not_run(check, f"to run it, {option}", "not-asked")
-            return Gate(name, "", table, lambda: (row,), recipe)
+            return Gate(name, "", table, tuple, recipe, row)
         build: Mapping[str, Callable[[], Run]] = {
             "G0": lambda: lambda: wheel_audit.run(self._audit),
             "G1": lambda: self._numerics,
@@ -322,9 +317,11 @@ class GateBuilder:
         options = self._options
         # Two servers and their load need the machine alone.
         self.server.end()
-        self.throughput = self._experiment.result()
+        result = self._experiment.result()
+        # Kept even if the verdicts cannot be stored: hours were measured.
+        throughput.write_result(self._context.store, self._context.output, result)
         return (
-            *throughput.checks(self.throughput),
+            *throughput.checks(result),
             same_wheel(options.wheel, options.python, "candidate-wheel"),
             same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
         )

@@ -19,9 +19,8 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
-from sparkwright.gates.core.verdict import Declared
+from sparkwright.gates.core.verdict import Declared, GateError
 from sparkwright.gates.device.gate import DevicePolicy
 from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.logprobs.distributions import LogprobsPolicy

@@ -18,7 +18,7 @@ from sparkwright.bench.machine import watchdog
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
-from sparkwright.gates.core.journal import JournalWriter
+from sparkwright.core.store import append_line
 from sparkwright.gates.core.verdict import Check, declare, invalid, not_run
 from sparkwright.gates.soak import checks, collect
 from sparkwright.gates.soak.checks import SoakEnd, SoakInterval, SoakPolicy
@@ -63,16 +63,16 @@ def run(
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(pid, kernel)
     try:
-        with JournalWriter(journal) as writer:
-            intervals = _intervals(policy, load, monitor, writer)
-            gone = _gone(policy, intervals)
-            left = None if gone else collect.running(client, policy.drain)
-            requests = (request for interval in intervals for request in interval.requests)
-            keys = [request.key for request in requests if request.outcome == "repeating"]
-            alone = [load.send(key).outcome for key in keys[: checks.MOST_REPEATED]]
-            repeating = alone.count("repeating")
-            end = SoakEnd(intervals[-1].at, gone, left, repeating, monitor.unwatched)
-            writer.add(end)
+        journal.unlink(missing_ok=True)
+        intervals = _intervals(policy, load, monitor, journal)
+        gone = _gone(policy, intervals)
+        left = None if gone else collect.running(client, policy.drain)
+        requests = (request for interval in intervals for request in interval.requests)
+        keys = [request.key for request in requests if request.outcome == "repeating"]
+        alone = [load.send(key).outcome for key in keys[: checks.MOST_REPEATED]]
+        repeating = alone.count("repeating")
+        end = SoakEnd(intervals[-1].at, gone, left, repeating, monitor.unwatched)
+        append_line(journal, end)
     finally:
         load.stop()
         monitor.close()
@@ -86,7 +86,7 @@ def run(
 
 
 def _intervals(
-    policy: SoakPolicy, load: Load, monitor: Monitor, writer: JournalWriter
+    policy: SoakPolicy, load: Load, monitor: Monitor, journal: Path
 ) -> list[SoakInterval]:
     """Keep the load up until the time is over or the server is gone, and return the intervals."""
     intervals: list[SoakInterval] = []
@@ -102,7 +102,7 @@ def _intervals(
                 monitor.sample(at)
                 progress.update(at, f"{concurrency} at once")
             intervals.append(monitor.interval(at, concurrency, load.take()))
-            writer.add(intervals[-1])
+            append_line(journal, intervals[-1])
     return intervals
 
 

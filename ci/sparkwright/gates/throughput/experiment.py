@@ -317,17 +317,17 @@ class Experiment:
                 attempt = next_attempt(store, wheel)
             seed = time.time_ns() % 2**31
             begun = Begun(identity, about, seed, time.time(), attempt)
-            with Journal(path, begun) as journal:
-                past = journal.past
-                if journal.refused:
-                    names = ", ".join(journal.refused)
-                    console.warn(f"An unfinished measurement is not continued: {names} differ.")
-                elif past.measurements:
-                    count = len(past.measurements)
-                    console.note(f"continuing after {count} measurements")
-                if past.begun.attempt > 1:
-                    console.note(_attempt_note(past.begun.attempt))
-                yield journal
+            journal = Journal(path, begun)
+            past = journal.past
+            if journal.refused:
+                names = ", ".join(journal.refused)
+                console.warn(f"An unfinished measurement is not continued: {names} differ.")
+            elif past.measurements:
+                count = len(past.measurements)
+                console.note(f"continuing after {count} measurements")
+            if past.begun.attempt > 1:
+                console.note(_attempt_note(past.begun.attempt))
+            yield journal
 
     @cached_property
     def _model(self) -> str:

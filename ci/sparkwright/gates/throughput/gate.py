@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.records import METRICS
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
     Check,
@@ -58,6 +64,23 @@ REASONS: Mapping[str, str] = {
 }
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
+_UNSAFE_IN_FILE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+def write_result(store: Store, output: Path, result: Result) -> Path:
+    """Write *result* to a file of its wheel, recipe or model in the folder *output*."""
+    name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
+    kind = "throughput" if result.kind == "gate" else result.kind
+    return write_record(store, output, f"{name}.{kind}", result)
+
+
+def write_record(store: Store, output: Path, name: str, record: Any) -> Path:
+    """Write *record* as JSON to a file of that *name* in the folder *output*."""
+    safe = _UNSAFE_IN_FILE.sub("-", name).strip("-.")
+    data = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    path = store.write(output / f"{safe}.json", data + b"\n")
+    console.note(f"result: {path}")
+    return path
 
 
 def checks(result: Result) -> tuple[Check, ...]:

@@ -8,18 +8,13 @@ It is continued by the same experiment only: the same wheels, cells, policy and 
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.records import Reason, Side
-from sparkwright.gates.core import journal as journal_file
+from sparkwright.core.store import append_line, read_lines
 from sparkwright.gates.throughput.records import Measurement
-
-#: Most bytes read of a journal; twelve blocks of six cells with 64 requests have about 100 MB.
-LARGEST = 1024 * 1024**2
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -108,8 +103,7 @@ def read(path: Path) -> Past | None:
     """
     if not path.exists():
         return None
-    what = "journal of a throughput gate"
-    lines: list[Line] = journal_file.read(path, Line, largest=LARGEST, what=what)
+    lines: list[Line] = read_lines(path, Line, "journal of a throughput gate")
     if not lines or not isinstance(begun := lines[0], Begun):
         return None
     if any(isinstance(line, Ended) for line in lines):
@@ -154,20 +148,11 @@ class Journal:
             now, then = begun.about, found.begun.about
             names = sorted({*now, *then})
             self.refused = tuple(name for name in names if now.get(name) != then.get(name))
-        self._writer = journal_file.JournalWriter(path, more=same)
+        self._path = path
+        if path.exists() and not same:
+            path.replace(path.with_name(f"{path.name}.before"))
         self.add(Resumed(begun.at) if same else begun)
 
     def add(self, line: Line) -> None:
         """Write *line*; it is on the disk when this returns."""
-        self._writer.add(line)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writer.close()
+        append_line(self._path, line)

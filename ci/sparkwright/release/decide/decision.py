@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
-from sparkwright.gates.core.verdict import ORDER, State, Verdict
+from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.core.verdict import ORDER, Ladder, State, Verdict
 from sparkwright.gates.throughput.records import Result, Subject
 from sparkwright.release.decide import hollow
 from sparkwright.release.decide.facts import Inspected

@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sparkwright.gates.core import ladder, verdict_file
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import ORDER, Check, State
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder, State
 from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel, line
