@@ -21,10 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.builder.workspace import source_tree
 from sparkwright.core.process import Limits
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import SourceError
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -241,13 +239,9 @@ REASONS: Mapping[str, str] = {
     "converter-slow": "The compiler or the converter did not end in its time and was ended.",
     "converter-output": "The converter's program wrote another number of results than inputs.",
     "headers-missing": "Headers of CUDA or torch are not installed; `sparkwright plan` does that.",
-    "tree-missing": "The source tree of that fork was not made for this run.",
-    "source-not-here": "The source tree cannot be made here, as its source is not reachable or not "
-    "locked.",
+    "tree-missing": "The store has no source tree of that fork as the checkout is now: run "
+    "`sparkwright apply`.",
 }
-
-_UNAVAILABLE = {"source-unlocked", "source-unreachable", "source-unresolved"}
-
 
 class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -276,19 +270,14 @@ def source_trees(
 ) -> tuple[dict[str, Path], tuple[Check, ...]]:
     """
     Return the source trees of the policy's forks, patched and rewritten, by fork, and a check for
-    each that cannot be made here.
-
-    Raises:
-        SparkwrightError: A tree that should be available cannot be made.
+    each that the store does not hold.
     """
     trees, missing = dict[str, Path](), list[Check]()
     for fork in policy.forks:
-        try:
-            tree = source_tree(context, fork).tree
-        except SourceError as error:
-            if error.reference not in _UNAVAILABLE:
-                raise
-            missing.append(not_run(f"{fork}-tree", error.what, "source-not-here"))
+        tree = context.store.get("source-tree", context.source_inputs(fork), str)
+        if tree is None:
+            message = f"the source tree of {fork} is not in the store; `sparkwright apply` makes it"
+            missing.append(not_run(f"{fork}-tree", message, "tree-missing"))
             continue
         # A folder of its own, since a build may write to the one that it compiles.
         folder = context.store.folder("work", context.project.stack, fork, "gate")
