@@ -164,7 +164,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         image = "".join(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
         question = image or parts[-1]["text"]
         message, finish = own.chats.get(question, ({"content": "I do not know."}, "stop"))
-        choice = {"index": 0, "message": message, "finish_reason": finish}
+        # vLLM 0.32.0 sends null for what was not asked for.
+        choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": None, "logprobs": None}
         return {"model": own.name, "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
     def _completion(self, request: Message) -> Message:

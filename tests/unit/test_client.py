@@ -247,11 +247,10 @@ def chat(**fields: Any) -> dict[str, Any]:
         "reasoning": "Thinking",
         "tool_calls": CALLS,
     } | fields
-    return {
-        "model": "toy",
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
-        "usage": used(2, 20),
-    }
+    # vLLM 0.32.0 sends null for what was not asked for.
+    none = {"token_ids": None, "logprobs": None, "prompt_logprobs": None}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"} | none
+    return {"model": "toy", "choices": [choice], "usage": used(2, 20)}
 
 
 def test_chat_answer_holds_content_reasoning_and_tool_calls(listen: Listen) -> None:

@@ -166,7 +166,7 @@ class _Choice(msgspec.Struct):
     text: str = ""
     message: _Message | None = None
     logprobs: _Logprobs | None = None
-    token_ids: tuple[TokenId, ...] = ()
+    token_ids: tuple[TokenId, ...] | None = None
     prompt_token_ids: list[TokenId] | None = None
     prompt_logprobs: list[dict[TokenId, _Score] | None] | None = None
 
@@ -327,7 +327,7 @@ class Client:
         size = 16 * len(prompt) + max_tokens * PER_LOGPROB * ((logprobs or 0) + 1)
         size += len(prompt) * PER_LOGPROB * ((prompt_logprobs or 0) + 2)
         choice, usage = self._generate("/v1/completions", request, max_tokens, size)
-        tokens, read = choice.token_ids, choice.prompt_token_ids or codes or []
+        tokens, read = choice.token_ids or (), choice.prompt_token_ids or codes or []
         if usage.completion_tokens != len(tokens):
             message = f"the server counts {usage.completion_tokens} tokens, {len(tokens)} came"
             raise ServerInvalid("usage-mismatch", message)
@@ -397,7 +397,7 @@ class Client:
             raise ServerInvalid("model-mismatch", message)
         if choice.finish_reason not in ("length", "stop", "tool_calls"):
             raise ServerInvalid("stream-error", f"the server ended it: {choice.finish_reason}")
-        if max(len(choice.token_ids), usage.completion_tokens) > max_tokens:
+        if max(len(choice.token_ids or ()), usage.completion_tokens) > max_tokens:
             raise ServerInvalid("answer-too-large", f"more than {max_tokens} tokens came")
         return choice, usage
 

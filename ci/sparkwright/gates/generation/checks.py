@@ -494,14 +494,21 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 #: Its JSON schema, without references, which not every parser follows.
 DELIVERY_SCHEMA = msgspec.json.schema_components([Delivery])[1]["Delivery"]
-TOOL = {
-    "type": "function",
-    "function": {
+
+
+def tool(*, strict: bool) -> dict[str, object]:
+    """
+    Return the definition of the tool.
+
+    vLLM holds the arguments of a required call to the schema: up to 0.23 always, in 0.32 only those
+    of a tool that is *strict*. With ``auto`` a strict tool would hide what the model writes itself.
+    """
+    function = {
         "name": "record_delivery",
         "description": "Record a delivery.",
         "parameters": DELIVERY_SCHEMA,
-    },
-}
+    }
+    return {"type": "function", "function": function | ({"strict": True} if strict else {})}
 
 
 def chat_fault(chat: Chat, answer: ChatAnswer) -> str:

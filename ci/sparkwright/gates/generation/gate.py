@@ -335,7 +335,7 @@ def _chat(client: Client, chat: Chat) -> str:
         answer = client.chat(
             [{"role": "user", "content": content}],
             max_tokens=chat.max_tokens,
-            tools=[checks.TOOL] if chat.tool_choice else (),
+            tools=[checks.tool(strict=chat.tool_choice == "required")] if chat.tool_choice else (),
             tool_choice=chat.tool_choice or None,
             response_format=structured if chat.ability == "structured" else None,
         )
