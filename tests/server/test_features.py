@@ -24,8 +24,7 @@ from tests.support.serving import (
 from sparkwright.bench.server.client import ChatAnswer, Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest
+from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.generation import checks as generated
 from sparkwright.gates.generation import gate as generation
