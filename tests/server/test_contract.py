@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.server.proxy import FAULTS, Proxy
 
 from sparkwright.bench.recipes import recipe as recipes
@@ -29,8 +28,8 @@ CPU = recipes.load(ROOT, "toy-cpu")
 
 
 def observed(server: Server) -> ObservedServer:
-    """Return a server with a profile of one request; the tests' flags are not all of the recipe."""
-    return replace(gate.observe(server, server.log.parent / "profiles"), flags=None)
+    """Return a server with a profile of one request."""
+    return gate.observe(server, server.log.parent / "profiles")
 
 
 def shown(checks: Sequence[Check]) -> list[str]:
@@ -46,7 +45,7 @@ def test_real_server_fulfils_its_contract(server: Server, tmp_path: Path) -> Non
     checks = gate.run(POLICY, CPU, own, baseline=tmp_path / "backends.json")
     assert {check.state for check in checks if check.required} == {"pass"}, shown(checks)
     passed = {check.name for check in checks if check.state == "pass"}
-    assert {"stream", "kernels-attention", "kernels-linear", "backends", "variables", "version", "kv-cache"} <= passed
+    assert {"server", "kernels-attention", "kernels-linear", "backends", "version", "kv-cache"} <= passed
     assert table == {
         f"{phase} {kind}": kernel
         for phase in kernel_trace.PHASES

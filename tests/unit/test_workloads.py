@@ -67,10 +67,8 @@ def test_leg_has_enough_requests_in_whole_rounds(cell: WorkloadCell, seconds: fl
 CELL = {"prompt": 1, "answer": 1}
 
 BROKEN: dict[str, list[dict[str, Any]]] = {
-    "a cell twice": [CELL, {**CELL, "requests": 5}],
     "no cells": [],
     "no prompt": [{**CELL, "prompt": 0}],
-    "a metric twice": [{**CELL, "primary": ["tpot", "tpot"]}],
     "an unknown metric": [{**CELL, "primary": ["speed"]}],
     "fewer requests than at a time": [{**CELL, "concurrency": 8, "requests": 4}],
     "an unknown field": [{**CELL, "seed": 4}],

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
@@ -32,6 +32,7 @@ Pattern = Annotated[str, Meta(max_length=400)]
 #: A pattern that nobody can know yet.
 UNRESOLVED = "unresolved"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
+Positive = Annotated[float, Meta(gt=0)]
 #: Factor from a published unit to seconds or tokens per second.
 FACTORS = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}
 
@@ -69,14 +70,12 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         revision: Its commit; ``unresolved`` before anyone has seen it, and then the checkpoint may
             change under the recipe.
         quantization: As people write it: ``NVFP4``, ``AWQ``.
-        licence: As its card states it; empty if not known.
         drafts: Whether it holds layers that draft (MTP); ``unknown`` if nobody has looked.
     """
 
     repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
     revision: Annotated[str, Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
     quantization: str
-    licence: str = ""
     drafts: bool | Literal["unknown"] = "unknown"
 
 
@@ -87,7 +86,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         weights: Of the checkpoint on one node; 0 for one that the user brings.
         weights_from: Source of that figure.
-        cache: For keys and values; None leaves it to vLLM.
+        cache: For keys and values.
         pinned: Whether the cache is given as ``--kv-cache-memory-bytes``; not where a variable
             does that, as on a CPU.
         max_model_len: Tokens of the longest request.
@@ -101,7 +100,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Gibibytes
     weights_from: str
-    cache: Annotated[float, Meta(gt=0, le=4096)] | None
+    cache: Annotated[float, Meta(gt=0, le=4096)]
     max_model_len: Annotated[int, Meta(ge=16, le=1 << 24)]
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
     reserve: Gibibytes
@@ -110,16 +109,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: Annotated[int, Meta(ge=0)] = 0
     floor: Gibibytes = 12.0
 
-    def __post_init__(self) -> None:
-        if self.pinned and self.cache is None:
-            raise ValueError("a pinned cache needs its size")
-
     def flags(self) -> tuple[str, ...]:
         """Return the arguments of ``vllm serve`` for this plan."""
         flags = [f"--max-model-len={self.max_model_len}", f"--max-num-seqs={self.max_num_seqs}"]
         if self.gpu_memory_utilization is not None:
             flags.append(f"--gpu-memory-utilization={self.gpu_memory_utilization:g}")
-        if self.pinned and self.cache is not None:
+        if self.pinned:
             flags.append(f"--kv-cache-memory-bytes={round(self.cache * 2**30)}")
         return tuple(flags)
 
@@ -201,10 +196,7 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contract: KernelContract | None = None
 
     def __post_init__(self) -> None:
-        try:
-            SpecifierSet(self.vllm)
-        except InvalidSpecifier:
-            raise ValueError(f"{self.vllm!r} is not a version specifier") from None
+        SpecifierSet(self.vllm)
 
     def holds(self, version: Version) -> bool:
         """Return whether *version* is one of its releases."""
@@ -245,26 +237,22 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cell: Name of the workload cell (``1024/1024 c8``) that comes nearest.
         metric: ``tpot`` may be published as tokens per second of one request.
         value: As published, in *unit*.
-        low: Smallest of the runs or lower end of an interval, as published.
-        high: Largest of the runs or upper end of an interval, as published.
+        runs: Smallest and largest of the runs, or the ends of an interval, as published.
     """
 
     cell: str
     metric: Metric
-    value: Annotated[float, Meta(gt=0)]
+    value: Positive
     unit: Literal["ms", "s", "tok/s"]
-    low: Annotated[float, Meta(gt=0)] | None = None
-    high: Annotated[float, Meta(gt=0)] | None = None
+    runs: tuple[Positive, Positive] | None = None
 
     def __post_init__(self) -> None:
         WorkloadCell.parse(self.cell)
-        units = {"rate": ("tok/s",), "ttft": ("ms", "s"), "tpot": ("ms", "s", "tok/s")}
-        if self.unit not in units[self.metric]:
+        if (self.unit == "tok/s") != (self.metric == "rate") and self.metric != "tpot":
             raise ValueError(f"{self.metric} has no unit {self.unit}")
-        if (self.low is None) != (self.high is None):
-            raise ValueError(f"{self.cell}: an interval needs both ends")
-        if not (self.low or self.value) <= self.value <= (self.high or self.value):
-            raise ValueError(f"{self.cell}: the interval does not hold {self.value}")
+        low, high = self.runs or (self.value, self.value)
+        if not low <= self.value <= high:
+            raise ValueError(f"{self.cell}: the runs do not hold {self.value}")
 
     @property
     def native(self) -> float:
@@ -274,7 +262,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def interval(self) -> tuple[float, float]:
         """The published interval in the unit of `native`; both ends are `native` if none was."""
-        low, high = sorted(self._native(end or self.value) for end in (self.low, self.high))
+        low, high = sorted(self._native(end) for end in self.runs or (self.value, self.value))
         return low, high
 
     def _native(self, value: float) -> float:
@@ -356,8 +344,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: RecipeModel
     plan: MemoryPlan
     contract: KernelContract
-    versions: tuple[VersionVariant, ...]
-    workloads: tuple[Name, ...]
+    versions: Annotated[tuple[VersionVariant, ...], Meta(min_length=1)]
+    workloads: Annotated[tuple[Name, ...], Meta(min_length=1)]
     speculation: SpeculativeDecoding | None = None
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
@@ -370,15 +358,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
 
     def __post_init__(self) -> None:
-        if not self.versions or not self.workloads:
-            raise ValueError("a recipe serves at least one release, and has at least one workload")
-        if not all(report.wheel for report in self.ours) or any(
-            one.wheel for one in self.published
-        ):
-            raise ValueError(
-                "a result of ours names the wheel's sha256, and one of others has none"
-            )
-
+        if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):
+            raise ValueError("a result of ours names its wheel's sha256, and another's has none")
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
 
@@ -399,27 +380,27 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         variant = self.find_variant(version)
         if variant is None:
-            known = "; ".join(one.vllm for one in self.versions)
-            message = f"{self.name} does not know vLLM {version!r:.80}."
-            raise RecipeError("recipe-unfit", message, details=[f"known: {known}"])
+            ranges = "; ".join(variant.vllm for variant in self.versions)
+            what = f"{self.name} does not know vLLM {version!r:.80}."
+            raise RecipeError("recipe-unfit", what, details=[f"known: {ranges}"])
         if variant.lacks and "+spark." not in version:
-            message = f"The official vLLM {version} does not serve {self.name}."
-            raise RecipeError("recipe-unfit", message, details=[variant.lacks])
+            what = f"The official vLLM {version} does not serve {self.name}."
+            raise RecipeError("recipe-unfit", what, details=[variant.lacks])
         return variant
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""
-        nodes = (
-            (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray")
-            if self.nodes > 1
-            else ()
-        )
-        drafts = (self.speculation.flag(variant),) if self.speculation else ()
-        tools = ("--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}")
-        parsers = tools if self.tool_parser else ()
+        flags = [*self.plan.flags()]
+        if self.nodes > 1:
+            nodes = f"--tensor-parallel-size={self.nodes}"
+            flags += [nodes, "--distributed-executor-backend=ray"]
+        if self.speculation:
+            flags.append(self.speculation.flag(variant))
+        if self.tool_parser:
+            flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:
-            parsers = (*parsers, f"--reasoning-parser={self.reasoning_parser}")
-        return (*self.plan.flags(), *nodes, *drafts, *parsers, *variant.flags)
+            flags.append(f"--reasoning-parser={self.reasoning_parser}")
+        return (*flags, *variant.flags)
 
 
 def names(root: Path) -> tuple[str, ...]:
@@ -433,22 +414,14 @@ def load(root: Path, name: str) -> Recipe:
 
     Raises:
         UsageError: There is no recipe of that name.
-        file-invalid: Its file does not follow `Recipe`.
+        file-invalid: Its file does not follow `Recipe`, or has another name.
     """
     if name not in names(root):
-        raise UsageError(
-            "usage",
-            f"There is no recipe {name!r:.80}.",
-            todo=f"Choose from: {', '.join(names(root))}.",
-        )
-    return read(root / "ci" / "recipes" / f"{name}.yaml")
-
-
-def read(path: Path) -> Recipe:
-    """Return the recipe in the file at *path*; raise file-invalid unless it has the file's name."""
-    recipe = strict_yaml.load(path, Recipe)
-    if recipe.name != path.stem:
-        raise FileError("file-invalid", f"{path.name} says that it is the recipe {recipe.name}.")
+        todo = f"Choose from: {', '.join(names(root))}."
+        raise UsageError("usage", f"There is no recipe {name!r:.80}.", todo=todo)
+    recipe = strict_yaml.load(root / "ci" / "recipes" / f"{name}.yaml", Recipe)
+    if recipe.name != name:
+        raise FileError("file-invalid", f"{name}.yaml says that it is the recipe {recipe.name}.")
     return recipe
 
 

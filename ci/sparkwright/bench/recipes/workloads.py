@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
@@ -49,8 +49,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if 0 < self.requests < self.concurrency:
             raise ValueError(f"{self.name}: fewer requests than run at a time")
-        if len(set(self.primary)) != len(self.primary):
-            raise ValueError(f"{self.name}: a metric is primary twice")
 
     @classmethod
     def parse(cls, name: str) -> Self:
@@ -66,11 +64,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """``1024/1024 c8``: prompt, answer and concurrency, behind the name of a dataset."""
         return f"{self.texts} {self.prompt}/{self.answer} c{self.concurrency}".strip()
-
-    @property
-    def prompts(self) -> Literal["random", "texts"]:
-        """The source of the prompts, as the load generator calls it."""
-        return "texts" if self.texts else "random"
 
     @property
     def length(self) -> int:
@@ -138,11 +131,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     why: str
     source: str
-    cells: tuple[WorkloadCell, ...]
-
-    def __post_init__(self) -> None:
-        if not self.cells or len({cell.name for cell in self.cells}) != len(self.cells):
-            raise ValueError("a workload has at least one cell, and no cell twice")
+    cells: Annotated[tuple[WorkloadCell, ...], Meta(min_length=1)]
 
 
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,18 +156,13 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cells: dict[str, WorkloadCell] = {}
         for name in names:
             try:
-                of_name = (
-                    self.workloads[name].cells
-                    if name in self.workloads
-                    else (WorkloadCell.parse(name),)
-                )
+                workload = self.workloads.get(name)
+                for cell in workload.cells if workload else (WorkloadCell.parse(name),):
+                    cells.setdefault(cell.name, cell)
             except ValueError:
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                raise UsageError(
-                    "usage", f"There is no workload {name!r:.80}.", todo=todo
-                ) from None
-            for cell in of_name:
-                cells.setdefault(cell.name, cell)
+                what = f"There is no workload {name!r:.80}."
+                raise UsageError("usage", what, todo=todo) from None
         return tuple(cells.values())
 
 

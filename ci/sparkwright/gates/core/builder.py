@@ -29,7 +29,7 @@ from sparkwright.gates.accuracy import runner
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
-from sparkwright.gates.contract.kernel_trace import BackendTable, TraceInvalid
+from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, Gate
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
@@ -211,9 +211,7 @@ class GateBuilder:
             server = contract.observe(self.server.started, self._profiles)
             return replace(server, trace=options.trace or server.trace)
         assert options.server_log
-        package = wheel_identity.site_packages(options.python) / "vllm" if options.python else None
-        client = self.server.client()
-        return ObservedServer(options.server_log, client, options.trace, package=package)
+        return ObservedServer(options.server_log, self.server.client(), options.trace)
 
     @property
     def _profile(self) -> str:
@@ -363,7 +361,7 @@ class GateBuilder:
             return ()
         try:
             trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
-        except (ServerInvalid, TraceInvalid) as error:
+        except ServerInvalid as error:
             what = f"The backend table cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what) from None
         own = contract.contract_of(recipe, wheel_identity.version(python))

@@ -71,8 +71,8 @@ def name(word: str) -> str:
     """Return the name of the flag that *word* begins with: no value, no key behind a dot, no ``no-``."""
     if not word.startswith("--"):
         return word.partition("=")[0].partition(".")[0]
-    said, equals, value = word.partition("=")
-    return preflight.split_flag(said.replace("_", "-") + equals + value)[0]
+    said = word.partition("=")[0].partition(".")[0]
+    return preflight.setting(said.replace("_", "-"))
 
 
 def is_flag(word: str) -> bool:

@@ -136,7 +136,7 @@ def _variables(
         settings["VLLM_HOST_IP"] = wish.address
     if wish.download:
         settings["HF_HUB_OFFLINE"] = "0"
-    return settings, variables.check(settings, place.package, place.vllm, preflight.REPLACED)
+    return settings, variables.check(settings, place.package, place.vllm)
 
 
 def _flags(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def _fitting(wish: Wish, recipe: Recipe | None, model: Found) -> tuple[list[str]
         found = preflight.check(recipe, None, folder, total=total)
     weights = model.weights / recipe.nodes / 1e6 if model.weights else recipe.plan.weights * GIB
     return [f"{one.reference}: {one.message}" for one in found], round(
-        weights + ((recipe.plan.cache or 0) + recipe.plan.reserve) * GIB
+        weights + (recipe.plan.cache + recipe.plan.reserve) * GIB
     )
 
 

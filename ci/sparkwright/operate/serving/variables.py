@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.bench.recipes.preflight import ReplacedVariable
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.server import wheel_identity
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
@@ -197,13 +197,12 @@ def check(
     variables: Mapping[str, str],
     package: Path,
     version: str,
-    replaced: Mapping[str, ReplacedVariable],
 ) -> tuple[str, ...]:
     """
     Refuse ``VLLM_`` variables that the installed release does not read, and return what could not be looked up, in sentences.
 
     Args:
-        package: The folder ``vllm``. *replaced*: what became of variables that older releases knew.
+        package: The folder ``vllm``.
 
     Raises:
         variable-refused: One of them would change nothing.
@@ -216,10 +215,7 @@ def check(
     except wheel_identity.SourceInvalid as error:
         return (f"which variables vLLM {version} knows cannot be read: {error}",)
     if unread:
-        details = [
-            f"{name}: {_advice(name, similar, replaced.get(name))}"
-            for name, similar in unread.items()
-        ]
+        details = [f"{name}: {_advice(name, similar)}" for name, similar in unread.items()]
         raise ServeError(
             "variable-refused",
             f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.",
@@ -228,9 +224,9 @@ def check(
     return ()
 
 
-def _advice(name: str, similar: str, replaced: ReplacedVariable | None) -> str:
-    if replaced:
-        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
+def _advice(name: str, similar: str) -> str:
+    if replaced := preflight.advice(name):
+        return replaced
     near = _near(name, {one.variable for one in TABLE}) or similar
     return f"perhaps {near}" if near else "nothing of that name is known"
 
