@@ -301,7 +301,7 @@ def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
     result = answered(place, question(place, workloads=("128/128 c1",)))
     bench.compare_published(recipe, result, 0.05)
     (figure, *_) = (one for one in recipe.published[0].figures if one.cell == "128/128 c1")
-    fast = msgspec.structs.replace(figure, metric="tpot", value=1e6, unit="tok/s", low=None, high=None)
+    fast = msgspec.structs.replace(figure, metric="tpot", value=1e6, unit="tok/s", runs=None)
     report = msgspec.structs.replace(recipe.published[0], figures=(fast,))
     with refusal("gate-failed"):
         bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
