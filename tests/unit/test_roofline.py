@@ -12,7 +12,6 @@ from sparkwright.bench.model.decode_bytes import (
     GB10,
     Bandwidth,
     bandwidth_use,
-    ceiling,
     distinct_experts,
     store_bandwidth,
     stored_bandwidth,
@@ -51,11 +50,9 @@ def test_use_of_impossible_numbers_is_refused(numbers: tuple[float, float, float
         bandwidth_use(step, rate, bandwidth, accepted=accepted)
 
 
-@given(st.floats(1, 1e13), st.floats(0.01, 1e5), st.floats(1, 1e5), st.floats(1, 16))
-def test_use_is_the_share_of_the_ceiling(step: float, rate: float, bandwidth: float, accepted: float) -> None:
-    top = ceiling(step, 1, Bandwidth(bandwidth, "given")).request * accepted
-    assert math.isclose(bandwidth_use(step, rate, bandwidth, accepted=accepted), rate / top, rel_tol=1e-9)
-    assert ceiling(step, 4, GB10).together == 4 * ceiling(step, 4, GB10).request
+def test_use_counts_the_steps_that_speculation_saves() -> None:
+    assert bandwidth_use(2e9, 50, 200) == 0.5
+    assert bandwidth_use(2e9, 150, 200, accepted=3) == 0.5
 
 
 def test_only_a_measured_bandwidth_counts_as_measured(store: Store) -> None:

@@ -13,7 +13,6 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.model.architecture import Architecture
 from sparkwright.core.store import Store
 
 
@@ -36,38 +35,6 @@ class Bandwidth(msgspec.Struct, frozen=True):
 GB10 = Bandwidth(273.0, "nominal", "GB10")
 
 
-class Ceiling(msgspec.Struct, frozen=True):
-    """Tokens per second that *bandwidth* allows: for a request, and for the batch together."""
-
-    bandwidth: Bandwidth
-    request: float
-    together: float
-
-
-class ContextBytes(msgspec.Struct, frozen=True):
-    """
-    The size of a request's context.
-
-    Attributes:
-        layers: Bytes of a token, by layer with attention.
-        state: Bytes of all layers with a state of fixed size.
-        notes: What is unknown, or differs from the config.
-        known: Whether the bytes of a token are known.
-    """
-
-    layers: dict[int, float]
-    state: float
-    notes: tuple[str, ...]
-    known: bool
-
-    def moved(self, shape: Architecture, context: int) -> float:
-        """Return the bytes that a step moves with *context* tokens; states are written back."""
-        window = min(context, shape.window) if shape.window else context
-        tokens = {"full": context, "window": window}
-        sizes = (tokens[shape.kinds[layer]] * size for layer, size in self.layers.items())
-        return sum(sizes) + 2 * self.state
-
-
 def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     """
     Return how many of *experts* are expected to be read: E·(1−(1−k/E)^N).
@@ -79,12 +46,6 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
         raise ValueError(f"{taken} of {experts} experts for {tokens} tokens")
     unread = tokens * math.log1p(-taken / experts) if taken < experts else -math.inf
     return -experts * math.expm1(unread)
-
-
-def ceiling(step: float, batch: int, bandwidth: Bandwidth) -> Ceiling:
-    """Return the ceiling of a step that reads *step* bytes for a token of each of *batch*."""
-    steps = bandwidth.gigabytes * 1e9 / step
-    return Ceiling(bandwidth, steps, steps * batch)
 
 
 def bandwidth_use(step: float, rate: float, bandwidth: float, *, accepted: float = 1.0) -> float:

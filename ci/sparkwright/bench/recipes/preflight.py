@@ -17,7 +17,6 @@ from typing import Literal
 import msgspec
 
 from sparkwright.bench.model import modules
-from sparkwright.bench.model.architecture import architecture
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.recipes.recipe import Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
@@ -168,18 +167,13 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
         checkpoint-invalid: A file is damaged.
     """
     checkpoint = read(folder)
-    shape = architecture(checkpoint.config, checkpoint.quantization)
-    listed = modules.modules(checkpoint, shape.layers)
-    drafts = any(module.group == "mtp" for module in listed)
+    audit = modules.audit(checkpoint, number="bfloat16")
+    drafts = any(row.group == "mtp" for row in audit.rows)
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
-    if shape.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
+    if audit.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    kept = modules.context_bytes(listed, shape, 2)
-    token = sum(kept.layers.values()) if kept.known else 0.0
-    return CheckpointSize(
-        sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts
-    )
+    return CheckpointSize(audit.bytes, audit.token_bytes, drafts)
 
 
 def check(

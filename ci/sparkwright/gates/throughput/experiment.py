@@ -21,7 +21,6 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
-from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
@@ -450,7 +449,7 @@ class Experiment:
         """Return *cell* with the bytes of a step, and the rate of one request that memory allows."""
         step, speed = self._traffic.get(cell.name), machine.bandwidth
         large = step and speed and step >= self.policy.ceiling_min_bytes
-        ceiling = decode_bytes.ceiling(step, 1, speed).request if large and step and speed else None
+        ceiling = speed.gigabytes * 1e9 / step if large and step and speed else None
         return replace(cell, step_bytes=step, ceiling=ceiling)
 
 
