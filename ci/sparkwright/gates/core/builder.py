@@ -182,9 +182,9 @@ class GateBuilder:
 
     def _numerics(self) -> tuple[Check, ...]:
         policy = self._policies.numerics
-        trees, missing = numerics.source_trees(self._context, policy)
+        trees = numerics.source_trees(self._context, policy)
         headers = numerics.include_folders(toolchain.obtain(self._context))
-        return (*numerics.run(trees, policy, headers, self._folder("numerics")), *missing)
+        return numerics.run(trees, policy, headers, self._folder("numerics"))
 
     def _device(self) -> tuple[Check, ...]:
         wheel = self._options.wheel

@@ -284,6 +284,20 @@ def failed(
     return Check(name, "fail", message, reason, required, tuple(figures), _few(samples))
 
 
+def judged(
+    name: str,
+    message: str,
+    reason: str,
+    good: bool,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+) -> Check:
+    """Return a check that passes if *good*, and else fails for *reason*."""
+    if good:
+        return passed(name, message, figures=figures, samples=samples)
+    return failed(name, message, reason, figures=figures, samples=samples)
+
+
 def invalid(
     name: str,
     message: str,

@@ -1,4 +1,14 @@
-"""Next-token distributions: how far two are apart, and a recorded reference."""
+"""
+Next-token distributions: how far two are apart, the policy of G5, and a recorded reference.
+
+A server reports the k most probable tokens of a position, not the whole distribution. They prove a
+lower bound of the Kullback-Leibler divergence, by the data-processing inequality: however the
+vocabulary is partitioned, the divergence of the groups is at most that of the tokens.
+
+A reference is what one server reported for every position of the texts, and how well it agrees with
+itself. It is recorded once, as two servers rarely fit on one GPU. The file names the wheel, its
+flags and backends and the model, and is read as untrusted.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +28,9 @@ from scipy.stats import bootstrap
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.core.server_under_test import ServerIdentity
+
+#: A token, and logarithms of probabilities at its position.
+Row = tuple[int, Mapping[int, float]]
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -41,21 +54,19 @@ class Scores(msgspec.Struct, frozen=True):
     The next-token distributions at some positions, in order.
 
     Attributes:
-        tokens: The token that follows, per position.
-        logprobs: The natural logarithm of its probability.
+        logprobs: Per position, the natural logarithm of the probability of the token that follows.
         ids: A row per position: the reported tokens, the most probable first, then `PADDING`.
         tops: Their logarithms; minus infinity for padding.
     """
 
-    tokens: Ids
     logprobs: Floats
     ids: Ids
     tops: Floats
 
 
-def scores(positions: Sequence[tuple[int, Mapping[int, float]]], width: int) -> Scores:
+def scores(positions: Sequence[Row], width: int) -> Scores:
     """
-    Return *positions*, each a token and the reported logarithms (its own among them), as arrays.
+    Return *positions*, whose logarithms have that of their token among them, as arrays.
 
     Args:
         width: Entries of a row: k, and one for a token that is not among the k most probable.
@@ -65,21 +76,17 @@ def scores(positions: Sequence[tuple[int, Mapping[int, float]]], width: int) -> 
     for row, (_, top) in enumerate(positions):
         # NaN sorts anywhere; `unsound` finds it before anything is computed from it.
         ranked = sorted(top.items(), key=lambda item: (-item[1], item[0]))[:width]
-        ids[row, : len(ranked)] = [token for token, _ in ranked]
-        tops[row, : len(ranked)] = [logprob for _, logprob in ranked]
-    tokens = np.array([token for token, _ in positions], np.int64)
-    return Scores(tokens, np.array([top[token] for token, top in positions], float), ids, tops)
+        ids[row, : len(ranked)], tops[row, : len(ranked)] = zip(*ranked, strict=True)
+    return Scores(np.array([top[token] for token, top in positions], float), ids, tops)
 
 
-def unsound(measured: Scores, top: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the positions that no softmax can give, and those with fewer than *top* tokens."""
-    listed = measured.ids != PADDING
+def unsound(measured: Scores) -> NDArray[np.bool_]:
+    """Return the positions that no softmax can give."""
     with np.errstate(over="ignore", invalid="ignore"):
         # Written so that NaN is not sound: every comparison with it is false.
         sound = (measured.logprobs > IMPOSSIBLE) & (measured.logprobs <= EXCESS)
-        sound &= (~listed | (measured.tops > IMPOSSIBLE)).all(axis=1)
-        sound &= np.exp(measured.tops).sum(axis=1) <= 1 + EXCESS
-    return ~sound, listed.sum(axis=1) < top
+        sound &= ((measured.ids == PADDING) | (measured.tops > IMPOSSIBLE)).all(axis=1)
+        return ~(sound & (np.exp(measured.tops).sum(axis=1) <= 1 + EXCESS))
 
 
 def lower_bound(p: Scores, q: Scores, top: int) -> Floats:
@@ -88,10 +95,10 @@ def lower_bound(p: Scores, q: Scores, top: int) -> Floats:
 
     The groups are each token that both lists hold, the set M of those that only p's list holds, and
     the rest. The mass x = q(M) is unknown, but no token of M is in q's list; so x is at most what
-    that list leaves, and at most |M| times its last probability. With b = 1 − q(common) and a = p(rest), the divergence
-    of the groups, Σ p ln(p/q) + p(M) ln(p(M)/x) + a ln(a/(b − x)), is convex in x and smallest at
-    x = b p(M) / (p(M) + a), or at the limit if that is smaller. Without the group M, two lists
-    without a common token would have the bound 0.
+    that list leaves, and at most |M| times its last probability. With b = 1 − q(common) and
+    a = p(rest), the divergence of the groups, Σ p ln(p/q) + p(M) ln(p(M)/x) + a ln(a/(b − x)), is
+    convex in x and smallest at x = b p(M) / (p(M) + a), or at the limit if that is smaller. Without
+    the group M, two lists without a common token would have the bound 0.
 
     Args:
         p, q: The same positions, none of them `unsound`.
@@ -230,7 +237,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         served: Its wheel, flags, backends, model and machine.
-        name: The model's name, as the server has it. *vllm*: the server's version.
+        name: The model's name, as the server has it.
         shape: `LogprobsPolicy.shape`.
         texts: Token ids, a row per text.
         scores: Of every token but each text's first, text after text.
@@ -242,7 +249,6 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     served: ServerIdentity
     name: str
-    vllm: str
     shape: tuple[int, int, int, int]
     texts: Ids
     scores: Scores
@@ -278,12 +284,15 @@ def load(path: Path) -> Reference:
             raise ValueError("it was changed after it was written, or is incomplete")
         known = msgspec.json.decode(body, type=Reference, dec_hook=array)
         count, length, top, decoded = known.shape
-        rows = {name: getattr(known.scores, name).reshape(-1, top + 1) for name in ("ids", "tops")}
+        rows = count * (length - 1)
+        scores = Scores(
+            known.scores.logprobs.reshape(rows),
+            known.scores.ids.reshape(rows, top + 1),
+            known.scores.tops.reshape(rows, top + 1),
+        )
+        decode = {mode: kl.reshape(decoded) for mode, kl in known.decode.items()}
         texts, floor = known.texts.reshape(count, length), known.floor.reshape(count, 2)
-        sizes = [len(column) for column in (*rows.values(), known.scores.logprobs)]
-        if sizes != [count * (length - 1)] * 3 or {*map(len, known.decode.values())} != {decoded}:
-            raise ValueError("its sizes do not agree")
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path.name} is no recorded reference: {error!s:.200}"
         raise ReferenceInvalid("reference-damaged", message) from error
-    return replace(known, texts=texts, floor=floor, scores=replace(known.scores, **rows))
+    return replace(known, texts=texts, scores=scores, floor=floor, decode=decode)

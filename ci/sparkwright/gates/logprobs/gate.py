@@ -14,7 +14,7 @@ same tokens. Each limit is compared with an interval; texts that do not decide a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from sparkwright.gates.core.verdict import (
     declare,
     failed,
     invalid,
+    judged,
     not_run,
     passed,
 )
@@ -44,13 +45,11 @@ from sparkwright.gates.logprobs.distributions import (
     LogprobsPolicy,
     Reference,
     ReferenceInvalid,
+    Row,
     Scores,
 )
 
 TITLE = "next-token distributions"
-
-#: A token, and logarithms of probabilities at its position.
-Row = tuple[int, Mapping[int, float]]
 
 #: How tokens are generated, by check: temperature, concurrency 1 or the policy's, prefix cached.
 MODES: Mapping[str, tuple[float, bool, bool]] = {
@@ -143,17 +142,11 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     texts = _tokens(policy, server)
     first, second = (_score(policy, texts, server) for _ in range(2))
     decoded = {name: _decode(policy, texts, server, name) for name in MODES}
-    return Reference(
-        served,
-        server.model(),
-        server.version(),
-        policy.shape,
-        texts,
-        first,
-        _distances(policy, first, second)[:, :2],
-        {name: mode.kl for name, mode in decoded.items()},
-        decoded["decode-greedy"].acceptance,
-    )
+    floors = {name: mode.kl for name, mode in decoded.items()}
+    floor = _distances(policy, first, second)[:, :2]
+    acceptance = decoded["decode-greedy"].acceptance
+    name = server.model()
+    return Reference(served, name, policy.shape, texts, first, floor, floors, acceptance)
 
 
 def run(
@@ -177,34 +170,44 @@ def run(
         measured = _score(policy, known.texts, candidate)
         decoded = {mode: _decode(policy, known.texts, candidate, mode) for mode in MODES}
     except ServerInvalid as error:
-        name, make, reason = "reference", invalid, error.reason
-        damaged = reason == "not-a-number"
-        if checks:
-            name, make = "candidate", failed if damaged else invalid
-        if damaged:
-            reason = "not-a-number" if checks else "reference-unsound"
-        checks.append(make(name, f"The {name}: {error.message}.", reason))
-        rest = ("reference", "candidate", *COMPARED, *DECODED)[len(checks) :]
-        message = f"The check {name} ended the gate."
-        return (*checks, *(not_run(skipped, message, "not-measured") for skipped in rest))
-    message = f"The candidate gave a distribution at each of {len(measured.tokens)} positions."
+        return (*checks, *_ended(error, by_candidate=bool(checks)))
+    message = f"The candidate gave a distribution at each of {len(measured.logprobs)} positions."
     checks.append(passed("candidate", message))
     # The floor of another machine says nothing about this one.
     own = float(known.served.host == served.host)
-    checks += _prefill_checks(policy, known, measured, own * known.floor)
+    kl, other, shift = _distances(policy, known.scores, measured).T
+    reasons = ("distribution-differs", "text-differs")
+    checks.append(_kl_check(policy, "divergence", reasons, kl, own * known.floor[:, 0]))
+    limit = policy.other_best_rise + own * float(known.floor[:, 1].mean())
+    label = "share of other best tokens"
+    best = _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
+    label = "change of ln perplexity"
+    checks += [best, _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)]
     for name, mode in decoded.items():
-        if name == "cached-prefix" and not mode.cache_hits:
-            # Without a prefix cache by design there is nothing to compare.
-            required = "--no-enable-prefix-caching" not in (served.flags or ())
-            message = "The server found no prefix in its cache."
-            checks.append(not_run(name, message, "prefix-cache-unused", required=required))
-        else:
-            reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-            checks.append(
-                _kl_check(policy, name, (reason, reason), mode.kl, own * known.decode[name])
-            )
+        reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
+        floor = own * known.decode[name]
+        checks.append(_kl_check(policy, name, (reason, reason), mode.kl, floor))
+    if not decoded["cached-prefix"].cache_hits:
+        # Without a prefix cache by design there is nothing to compare.
+        required = "--no-enable-prefix-caching" not in (served.flags or ())
+        message = "The server found no prefix in its cache."
+        checks[-1] = not_run("cached-prefix", message, "prefix-cache-unused", required=required)
     checks.append(_sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]]))
     return (*checks, _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance))
+
+
+def _ended(error: ServerInvalid, *, by_candidate: bool) -> list[Check]:
+    """Return the checks of a gate that *error* ended."""
+    name, make, reason = "reference", invalid, error.reason
+    if by_candidate:
+        name = "candidate"
+    if reason == "not-a-number":
+        reason = "not-a-number" if by_candidate else "reference-unsound"
+        make = failed if by_candidate else invalid
+    rest = (*COMPARED, *DECODED) if by_candidate else ("candidate", *COMPARED, *DECODED)
+    message = f"The check {name} ended the gate."
+    ended = make(name, f"The {name}: {error.message}.", reason)
+    return [ended, *(not_run(skipped, message, "not-measured") for skipped in rest)]
 
 
 def _reference(
@@ -223,7 +226,7 @@ def _reference(
     if identity.wheel == served.wheel:
         message = "it was recorded from the candidate's own wheel"
         raise ReferenceInvalid("reference-is-candidate", message)
-    if known.shape != policy.shape:
+    if known.shape != policy.shape or known.decode.keys() != MODES.keys():
         message = "it has other texts, tokens or logarithms than the policy"
         raise ReferenceInvalid("reference-other-policy", message)
     return known
@@ -271,12 +274,11 @@ def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> lis
 
 def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
     """Return *scores*; raise `ReferenceInvalid` if a position is no distribution."""
-    wrong, few = distributions.unsound(scores, policy.top)
-    if wrong.any():
-        message = f"{wrong.sum()} of {len(wrong)} positions are no distribution"
+    if wrong := int(distributions.unsound(scores).sum()):
+        message = f"{wrong} of {len(scores.ids)} positions are no distribution"
         raise ReferenceInvalid("not-a-number", message)
-    if few.any():
-        message = f"{few.sum()} positions have fewer than {policy.top} logarithms"
+    if few := int((scores.ids[:, policy.top - 1] == distributions.PADDING).sum()):
+        message = f"{few} positions have fewer than {policy.top} logarithms"
         raise ReferenceInvalid("too-few-logprobs", message)
     return scores
 
@@ -306,20 +308,18 @@ def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> De
         completions = list(pool.map(generate, range(len(prompts))))
     after = server.metrics()
     growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in (CACHE_HITS, ACCEPTED, DRAFTED)]
-    rows: tuple[list[Row], list[Row]] = ([], [])
+    generated, recomputed = list[Row](), list[Row]()
     for prompt, completion in zip(prompts, completions, strict=True):
-        rows[0].extend(zip(completion.tokens, completion.logprobs, strict=True))
-        recomputed = _prefill(policy, server, [*prompt, *completion.tokens])
-        rows[1].extend(recomputed[-policy.decode_tokens :])
+        generated += zip(completion.tokens, completion.logprobs, strict=True)
+        rows = _prefill(policy, server, [*prompt, *completion.tokens])
+        recomputed += rows[-policy.decode_tokens :]
     scores, expected = (
-        _require_sound(policy, distributions.scores(part, policy.top + 1)) for part in rows
+        _require_sound(policy, distributions.scores(rows, policy.top + 1))
+        for rows in (generated, recomputed)
     )
-    kl = (
-        distributions.lower_bound(expected, scores, policy.top)
-        .reshape(len(prompts), -1)
-        .mean(axis=1)
-    )
-    return Decoded(kl, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
+    kl = distributions.lower_bound(expected, scores, policy.top)
+    means = kl.reshape(len(prompts), -1).mean(axis=1)
+    return Decoded(means, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
 
 
 def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
@@ -332,20 +332,6 @@ def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
     return np.stack([column.reshape(policy.texts, -1).mean(axis=1) for column in columns], axis=1)
 
 
-def _prefill_checks(
-    policy: LogprobsPolicy, known: Reference, measured: Scores, floor: Floats
-) -> Iterator[Check]:
-    """Yield the checks of the scores; *floor* holds the reference's own distances."""
-    kl, other, shift = _distances(policy, known.scores, measured).T
-    reasons = ("distribution-differs", "text-differs")
-    yield _kl_check(policy, "divergence", reasons, kl, floor[:, 0])
-    limit = min(policy.other_best_max, float(floor[:, 1].mean()) + policy.other_best_rise)
-    label = "share of other best tokens"
-    yield _mean_check(policy, "best-token", "best-token-differs", label, other, limit)
-    label, limit = "change of ln perplexity", policy.perplexity_max
-    yield _mean_check(policy, "perplexity", "perplexity-differs", label, shift, limit)
-
-
 def _kl_check(
     policy: LogprobsPolicy, name: str, reasons: tuple[str, str], kl: Floats, floor: Floats
 ) -> Check:
@@ -354,9 +340,10 @@ def _kl_check(
 
     That one text is damaged is no accident of the choice of texts, so there is no interval.
     """
-    decoded = name in MODES
-    limit = policy.decode_text_max if decoded else policy.text_max
-    limit = max(limit, policy.kl_floors * float(floor.max()))
+    mean_max, text_max = policy.kl_max, policy.text_max
+    if name in MODES:
+        mean_max, text_max = policy.decode_kl_max, policy.decode_text_max
+    limit = max(text_max, policy.kl_floors * float(floor.max()))
     if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
         samples = [
             Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
@@ -364,13 +351,12 @@ def _kl_check(
         ]
         message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average."
         return failed(name, message, reasons[1], samples=samples)
-    limit = policy.decode_kl_max if decoded else policy.kl_max
-    limit = max(limit, policy.kl_floors * float(floor.mean()))
-    return _mean_check(policy, name, reasons[0], "mean KL in nat, lower bound", kl, limit)
+    limit = max(mean_max, policy.kl_floors * float(floor.mean()))
+    return _mean_check(policy, name, "mean KL in nat, lower bound", kl, limit, reasons[0])
 
 
 def _mean_check(
-    policy: LogprobsPolicy, name: str, reason: str, label: str, values: Floats, limit: float
+    policy: LogprobsPolicy, name: str, label: str, values: Floats, limit: float, reason: str = ""
 ) -> Check:
     """Return whether the mean of *values*, one per text, lies within *limit* of 0."""
     low, high = distributions.limits(values, policy.confidence)
@@ -378,11 +364,11 @@ def _mean_check(
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     figure = Figure(label, mean, "", len(values), spread, limit)
     state: State = "pass" if high <= limit else "fail" if low > limit else "inconclusive"
-    reason = {"pass": "", "fail": reason}.get(state, "texts-do-not-decide")
+    reasons = {"fail": reason or f"{name}-differs", "inconclusive": "texts-do-not-decide"}
     message = (
         f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}."
     )
-    return Check(name, state, message, reason, figures=(figure,))
+    return Check(name, state, message, reasons.get(state, ""), figures=(figure,))
 
 
 def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
@@ -398,10 +384,9 @@ def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
     chance = np.where(tops >= tops[:, :1], np.exp(tops), 0).sum(axis=1).clip(max=1)
     error = float((drawn - chance).sum() / np.sqrt((chance * (1 - chance)).sum() + 1))
     message = f"The most probable token was drawn {error:+.1f} standard errors too often."
-    figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=policy.sampling_max)
-    return _verdict(
-        "sampling", message, "sampling-differs", figure, abs(error) <= policy.sampling_max
-    )
+    most = policy.sampling_max
+    figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=most)
+    return judged("sampling", message, "sampling-differs", abs(error) <= most, [figure])
 
 
 def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | None) -> Check:
@@ -413,10 +398,4 @@ def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | N
     share, band = measured or 0.0, policy.acceptance_band
     message = f"{share:.1%} of the drafted tokens were accepted, {known:.1%} by the reference."
     figure = Figure("accepted drafts", share, bound=known - band)
-    return _verdict("acceptance", message, "acceptance-differs", figure, abs(share - known) <= band)
-
-
-def _verdict(name: str, message: str, reason: str, figure: Figure, good: bool) -> Check:
-    return Check(
-        name, "pass" if good else "fail", message, "" if good else reason, figures=(figure,)
-    )
+    return judged("acceptance", message, "acceptance-differs", abs(share - known) <= band, [figure])
