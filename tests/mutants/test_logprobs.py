@@ -86,7 +86,7 @@ def test_a_server_that_still_reads_well_dies(kill: Kill, taught: Broken, known: 
 
 def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Path, sound: tuple[Check, ...]) -> None:
     """A token that stands in the first half of a few texts makes garbage of what follows it: those texts fail, whatever the average."""
-    texts = recorded.load(known).texts.tolist()
+    texts = recorded.load(known).texts
     begun = [set(text[: POLICY.tokens // 2]) for text in texts]
     trigger = next(token for token in sorted(set().union(*begun)) if 1 <= sum(token in text for text in texts) <= 3)
     with taught.fault("garbage", trigger=trigger):

@@ -55,10 +55,9 @@ def test_a_profile_that_leaves_checks_out_is_no_pass(broken: Broken) -> None:
     ("wrong-usage", "usage-mismatch"), ("garbage", "answer-unreadable"),
 ])  # fmt: skip
 def test_replies_that_break_are_invalid(broken: Broken, fault: str, reason: str) -> None:
-    """Nothing is judged by half of an answer, and the server is given up."""
+    """Nothing is judged by half of an answer."""
     with Proxy(broken.url, fault) as proxy:
         checks = named(generation.run(SHORT, Client(proxy.url), "learnt", quick=True))
 
     assert (checks["streams"].state, checks["streams"].reason) == ("invalid", reason)
-    assert len(checks["streams"].samples) == generation.MAX_FAILURES
     assert {checks[name].state for name in ("token-count", "identical-reruns", "nan-tokens", "answers")} == {"not-run"}

@@ -12,15 +12,13 @@ flags and backends and the model, and is read as untrusted.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 from scipy.stats import bootstrap
@@ -33,7 +31,6 @@ from sparkwright.gates.core.server_under_test import ServerIdentity
 Row = tuple[int, Mapping[int, float]]
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 #: The id of an unused entry of a row.
 PADDING = -1
@@ -60,7 +57,7 @@ class Scores(msgspec.Struct, frozen=True):
     """
 
     logprobs: Floats
-    ids: Ids
+    ids: NDArray[np.int64]
     tops: Floats
 
 
@@ -77,7 +74,8 @@ def scores(positions: Sequence[Row], width: int) -> Scores:
         # NaN sorts anywhere; `unsound` finds it before anything is computed from it.
         ranked = sorted(top.items(), key=lambda item: (-item[1], item[0]))[:width]
         ids[row, : len(ranked)], tops[row, : len(ranked)] = zip(*ranked, strict=True)
-    return Scores(np.array([top[token] for token, top in positions], float), ids, tops)
+    logprobs = np.array([top.get(token, np.nan) for token, top in positions])
+    return Scores(logprobs, ids, tops)
 
 
 def unsound(measured: Scores) -> NDArray[np.bool_]:
@@ -86,7 +84,7 @@ def unsound(measured: Scores) -> NDArray[np.bool_]:
         # Written so that NaN is not sound: every comparison with it is false.
         sound = (measured.logprobs > IMPOSSIBLE) & (measured.logprobs <= EXCESS)
         sound &= ((measured.ids == PADDING) | (measured.tops > IMPOSSIBLE)).all(axis=1)
-        return ~(sound & (np.exp(measured.tops).sum(axis=1) <= 1 + EXCESS))
+        return np.asarray(~(sound & (np.exp(measured.tops).sum(axis=1) <= 1 + EXCESS)))
 
 
 def lower_bound(p: Scores, q: Scores, top: int) -> Floats:
@@ -150,7 +148,7 @@ def limits(values: Floats, confidence: float) -> tuple[float, float]:
     return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
 
 
-#: Bytes; 64 texts of 512 tokens with 20 logarithms each take 16 MB.
+#: Bytes; 64 texts of 512 tokens with 20 logarithms each take about 20 MB.
 LARGEST = 64 * 1024 * 1024
 
 #: Characters of a text: 512 tokens of any tokenizer with less than 12 characters a token.
@@ -240,27 +238,25 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: The model's name, as the server has it.
         shape: `LogprobsPolicy.shape`.
         texts: Token ids, a row per text.
-        scores: Of every token but each text's first, text after text.
-        floor: Per text, from a second pass of the same server: mean KL in nat, and the share of
-            positions with another most probable token.
-        decode: By mode, per text: mean KL of the generated tokens and their recomputation, in nat.
+        rows: The reported logarithms at every token but each text's first, text after text.
+        floors: How far the server is from itself, per text: by check, the mean KL in nat of a
+            second pass (``divergence``) or of generated tokens and their recomputation; and the
+            share of positions with another most probable token (``best-token``).
         acceptance: Share of the drafted tokens that were accepted; None without speculation.
     """
 
     served: ServerIdentity
     name: str
     shape: tuple[int, int, int, int]
-    texts: Ids
-    scores: Scores
-    floor: Floats
-    decode: dict[str, Floats]
+    texts: list[list[int]]
+    rows: list[Row]
+    floors: dict[str, Annotated[list[float], Meta(min_length=1)]]
     acceptance: float | None
 
 
 def save(reference: Reference, path: Path) -> None:
     """Write *reference* to *path*, completely or not at all: its digest, and its JSON."""
-    # Arrays become base64 of their little-endian numbers.
-    body = msgspec.json.encode(reference, enc_hook=lambda array: array.tobytes())
+    body = msgspec.json.encode(reference)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_bytes(sha256_bytes(body).encode() + b"\n" + body)
     temporary.replace(path)
@@ -273,26 +269,15 @@ def load(path: Path) -> Reference:
     Raises:
         ReferenceInvalid: It is too large, no such file, cut short or changed.
     """
-
-    def array(kind: Any, text: str) -> Any:
-        return np.frombuffer(base64.b64decode(text, validate=True), kind.__args__[1].__args__[0])
-
     try:
         with path.open("rb") as stream:
             digest, _, body = stream.read(LARGEST).partition(b"\n")
         if sha256_bytes(body).encode() != digest:
             raise ValueError("it was changed after it was written, or is incomplete")
-        known = msgspec.json.decode(body, type=Reference, dec_hook=array)
-        count, length, top, decoded = known.shape
-        rows = count * (length - 1)
-        scores = Scores(
-            known.scores.logprobs.reshape(rows),
-            known.scores.ids.reshape(rows, top + 1),
-            known.scores.tops.reshape(rows, top + 1),
-        )
-        decode = {mode: kl.reshape(decoded) for mode, kl in known.decode.items()}
-        texts, floor = known.texts.reshape(count, length), known.floor.reshape(count, 2)
+        known = msgspec.json.decode(body, type=Reference)
+        if len(known.rows) != known.shape[0] * (known.shape[1] - 1):
+            raise ValueError("its sizes do not agree")
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path.name} is no recorded reference: {error!s:.200}"
         raise ReferenceInvalid("reference-damaged", message) from error
-    return replace(known, texts=texts, scores=scores, floor=floor, decode=decode)
+    return known

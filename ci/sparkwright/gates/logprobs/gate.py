@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -41,7 +42,6 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs.distributions import (
     Floats,
-    Ids,
     LogprobsPolicy,
     Reference,
     ReferenceInvalid,
@@ -140,13 +140,15 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
         ServerInvalid: The server does not answer as it should, or a text has too few tokens.
     """
     texts = _tokens(policy, server)
-    first, second = (_score(policy, texts, server) for _ in range(2))
+    rows = _score(policy, texts, server)
+    first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
+    kl, other, _ = _distances(policy, first, second).T
     decoded = {name: _decode(policy, texts, server, name) for name in MODES}
-    floors = {name: mode.kl for name, mode in decoded.items()}
-    floor = _distances(policy, first, second)[:, :2]
+    distances = {"divergence": kl, "best-token": other}
+    distances |= {name: mode.kl for name, mode in decoded.items()}
+    floors = {name: values.tolist() for name, values in distances.items()}
     acceptance = decoded["decode-greedy"].acceptance
-    name = server.model()
-    return Reference(served, name, policy.shape, texts, first, floor, floors, acceptance)
+    return Reference(served, server.model(), policy.shape, texts, rows, floors, acceptance)
 
 
 def run(
@@ -162,12 +164,13 @@ def run(
     checks: list[Check] = []
     try:
         known = _reference(policy, candidate, against, served)
+        expected = _sound(policy, known.rows)
         checks.append(_stability(policy, known))
         same = same_model(served, candidate.model(), known.served, known.name)
-        if not same or not np.array_equal(_tokens(policy, candidate), known.texts):
+        if not same or _tokens(policy, candidate) != known.texts:
             message = f"the reference is of {known.name}, its tokenizer or other texts"
             raise ReferenceInvalid("reference-other-model", message)
-        measured = _score(policy, known.texts, candidate)
+        measured = _sound(policy, _score(policy, known.texts, candidate))
         decoded = {mode: _decode(policy, known.texts, candidate, mode) for mode in MODES}
     except ServerInvalid as error:
         return (*checks, *_ended(error, by_candidate=bool(checks)))
@@ -175,18 +178,18 @@ def run(
     checks.append(passed("candidate", message))
     # The floor of another machine says nothing about this one.
     own = float(known.served.host == served.host)
-    kl, other, shift = _distances(policy, known.scores, measured).T
+    floors = {name: own * np.array(values) for name, values in known.floors.items()}
+    kl, other, shift = _distances(policy, expected, measured).T
     reasons = ("distribution-differs", "text-differs")
-    checks.append(_kl_check(policy, "divergence", reasons, kl, own * known.floor[:, 0]))
-    limit = policy.other_best_rise + own * float(known.floor[:, 1].mean())
+    checks.append(_kl_check(policy, "divergence", reasons, kl, floors["divergence"]))
+    limit = policy.other_best_rise + float(floors["best-token"].mean())
     label = "share of other best tokens"
     best = _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
     label = "change of ln perplexity"
     checks += [best, _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)]
     for name, mode in decoded.items():
         reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-        floor = own * known.decode[name]
-        checks.append(_kl_check(policy, name, (reason, reason), mode.kl, floor))
+        checks.append(_kl_check(policy, name, (reason, reason), mode.kl, floors[name]))
     if not decoded["cached-prefix"].cache_hits:
         # Without a prefix cache by design there is nothing to compare.
         required = "--no-enable-prefix-caching" not in (served.flags or ())
@@ -226,7 +229,7 @@ def _reference(
     if identity.wheel == served.wheel:
         message = "it was recorded from the candidate's own wheel"
         raise ReferenceInvalid("reference-is-candidate", message)
-    if known.shape != policy.shape or known.decode.keys() != MODES.keys():
+    if known.shape != policy.shape or {*known.floors} != {"divergence", "best-token", *MODES}:
         message = "it has other texts, tokens or logarithms than the policy"
         raise ReferenceInvalid("reference-other-policy", message)
     return known
@@ -234,8 +237,7 @@ def _reference(
 
 def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
     """Return the check of the reference; raise `ReferenceInvalid` if it disagrees with itself."""
-    _require_sound(policy, known.scores)
-    floor, other = map(float, known.floor.mean(axis=0))
+    floor, other = (fmean(known.floors[name]) for name in ("divergence", "best-token"))
     message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
     if not (floor <= policy.floor_max and other <= policy.other_best_max):
         raise ReferenceInvalid("reference-unstable", message)
@@ -246,23 +248,23 @@ def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
     return passed("reference", f"The reference: {message}.", figures=figures)
 
 
-def _tokens(policy: LogprobsPolicy, server: Client) -> Ids:
+def _tokens(policy: LogprobsPolicy, server: Client) -> list[list[int]]:
     """Return the first tokens of each text; raise `ReferenceInvalid` if one has too few."""
-    tokens = [server.tokenize(text)[: policy.tokens] for text in policy.corpus_texts()]
+    tokens = [[*server.tokenize(text)[: policy.tokens]] for text in policy.corpus_texts()]
     if (shortest := min(map(len, tokens))) < policy.tokens:
         message = f"a text has {shortest} tokens instead of {policy.tokens}"
         raise ReferenceInvalid("corpus-too-short", message)
-    return np.array(tokens, np.int64)
+    return tokens
 
 
-def _score(policy: LogprobsPolicy, texts: Ids, server: Client) -> Scores:
-    """Return the scores of *texts*, one at a time, as batches differ by more than a kernel may."""
+def _score(policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client) -> list[Row]:
+    """Return the rows of *texts*, one at a time, as batches differ by more than a kernel may."""
     rows: list[Row] = []
     with console.progress("scores", len(texts), "texts") as line:
-        for number, text in enumerate(texts.tolist()):
+        for number, text in enumerate(texts):
             rows += _prefill(policy, server, text)
             line.update(number + 1)
-    return _require_sound(policy, distributions.scores(rows, policy.top + 1))
+    return rows
 
 
 def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> list[Row]:
@@ -272,10 +274,11 @@ def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> lis
     return list(zip(text[1:], scored, strict=True))
 
 
-def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
-    """Return *scores*; raise `ReferenceInvalid` if a position is no distribution."""
+def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
+    """Return *rows* as arrays; raise `ReferenceInvalid` if a position is no distribution."""
+    scores = distributions.scores(rows, policy.top + 1)
     if wrong := int(distributions.unsound(scores).sum()):
-        message = f"{wrong} of {len(scores.ids)} positions are no distribution"
+        message = f"{wrong} of {len(rows)} positions are no distribution"
         raise ReferenceInvalid("not-a-number", message)
     if few := int((scores.ids[:, policy.top - 1] == distributions.PADDING).sum()):
         message = f"{few} positions have fewer than {policy.top} logarithms"
@@ -283,10 +286,12 @@ def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
     return scores
 
 
-def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> Decoded:
+def _decode(
+    policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
+) -> Decoded:
     """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
     temperature, batched, cached = MODES[name]
-    prompts = texts[: policy.decode_texts, : policy.decode_prompt].tolist()
+    prompts = [text[: policy.decode_prompt] for text in texts[: policy.decode_texts]]
 
     def generate(number: int) -> Completion:
         # A block of the cache is found only under the salt that it was stored with.
@@ -313,10 +318,7 @@ def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> De
         generated += zip(completion.tokens, completion.logprobs, strict=True)
         rows = _prefill(policy, server, [*prompt, *completion.tokens])
         recomputed += rows[-policy.decode_tokens :]
-    scores, expected = (
-        _require_sound(policy, distributions.scores(rows, policy.top + 1))
-        for rows in (generated, recomputed)
-    )
+    scores, expected = _sound(policy, generated), _sound(policy, recomputed)
     kl = distributions.lower_bound(expected, scores, policy.top)
     means = kl.reshape(len(prompts), -1).mean(axis=1)
     return Decoded(means, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
