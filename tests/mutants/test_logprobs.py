@@ -15,8 +15,7 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.accuracy import result as results
-from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
@@ -100,13 +99,14 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Path, 
 def _before(taught: Broken, context: RunContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the recorded answers of the server before it is broken."""
     path = tmp_path_factory.mktemp("before") / "largest.json"
-    results.save(runner.ask(context, "largest", TASKS.tasks["largest"], taught.url, ServerIdentity("b" * 64)), path)
+    result = harness.ask(context, "largest", TASKS.tasks["largest"], taught.client(), ServerIdentity("b" * 64))
+    path.write_bytes(msgspec.json.encode(result))
     return path
 
 
 def answered(taught: Broken, context: RunContext, before: Path) -> tuple[Check, ...]:
     """Return the checks of G6."""
-    return accuracy.run(TASKS, "largest", context, taught.url, before, identity=ServerIdentity("a" * 64), floor=0.8)
+    return accuracy.run(TASKS, "largest", context, taught.client(), before, identity=ServerIdentity("a" * 64), floor=0.8)
 
 
 @pytest.fixture(scope="module", name="equal")

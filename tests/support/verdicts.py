@@ -13,6 +13,7 @@ has no say in them. Evidence and states of G8 follow from the legs by the gate's
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -125,8 +126,13 @@ def ladder(
         for recipe in served if name in SERVED else ("",):
             judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
             gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
-            made.append(ladders.judged(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0))
+            made.append(ladders.verdict_of(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0, evidence=evidence(path) if name == "G8" else ""))
     return Ladder(stack, subject, tuple(made))
+
+
+def evidence(path: Path) -> str:
+    """Return the sha256 of the file that `write_result` writes of the default result."""
+    return hashlib.sha256(msgspec.json.encode(result(path))).hexdigest()
 
 
 def _checks(path: Path, gate: str) -> Iterator[Check]:

@@ -466,6 +466,9 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write_result(tmp_path / path.name, case.result)
     found = verdicts.beside(path, tmp_path)
     assert (found.ladder, found.result) == (case.ladder, case.result)
+    made.write_result(tmp_path / path.name, replace(case.result, seconds=1.0))
+    with refusal("verdict-hollow"):
+        verdicts.beside(path, tmp_path)
     page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
     page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
     with refusal("verdict-hollow", match="agree"):

@@ -145,7 +145,7 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list
 def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(served: GateOptions, wheel: Path, common: list[str], silent: str) -> None:
     """An environment with other files fails each served gate, a server that was not started here is not run; neither can be recorded as that wheel."""
     context, names = checkout(parse(["gate", *common])), ("G4", "G5", "G7")
-    ours = replace(served, wheel=wheel, against=silent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    ours = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
     theirs = replace(ours, serve=None, server=silent)
     for options, state, reason in ((ours, "fail", "wheel-not-served"), (theirs, "not-run", "wheel-unseen")):
         with GateBuilder(context, options, {}) as builder:

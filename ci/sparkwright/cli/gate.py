@@ -68,9 +68,9 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--against",
-        default="",
-        metavar="URL|DIR",
-        help="reference of G5 and G6: a server, or a folder written by --record",
+        type=Path,
+        metavar="DIR",
+        help="reference of G3, G5 and G6: a folder written by --record",
     )
     add("--task", default="gsm8k", metavar="NAME", help="task of G6 (default: gsm8k)")
     add("--baseline", type=Path, metavar="WHEEL", help="the wheel that G8 compares with")

@@ -55,7 +55,7 @@ REASONS: Mapping[str, str] = {
     "a reference, a baseline. The row says which option names it.",
 }
 
-#: The check by which the ladder reports, for any gate, that an earlier one stopped it.
+#: The check by which the ladder reports, for any gate, that an option or an earlier gate stops it.
 STOPPED = declare("ladder", role="reports")
 
 #: The check that binds what a server answers to the wheel that the verdict is about.
@@ -82,6 +82,8 @@ class Gate(msgspec.Struct, frozen=True):
         run: Return its checks; a failure of the set-up may raise.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
+        evidence: Return the sha256 of the file that holds its measurements, after it ran; empty
+            without one.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Gate(msgspec.Struct, frozen=True):
     run: Callable[[], tuple[Check, ...]]
     recipe: str = ""
     blocked: Check | None = None
+    evidence: Callable[[], str] = str
 
 
 def machine_facts() -> dict[str, str]:
@@ -143,12 +146,13 @@ def climb(
                 file.begin(gate.name, gate.recipe)
             with console.step(f"{gate.name}: {GATES[gate.name]}"):
                 checks = gate.run()
-        verdict = judged(
+        verdict = verdict_of(
             gate,
             checks,
             wheel,
             host=dict(host or {}),
             attempt=file.attempt if file else 1,
+            evidence=gate.evidence(),
             began=began,
             seconds=time.monotonic() - clock,
         )
@@ -159,7 +163,7 @@ def climb(
     return ladder
 
 
-def judged(
+def verdict_of(
     gate: Gate, checks: Sequence[Check], wheel: AuditedWheel | None, **facts: Any
 ) -> Verdict:
     """

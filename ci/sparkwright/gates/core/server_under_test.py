@@ -47,7 +47,7 @@ class GateOptions(msgspec.Struct, frozen=True):
         recipe: How the model is served (``ci/recipes``).
         profile: Of G4: the kind of model.
         trace: A profiler's file, for G3.
-        against: The reference: the URL of its server, or a folder that ``--record`` wrote.
+        against: The folder of the reference, which ``--record`` wrote.
         task: Of G6.
         reserve: Megabytes that must stay free on the machine while our server runs.
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
@@ -67,7 +67,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     recipe: str = ""
     profile: str = "default"
     trace: Path | None = None
-    against: str = ""
+    against: Path | None = None
     task: str = "gsm8k"
     reserve: int = 0
     baseline: Path | None = None
@@ -82,6 +82,11 @@ class GateOptions(msgspec.Struct, frozen=True):
     def serves(self) -> bool:
         """Whether there is a server, or will be one."""
         return bool(self.server or self.serve)
+
+    @property
+    def observed(self) -> bool:
+        """Whether that server's log can be read."""
+        return bool(self.serve or (self.server and self.server_log))
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

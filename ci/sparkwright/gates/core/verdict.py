@@ -149,6 +149,7 @@ class Verdict(msgspec.Struct, frozen=True):
         checks: In the order in which they ran.
         recipe: The recipe that was served; empty for gates without a server or without a recipe.
         attempt: The number of the run of the gates for this wheel on this machine, from 1.
+        evidence: The sha256 of the file that holds its measurements; empty without one.
         host: Facts of the machine by name (GPU, driver, versions); no host name, user or path.
         began: Seconds since 1970 at the beginning.
         seconds: How long it took.
@@ -161,6 +162,7 @@ class Verdict(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...]
     recipe: str = ""
     attempt: int = 1
+    evidence: str = ""
     host: dict[str, str] = {}
     began: float = 0.0
     seconds: float = 0.0

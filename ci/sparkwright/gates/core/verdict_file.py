@@ -98,6 +98,17 @@ def read(data: bytes) -> Ladder:
     return verdicts
 
 
+def require_evidence(verdicts: Ladder, measurements: bytes) -> None:
+    """
+    Raise unless a verdict names the file *measurements* by its sha256 (`Verdict.evidence`).
+
+    Raises:
+        ValueError: None does.
+    """
+    if sha256_bytes(measurements) not in {verdict.evidence for verdict in verdicts.verdicts}:
+        raise ValueError("the measurements are not those that a verdict names")
+
+
 class VerdictFile:
     """
     The verdicts about *wheel* in the folder *output*, for one run of the gates.
@@ -120,7 +131,9 @@ class VerdictFile:
         self.path = output / f"{wheel.file.removesuffix('.whl')}.verdicts.json"
         self.log = attempt_log(output, wheel.file)
         self.load()
-        self.attempt = 1 + max((line.number for line in read_log(self.log, wheel.sha256)), default=0)
+        self.attempt = 1 + max(
+            (line.number for line in read_log(self.log, wheel.sha256)), default=0
+        )
 
     def load(self) -> Ladder | None:
         """

@@ -40,7 +40,7 @@ CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", measured=True),
     *declare("candidate-wheel", "baseline-wheel"),
     *declare("roofline", measured=True, role="informs"),
-    *declare("measured", "baseline", role="reports"),
+    *declare("measured", role="reports"),
 )
 
 #: Of those of G3: why a server of ours ended.
