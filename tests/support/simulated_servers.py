@@ -100,7 +100,7 @@ class SimulatedMachine(MachineMonitor):
 
     def __init__(self, servers: SimulatedServers, policy: MachinePolicy) -> None:
         self._servers, self.policy = servers, policy
-        self._normal = Normal(GEMV, GEMV, GEMV, COPY, "simulated")
+        self._normal = Normal(GEMV, GEMV, GEMV, COPY)
 
     def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
         self._servers.now += 1

@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import select
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import psutil
 import pynvml
+from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.machine.state_checks import (
     THROTTLE_REASONS,
     MachinePolicy,
     Normal,
-    Positive,
     ProbePolicy,
     Reading,
     Snapshot,
@@ -97,8 +92,7 @@ class Telemetry:
     def snapshot(
         self,
         server: Sequence[psutil.Process] = (),
-        reading: Reading | None = None,
-        probe_error: str = "",
+        readings: Sequence[Reading] = (),
     ) -> Snapshot:
         """Return the state now; this program, *server* and their children are not others."""
         own = [psutil.Process(), *server]
@@ -112,8 +106,8 @@ class Telemetry:
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
-            gemv=reading.gemv if reading else None,
-            copy=reading.copy if reading else None,
+            gemv=readings[0].gemv if readings else None,
+            copy=readings[0].copy if readings else None,
             sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             memory_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
@@ -123,12 +117,11 @@ class Telemetry:
             other_load=other_load,
             gpu_processes=_process_names({one.pid for one in computing} - {one.pid for one in own}),
             on_battery=_on_battery(),
-            probe_error=probe_error,
         )
 
 
 def _on_battery() -> bool:
-    """Return whether a battery alone feeds the machine; False where the kernel knows of no power supply."""
+    """Return whether a battery alone feeds the machine."""
     try:
         battery = psutil.sensors_battery()
     except OSError:  # psutil lists a directory that a kernel without power supplies does not have
@@ -171,213 +164,100 @@ def _other_load(own: Sequence[psutil.Process]) -> float:
 
 SCRIPT = Path(__file__).parent / "gemv_probe.py"
 
-#: Threads on a processor: enough for its memory, and few enough not to wait for each other.
-MAX_THREADS = 8
-
-T = TypeVar("T")
-
 
 class ProbeError(Exception):
     """The probe gives no reading; the message says why."""
 
 
-class Device(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """
-    The device that the probe measures.
+    What the probe measured.
 
     Attributes:
-        kind: ``cuda`` or ``cpu``. *name*: of the device and of the library.
+        gpu: Whether it ran on a GPU. *name*: of the device and of the library.
         uuid: Of the GPU, without ``GPU-``; empty for the processor.
+        bytes: Of the matrix.
+        readings: At least one.
     """
 
-    kind: Literal["cuda", "cpu"]
+    gpu: bool
     name: str
     uuid: str
+    bytes: Annotated[int, Meta(gt=0)]
+    readings: Annotated[tuple[Reading, ...], Meta(min_length=1)]
 
 
-class GemvProbe:
+def probe(
+    python: Path,
+    policy: ProbePolicy,
+    megabytes: int,
+    readings: int = 1,
+    warmup: float | None = None,
+) -> ProbeResult:
     """
-    The probe, started by its first use and again after a failure.
+    Return *readings* of the matrix-vector probe in an environment with torch.
 
-    The kernel kills it with the thread that started it, so use it from one that lasts.
+    A slow state of the GPU that its driver does not report shows in it: on a GB10 a matrix-vector
+    product took 3.3 times as long there, while a copy was as fast as ever. The program ends after
+    each call, so that it takes no memory from a server that is measured.
 
-    Args:
-        python: Python with torch or NumPy. *log*: file for its error output.
+    Raises:
+        ProbeError: The program does not start, fails, hangs or prints something else.
     """
-
-    def __init__(self, policy: ProbePolicy, python: Path, log: Path) -> None:
-        self._policy, self._python, self._log = policy, python, log
-        self._child: subprocess.Popen[bytes] | None = None
-        self._device: Device | None = None
-
-    def device(self) -> Device:
-        """
-        Return the device that is measured.
-
-        Raises:
-            ProbeError: The program does not start.
-        """
-        if self._child is None or self._device is None:
-            threads = str(min(MAX_THREADS, len(os.sched_getaffinity(0))))
-            environment = process.clean_environment(
-                OMP_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads
-            )
-            command = [str(self._python), "-I", str(SCRIPT)]
-            try:
-                with self._log.open("wb") as sink:
-                    self._child = subprocess.Popen(
-                        process.wrap_with_limits(command, by=signal.SIGKILL),
-                        env=environment,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=sink,
-                        bufsize=0,
-                        start_new_session=True,
-                    )
-            except (OSError, CommandError) as error:
-                raise ProbeError(f"{self._python} does not run: {error}") from error
-            self._device = self._response(self._child, Device, self._policy.start_timeout)
-        return self._device
-
-    def reading(self, megabytes: int = 0) -> Reading:
-        """
-        Return a reading, of a matrix of so many *megabytes* instead of the policy's.
-
-        Raises:
-            ProbeError: The program does not start, fails or hangs.
-        """
-        self.device()
-        assert self._child
-        assert self._child.stdin
-        policy = self._policy
-        request = {
-            "megabytes": megabytes or policy.matrix,
-            "warmup": policy.warmup,
-            "seconds": policy.seconds,
-        }
-        try:
-            self._child.stdin.write(msgspec.json.encode(request) + b"\n")
-        except OSError as error:
-            raise self._failure(f"it has ended ({error.strerror})") from None
-        return self._response(self._child, Reading, policy.timeout)
-
-    def bandwidth(self) -> float:
-        """
-        Return how fast memory is read, in bytes per second; raise `ProbeError` as `reading` does.
-
-        It is the faster of two ways to read an array once: too low a ceiling would make sound
-        measurements look impossible.
-        """
-        reading = self.reading(self._policy.stream)
-        return reading.bytes / min(reading.gemv, reading.reduce)
-
-    def _response(self, child: subprocess.Popen[bytes], kind: type[T], timeout: float) -> T:
-        """Return the next line of *child*."""
-        assert child.stdout
-        line, end = b"", time.monotonic() + timeout
-        while not line.endswith(b"\n"):
-            if not select.select([child.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise self._failure(f"it did not answer within {timeout:.0f} s")
-            if not (data := os.read(child.stdout.fileno(), 65536)):
-                raise self._failure("it has ended")
-            line += data
-        try:
-            return msgspec.json.decode(line, type=kind)
-        except msgspec.MsgspecError as error:
-            raise self._failure(f"it gives no reading ({error})") from None
-
-    def _failure(self, message: str) -> ProbeError:
-        """End the child and return the error, with the last line of its log."""
-        self.stop()
-        lines = self._log.read_text("utf-8", "replace")[-2000:].strip().splitlines()
-        return ProbeError(f"{message}: {one_line(lines[-1], 200)}" if lines else message)
-
-    def stop(self) -> None:
-        """End the child; harmless when repeated."""
-        if self._child:
-            self._child.kill()
-            self._child.communicate()
-        self._child = None
-
-
-class FastestSession(msgspec.Struct, frozen=True):
-    """Median seconds of a session's first matrix-vector products, and its day."""
-
-    gemv: Positive
-    day: str
-
-
-def history_key(fingerprint: Mapping[str, str], policy: ProbePolicy, device: str) -> str:
-    """Return the key of a machine: another driver, device, library or matrix is another one."""
-    return content_key("probe", [dict(fingerprint), policy.matrix, device])
-
-
-def history_reasons(
-    store: Store, key: str, normal: Normal, policy: ProbePolicy
-) -> tuple[Reason, ...]:
-    """Return a reason if a session that starts with *normal* is slower than the fastest one."""
-    best = store.get("probe", key, FastestSession)
-    if best is None or normal.median <= best.gemv * (1 + policy.band):
-        return ()
-    times = normal.median / best.gemv
-    message = f"the GEMV takes {times:.2f} × as long as on {best.day}, with the same versions"
-    return (Reason("slow-state", message),)
-
-
-def store_session(store: Store, key: str, normal: Normal) -> None:
-    """Store a session if it is the fastest on its machine."""
-    best = store.get("probe", key, FastestSession)
-    if best is None or normal.median < best.gemv:
-        today = time.strftime("%Y-%m-%d", time.gmtime())
-        store.put("probe", key, FastestSession(normal.median, today))
+    warmup = policy.warmup if warmup is None else warmup
+    words = (str(number) for number in (megabytes, warmup, policy.seconds, readings))
+    timeout = policy.timeout + 2 * readings * (warmup + policy.seconds)
+    try:
+        printed = process.output([python, "-I", SCRIPT, *words], timeout=timeout)
+        return msgspec.json.decode(printed.strip().rpartition("\n")[2], type=ProbeResult)
+    except CommandError as error:
+        raise ProbeError(one_line(" ".join([error.what, *error.details[-1:]]), 300)) from None
+    except msgspec.MsgspecError as error:
+        raise ProbeError(f"it gives no reading: {error}") from None
 
 
 class MachineMonitor:
     """
-    The machine in one session; leave the ``with`` block to end the probe.
+    The machine in one session.
 
     Args:
-        python: Python of an environment with torch for the GPU, such as the server's; None for this
-            program's. Without a GPU only the bandwidth of the memory is measured.
+        python: Python of an environment with torch, such as the server's; None if there is none,
+            and then nothing is probed. Without a GPU only the bandwidth of memory is measured.
 
     Attributes:
         policy: With the memory floor of this kind of machine.
-        bandwidth: Of the memory; None if the probe fails.
+        bandwidth: Of the memory; None if it was not measured.
         normal: The probe's normal readings; None before `settle`, and without a GPU.
         notes: Sentences for the reader of the result.
     """
 
     def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
-        self._store, self._device, uuid = store, "", ""
-        log = store.folder("logs") / "probe.log"
-        self._probe = GemvProbe(policy.probe, python or Path(sys.executable), log)
+        self._store, self._python, self._failure = store, python, ""
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
         self.notes: tuple[str, ...] = ()
-        self._failure = ""
+        self._device: ProbeResult | None = None
         try:
-            device = self._probe.device()
-            gigabytes = round(self._probe.bandwidth() / 1e9, 2)
-            self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
-            decode_bytes.store_bandwidth(store, self.bandwidth)
-            if device.kind == "cuda":
-                self._device, uuid = device.name, device.uuid
+            if python:
+                self._device = probe(python, policy.probe, policy.probe.stream)
+                self.bandwidth = self._device_bandwidth(self._device)
         except ProbeError as error:
             self._failure = str(error)
             self._note(f"The probe fails, so a slow state would not be noticed: {error}.")
-        self._telemetry = Telemetry(uuid)
+        self._telemetry = Telemetry(self._device.uuid if self._device else "")
         self.policy = self._telemetry.adapt(policy)
 
-    def __enter__(self) -> Self:
-        return self
+    def _device_bandwidth(self, device: ProbeResult) -> Bandwidth:
+        """
+        Return how fast memory is read, and store it.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._probe.stop()
+        A product reads the matrix once, and a copy reads and writes it. The faster one counts: too
+        low a ceiling would make sound measurements look impossible.
+        """
+        seconds = min(min(one.gemv, one.copy / 2) for one in device.readings)
+        bandwidth = Bandwidth(round(device.bytes / seconds / 1e9, 2), "measured", device.name)
+        decode_bytes.store_bandwidth(self._store, bandwidth)
+        return bandwidth
 
     def _note(self, note: str) -> None:
         self.notes = (*self.notes, note)
@@ -387,48 +267,48 @@ class MachineMonitor:
         """Return the names and versions that the machine's speed depends on."""
         return self._telemetry.fingerprint()
 
+    def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
+        """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
+        if self._python is None or self._device is None or not self._device.gpu:
+            return ()
+        policy = self.policy.probe
+        return probe(self._python, policy, policy.matrix, count, warmup).readings
+
     def preheat(self, seconds: float) -> None:
         """Work for some *seconds*, so that the next measurement is made warm."""
-        end = time.monotonic() + seconds
-        with console.progress("preheat", seconds) as line:
-            while self._device and (left := end - time.monotonic()) > 0:
-                line.update(round(seconds - left), "s")
-                try:
-                    self._probe.reading()
-                except ProbeError as error:
-                    return self._note(f"The machine was not preheated: {error}.")
-        return None
+        try:
+            with console.step(f"preheat for {seconds:.0f} s"):
+                self._readings(warmup=seconds / 2)
+        except ProbeError as error:
+            self._note(f"The machine was not preheated: {error}.")
 
     def settle(self) -> tuple[Reason, ...]:
         """Define what is normal, before any server runs; return the reasons against a session."""
-        reasons: tuple[Reason, ...] = ()
+        reasons = start_reasons(self._telemetry.snapshot(), self.policy)
+        try:
+            readings = self._readings(self.policy.probe.readings)
+        except ProbeError as error:
+            self._failure = str(error)
         if self._failure:
-            return (Reason("probe-silent", self._failure),)
-        if self._device:
-            probe = self.policy.probe
-            key = history_key(self.fingerprint(), probe, self._device)
-            try:
-                readings = [self._probe.reading() for _ in range(probe.readings)]
-            except ProbeError as error:
-                return (Reason("probe-silent", str(error)),)
-            self.normal = Normal.of(readings, self._device)
-            reasons = (
-                *normal_reasons(self.normal, probe),
-                *history_reasons(self._store, key, self.normal, probe),
-            )[:1]
-            if not reasons:
-                store_session(self._store, key, self.normal)
-        return (*start_reasons(self._telemetry.snapshot(), self.policy), *reasons)
+            return (Reason("probe-silent", self._failure), *reasons)
+        if not readings:
+            return reasons
+        self.normal = normal = Normal.of(readings)
+        facts = [self.fingerprint(), self.policy.probe.matrix, self._device and self._device.name]
+        key = content_key("probe", facts)
+        fastest = self._store.get("probe", key, Normal)
+        if slow := normal_reasons(normal, fastest, self.policy.probe):
+            return (*reasons, *slow)
+        if fastest is None or normal.median < fastest.median:
+            self._store.put("probe", key, normal)
+        return reasons
 
     def snapshot(self, server: Sequence[psutil.Process] = ()) -> Snapshot:
         """Return the state now; *server* are the processes of the server that is measured."""
-        reading, error = None, ""
-        if self._device:
-            try:
-                reading = self._probe.reading()
-            except ProbeError as failure:
-                error = str(failure)
-        return self._telemetry.snapshot(server, reading, error)
+        try:
+            return self._telemetry.snapshot(server, self._readings())
+        except ProbeError as error:
+            return replace(self._telemetry.snapshot(server), probe_error=str(error))
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""

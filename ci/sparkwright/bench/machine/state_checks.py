@@ -65,7 +65,7 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         readings: Readings that define what is normal.
         band: Allowed distance from the range of those readings (0.03 is 3 %).
         min_ratio: Minimum of the product's bandwidth in parts of the copy's.
-        start_timeout: Seconds to load torch. *timeout*: seconds beyond the work itself, later.
+        timeout: Seconds beyond the work itself, to load torch from a cold disk.
     """
 
     matrix: Size
@@ -75,7 +75,6 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     readings: Annotated[int, Meta(ge=3, le=1000)]
     band: Positive
     min_ratio: Annotated[float, Meta(ge=0, lt=1)]
-    start_timeout: Positive
     timeout: Positive
 
 
@@ -85,13 +84,11 @@ class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         floor: Minimum if GPU and CPU share the memory. *discrete_floor*: minimum otherwise.
-        max_fall: Maximum decrease within a second.
         period: Seconds between two checks; unified memory is gone within seconds.
     """
 
     floor: Size
     discrete_floor: Size
-    max_fall: Size
     period: Annotated[float, Meta(gt=0, le=0.5)]
 
 
@@ -122,8 +119,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throttle_reasons: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.start_temperature > self.max_temperature:
-            raise ValueError("start_temperature is at most max_temperature")
         if unknown := set(self.throttle_reasons) - set(THROTTLE_REASONS.values()):
             raise ValueError(f"unknown throttle reasons: {', '.join(sorted(unknown))}")
 
@@ -162,12 +157,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Median seconds of the probe's product, copy and reduction of a matrix of so many *bytes*."""
+    """Median seconds of the probe's matrix-vector product, and of its copy of the matrix."""
 
     gemv: Positive
     copy: Positive
-    reduce: Positive
-    bytes: int
 
 
 class Normal(msgspec.Struct, frozen=True):
@@ -176,21 +169,19 @@ class Normal(msgspec.Struct, frozen=True):
 
     Attributes:
         low, median, high: Seconds of the matrix-vector product. *copy*: median of the copy.
-        device: Name of the device.
     """
 
     low: float
     median: float
     high: float
     copy: float
-    device: str
 
     @classmethod
-    def of(cls, readings: Sequence[Reading], device: str) -> Normal:
+    def of(cls, readings: Sequence[Reading]) -> Normal:
         """Return the normal of the *readings* at the start of a session."""
         gemv = [reading.gemv for reading in readings]
         copy = statistics.median(reading.copy for reading in readings)
-        return cls(min(gemv), statistics.median(gemv), max(gemv), copy, device)
+        return cls(min(gemv), statistics.median(gemv), max(gemv), copy)
 
 
 def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ...]:
@@ -198,16 +189,25 @@ def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ..
     return tuple(_state_reasons(snapshot, policy, policy.start_temperature))
 
 
-def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
+def normal_reasons(
+    normal: Normal, fastest: Normal | None, policy: ProbePolicy
+) -> tuple[Reason, ...]:
     """
     Return the reasons against the first readings of a session as what is normal.
 
     A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
+
+    Args:
+        fastest: The fastest session of the machine with the same versions; None for the first.
     """
     ratio = normal.copy / (2 * normal.median)
-    if ratio >= policy.min_ratio:
+    times = normal.median / (fastest or normal).median
+    if ratio < policy.min_ratio:
+        message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
+    elif times > 1 + policy.band:
+        message = f"the GEMV takes {times:.2f} × as long as in the fastest session"
+    else:
         return ()
-    message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g} or more"
     return (Reason("slow-state", message),)
 
 

@@ -253,10 +253,8 @@ class Experiment:
             self._workloads.texts[name].verify(spec.texts)
         candidate, baseline = self._subjects
         python = spec.candidate.python if spec.candidate else None
-        with (
-            MachineMonitor(self._machine_policy, store, python=python) as machine,
-            self._journal(machine) as journal,
-        ):
+        machine = MachineMonitor(self._machine_policy, store, python=python)
+        with self._journal(machine) as journal:
             stopped = self._prepare(machine)
             past = journal.past
             outcome = RunOutcome(past.measurements, past.closed, None, stopped)
