@@ -34,8 +34,8 @@ REASONS: Mapping[str, str] = {
     "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
-    "probe-silent": "The matrix-vector probe did not answer, so a slow state would not be noticed. "
-    "Its log is in the cache directory, under logs.",
+    "probe-silent": "The matrix-vector probe gave no reading, so a slow state would not be noticed. "
+    "It needs torch in the environment that serves; its last message is quoted.",
     "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
     "before the machine hangs.",
 }
