@@ -138,6 +138,8 @@ def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list
     assert error["reference"] == "recipe-unfit"
     assert error["what"] == "G6 has no floor of gsm8k for a server without --recipe."
     assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
+    assert json.loads(cli("gate", *options, "--recipe", "qwen3-30b-a3b-nvfp4", *common).stdout)["error"]["reference"] == "not-provided"
+    options = ["--server", "http://127.0.0.1:1", *options[4:]]
     ready = json.loads(cli("gate", *options, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *common).stdout)
     assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"
 

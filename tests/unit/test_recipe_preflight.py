@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,9 @@ def test_checkpoint_has_its_bytes_and_drafting_layers(tmp_path: Path) -> None:
     """Nemotron-H drafts only if its config says so."""
     nemotron = {**CONFIG, "model_type": "nemotron_h"}
     drafting = {**nemotron, "num_nextn_predict_layers": 1}
-    assert preflight.checkpoint_size(model(tmp_path / "a", CONFIG, *TENSORS)) == CheckpointSize(2 * 2 * 64 * 64, 2 * 2 * 64, False)
+    assert preflight.checkpoint_size(model(tmp_path / "a", CONFIG, *TENSORS)) == CheckpointSize(
+        2 * 2 * 64 * 64, 2 * 2 * 64, False, "llama"
+    )
     assert preflight.checkpoint_size(model(tmp_path / "b", CONFIG, *DRAFTS)).drafts
     assert not preflight.checkpoint_size(model(tmp_path / "c", nemotron, *DRAFTS)).drafts
     assert preflight.checkpoint_size(model(tmp_path / "d", drafting, *DRAFTS)).drafts
@@ -120,7 +123,7 @@ def test_checkpoint_has_its_bytes_and_drafting_layers(tmp_path: Path) -> None:
 def test_checkpoint_on_disk_decides_over_the_plan() -> None:
     drafting = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
     token = drafting.plan.token
-    good = CheckpointSize(round(44.2 * 2**30), 2 * token, True)
+    good = CheckpointSize(round(44.2 * 2**30), 2 * token, True, "qwen3_next", "NVFP4 (modelopt)")
 
     def found(checkpoint: CheckpointSize, servers: int = 1) -> set[str]:
         return {one.reference for one in preflight.findings(drafting, None, checkpoint=checkpoint, servers=servers)}
@@ -129,8 +132,30 @@ def test_checkpoint_on_disk_decides_over_the_plan() -> None:
     assert found(replace(good, token=token)) == set(), "at one byte a number"
     assert found(replace(good, drafts=False)) == {"speculation-headless"}
     assert found(replace(good, token=token * 3)) == {"token-differs"}
-    assert found(replace(good, weights=90 * 2**30)) == {"memory-short", "weights-differ"}
+    assert found(replace(good, weights=50 * 2**30)) == {"weights-differ"}
     assert found(good, servers=2) == {"memory-short"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3-next-80b-nvfp4-marlin", {}),
+        ("qwen3-next-80b-nvfp4-marlin", {"architecture": "qwen3_moe"}),
+        ("qwen3-next-80b-nvfp4-marlin", {"scheme": "FP8"}),
+        ("qwen3-next-80b-nvfp4-marlin", {"scheme": ""}),
+        ("qwen3-next-80b-nvfp4-marlin", {"weights": 20 * 2**30}),
+        ("nemotron-3-nano-w4a4-b12x", {"architecture": "nemotron_h", "scheme": "NVFP4 (modelopt, W4A16)", "weights": 19 * 2**30}),
+        ("qwen3-next-80b-awq", {"scheme": "INT4 (awq)"}),
+        ("toy-cpu", {"scheme": ""}),
+    ],
+)
+def test_checkpoint_of_another_model_is_refused(name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Architecture, format and size decide, not the name of the folder; a recipe for any model takes any."""
+    known = CheckpointSize(round(44.2 * 2**30), 0, True, "qwen3_next", "NVFP4 (modelopt)")
+    monkeypatch.setattr(preflight, "checkpoint_size", lambda _: replace(known, **changes))
+    sound = not changes or name in ("qwen3-next-80b-awq", "toy-cpu")
+    with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="does not hold the checkpoint"):
+        preflight.require_checkpoint(recipe.load(ROOT, name), Path("model"))
 
 
 def test_recipe_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
-from sparkwright.bench.recipes.recipe import Recipe, RecipeError
+from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
 from sparkwright.core.errors import UsageError
 
@@ -27,6 +27,10 @@ SPARK_GIB = 119.7
 SPARK_MB = round(SPARK_GIB * 2**30 / 1e6)
 #: Share by which a checkpoint may differ from the plan before the plan is called wrong.
 TOLERANCE = 0.05
+#: Share by which it may differ before it is another checkpoint; some plans are estimates.
+OTHER_MODEL = 0.3
+#: Formats of weights by the names that people give them, where the two differ.
+FORMATS = {"AWQ": "INT4", "none": ""}
 
 #: Variable that later releases do not read → the first one that does not, of the sdists of 0.16.0,
 #: 0.20.1, 0.23.0, 0.24.0, 0.25.1, 0.30.0 and 0.33.0, and what replaced it, as 0.23.0 itself says.
@@ -93,6 +97,8 @@ REASONS: Mapping[str, str] = {
     "the plan's bytes of a token were not compared. Compare them with vLLM's log.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
+    "checkpoint-other": "The checkpoint on disk has another architecture, format or size than the "
+    "recipe's model, so nothing about it would be true of the recipe. Name the recipe's checkpoint.",
     "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
     "flag-planned": "The flag says what the plan, the nodes, the speculation or a measurement "
     "says, and one of them would not be true. Remove the flag.",
@@ -130,11 +136,15 @@ class CheckpointSize(msgspec.Struct, frozen=True):
         token: Bytes of a token in the cache, at two bytes a number; half of it with fp8; 0 if the
             config states it in a way that is not understood.
         drafts: Whether vLLM can draft with it (MTP).
+        architecture: ``model_type`` of its config.json.
+        scheme: Format of most of its quantised bytes; empty if none are.
     """
 
     weights: int
     token: float
     drafts: bool
+    architecture: str = ""
+    scheme: str = ""
 
 
 def setting(flag: str) -> str:
@@ -173,7 +183,22 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
     # (vllm/config/speculative.py), and quantizers drop the field.
     if audit.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    return CheckpointSize(audit.bytes, audit.token_bytes, drafts)
+    return CheckpointSize(audit.bytes, audit.token_bytes, drafts, audit.model, audit.scheme)
+
+
+def require_checkpoint(recipe: Recipe, folder: Path) -> None:
+    """
+    Raise unless the model in *folder* can be the checkpoint of *recipe*, by its files alone.
+
+    Raises:
+        recipe-unfit: It has another architecture, format or size.
+        not-provided, checkpoint-invalid: As `checkpoint_size`.
+    """
+    if recipe.model.repository == "any":
+        return
+    if details := [one.message for one in _other_model(recipe, checkpoint_size(folder))]:
+        what = f"{folder} does not hold the checkpoint of {recipe.name}."
+        raise RecipeError("recipe-unfit", what, details=[*details, REASONS["checkpoint-other"]])
 
 
 def check(
@@ -233,11 +258,31 @@ def findings(
         *_memory(recipe, total * 1e6 / 2**30, checkpoint, servers),
         *_cells(recipe, workloads),
     ]
+    if checkpoint and recipe.model.repository != "any":
+        found += _other_model(recipe, checkpoint)
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
     if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
         found.append(PreflightFinding("speculation-headless", message))
     return tuple(sorted(dict.fromkeys(found), key=lambda finding: finding.weight != "error"))
+
+
+def _other_model(recipe: Recipe, checkpoint: CheckpointSize) -> Iterator[PreflightFinding]:
+    """Yield what shows that *checkpoint* is not the one of *recipe*."""
+    model, plan = recipe.model, recipe.plan
+    if model.architecture not in (UNRESOLVED, checkpoint.architecture):
+        message = f"its architecture is {checkpoint.architecture}, not {model.architecture}"
+        yield PreflightFinding("checkpoint-other", message)
+    name = model.quantization.partition(" ")[0]
+    weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
+    if not checkpoint.scheme.startswith(FORMATS.get(name, name)) or weights_alone:
+        scheme = checkpoint.scheme or "not quantised"
+        message = f"it is {scheme}, and the recipe's model is {model.quantization}"
+        yield PreflightFinding("checkpoint-other", message)
+    size = checkpoint.weights / 2**30 / recipe.nodes
+    if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
+        message = f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}"
+        yield PreflightFinding("checkpoint-other", message)
 
 
 def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:

@@ -69,13 +69,16 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         repository: On the hub of models; ``any`` for one that the user brings.
         revision: Its commit; ``unresolved`` before anyone has seen it, and then the checkpoint may
             change under the recipe.
-        quantization: As people write it: ``NVFP4``, ``AWQ``.
+        architecture: ``model_type`` of its config.json; ``unresolved`` likewise.
+        quantization: As people write it: ``NVFP4``, ``AWQ``, with the bits of weights and
+            activations behind it where they matter, ``NVFP4 (W4A4)``.
         drafts: Whether it holds layers that draft (MTP); ``unknown`` if nobody has looked.
     """
 
     repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
     revision: Annotated[str, Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
     quantization: str
+    architecture: Annotated[str, Meta(pattern="^[a-z0-9_]+$")] = UNRESOLVED
     drafts: bool | Literal["unknown"] = "unknown"
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import RecipeError
 from sparkwright.bench.server import wheel_identity
@@ -79,6 +80,7 @@ class GateBuilder:
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
+        recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
     """
 
     def __init__(self, context: RunContext, options: GateOptions, host: Mapping[str, str]) -> None:
@@ -86,6 +88,9 @@ class GateBuilder:
         self._context, self._options = context, options
         self._policies = policy.load(root)
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
+        model = options.serve or options.model_folder
+        if self._recipe and model:
+            preflight.require_checkpoint(self._recipe, model)
         self._stack = contextlib.ExitStack()
         scratch = tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))
         self._scratch = Path(self._stack.enter_context(scratch))

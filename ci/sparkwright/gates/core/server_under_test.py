@@ -109,8 +109,12 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
-    """Return whether two servers serve one model: by digest, else by the end of its name."""
-    if one.model and other.model:
+    """
+    Return whether two servers serve one model: by its digest, and never by its name alone.
+
+    Without the files of either, equal names are not refused; only the texts are compared then.
+    """
+    if one.model or other.model:
         return one.model == other.model
     return Path(one_name).name == Path(other_name).name
 

@@ -79,7 +79,8 @@ REASONS: Mapping[str, str] = {
     "reference-is-candidate": "The reference was recorded from the candidate's own wheel, so both "
     "share every fault. Record it from the official wheel or from an earlier release.",
     "reference-other-model": "The reference is of other weights, another tokenizer or other texts. "
-    "Record it with the same ones.",
+    "Record it with the same ones, and name the files of a server that runs already with "
+    "--model-folder.",
     "reference-other-policy": "The reference has other numbers of texts, tokens or logarithms than "
     "the policy. Record it again.",
     "corpus-too-short": "With this tokenizer a text has fewer tokens than the policy asks for. "
