@@ -142,7 +142,7 @@ def _soaked(broken: Broken, sound: tuple[Check, ...], tmp_path_factory: pytest.T
     """Return what the soak gate says of the sound server; the kernel's log is an empty file, as this machine's may not be read."""
     folder = tmp_path_factory.mktemp("soak")
     (folder / "kmsg").touch()
-    return soak.run(SHORT, broken.client(), folder / "soak.jsonl", pid=broken.pid, **again(broken), kernel=folder / "kmsg")
+    return soak.run(SHORT, broken.client(), pid=broken.pid, **again(broken), kernel=folder / "kmsg")
 
 
 #: What is wrong under load → the fault, its options, whether the words are asked for again, and the check that must notice.
@@ -160,7 +160,7 @@ def test_what_goes_wrong_under_load_dies(kill: Kill, broken: Broken, soaked: tup
     (tmp_path / "kmsg").touch()
     with broken.fault(fault, **options):
         checks = soak.run(
-            SHORT, broken.client(), tmp_path / "j", pid=broken.pid, **again(broken, rerun), kernel=tmp_path / "kmsg"
+            SHORT, broken.client(), pid=broken.pid, **again(broken, rerun), kernel=tmp_path / "kmsg"
         )
 
     kill(mutant=mutant, gate="G7", sound=soaked, mutant_checks=checks)
@@ -177,7 +177,7 @@ def test_an_error_of_the_gpu_dies(kill: Kill, broken: Broken, soaked: tuple[Chec
 
     timer = threading.Timer(3.0, write)
     timer.start()
-    checks = soak.run(replace(SHORT, seconds=12), broken.client(), tmp_path / "j", pid=broken.pid, kernel=log, **again(broken, False))
+    checks = soak.run(replace(SHORT, seconds=12), broken.client(), pid=broken.pid, kernel=log, **again(broken, False))
     timer.join()
 
     kill(mutant="an Xid in the kernel's log", gate="G7", sound=soaked, mutant_checks=checks)
@@ -188,7 +188,7 @@ def test_a_server_that_crashes_dies(kill: Kill, broken: Broken, soaked: tuple[Ch
     """The engine's process is killed under load; comes last, as nothing is left of the server."""
     (tmp_path / "kmsg").touch()
     with broken.fault("crash", after=400):
-        checks = soak.run(SHORT, broken.client(), tmp_path / "j", pid=broken.pid, **again(broken), kernel=tmp_path / "kmsg")
+        checks = soak.run(SHORT, broken.client(), pid=broken.pid, **again(broken), kernel=tmp_path / "kmsg")
 
     kill(mutant="the engine crashes under load", gate="G7", sound=soaked, mutant_checks=checks)
     assert {named(checks)[name].state for name in ("requests", "restarts")} == {"fail"}

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.server.broken import ROOT, WORDS, Broken, _broken, _learnt
@@ -34,16 +29,6 @@ SHORT = replace(
     ),
 )  # fmt: skip
 
-#: A soak in a process of its own, to be killed. A job that a script put into the background would ignore interruptions.
-PROGRAM = (
-    "import signal, sys, msgspec; from pathlib import Path; from sparkwright.bench.server.client import Client\n"
-    "from sparkwright.gates.soak import gate as soak\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "url, journal, pid, policy = sys.argv[1:]\n"
-    "soak.run(msgspec.json.decode(policy, type=soak.SoakPolicy), Client(url), Path(journal), pid=int(pid))\n"
-)
-
-
 def named(checks: tuple[Check, ...]) -> dict[str, Check]:
     """Return *checks* by name; every reason among them is explained."""
     assert {check.reason for check in checks} - {""} <= set(soak.REASONS)
@@ -55,7 +40,7 @@ def test_a_sound_server_passes_a_soak(broken: Broken, tmp_path: Path) -> None:
     (tmp_path / "kmsg").touch()
     checks = named(
         soak.run(
-            SHORT, broken.client(), tmp_path / "j", pid=broken.pid, kernel=tmp_path / "kmsg",
+            SHORT, broken.client(), pid=broken.pid, kernel=tmp_path / "kmsg",
             words=lambda: words.run(WORDS_POLICY, broken.client(), "learnt", quick=True),
             distributions=lambda: (passed("reference", "as before"),),
         )
@@ -67,28 +52,11 @@ def test_a_sound_server_passes_a_soak(broken: Broken, tmp_path: Path) -> None:
     figures = {figure.name: figure.value for figure in checks["requests"].figures}
     assert min(figures["aborted"], figures["refused"]) > 0
     assert all(figures[f"answers at concurrency {concurrency}"] >= SHORT.least for concurrency in SHORT.load.concurrencies)
-    assert len((tmp_path / "j").read_bytes().splitlines()) >= 6
-
-
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
-def test_a_soak_that_is_ended_leaves_its_journal(broken: Broken, tmp_path: Path, by: signal.Signals) -> None:
-    """Killed or interrupted, it leaves whole lines, and the server answers all the same."""
-    journal = tmp_path / "j"
-    policy = msgspec.json.encode(replace(SHORT, seconds=600)).decode()
-    command = [sys.executable, "-c", PROGRAM, broken.url, str(journal), str(broken.pid), policy]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
-        while not journal.exists() or journal.read_bytes().count(b"\n") < 4:
-            assert child.poll() is None
-            time.sleep(0.1)
-        child.send_signal(by)
-        child.wait(timeout=60)
-
-    assert broken.client().complete("The sea", max_tokens=4, ignore_eos=True).tokens
 
 
 def test_a_process_that_is_not_known_is_not_watched(broken: Broken, tmp_path: Path) -> None:
     """A server on another machine can be soaked; what cannot be seen from here is not run."""
-    checks = named(soak.run(replace(SHORT, seconds=20, least=1, load=replace(SHORT.load, concurrencies=(1, 2))), broken.client(), tmp_path / "j", kernel=tmp_path / "none"))
+    checks = named(soak.run(replace(SHORT, seconds=20, least=1, load=replace(SHORT.load, concurrencies=(1, 2))), broken.client(), kernel=tmp_path / "none"))
 
     assert {name: checks[name].reason for name in ("memory-growth", "restarts", "kernel-log", "words-after")} == {
         "memory-growth": "processes-unknown", "restarts": "processes-unknown", "kernel-log": "kernel-log-hidden", "words-after": "not-asked"

@@ -268,7 +268,6 @@ class GateBuilder:
         return soak.run(
             self._policies.soak,
             client,
-            self._context.store.folder("logs") / "soak.jsonl",
             pid=self.server.pid(),
             words=lambda: generation.run(rules, client, profile, quick=True),
             distributions=self._logprobs if self._options.against else None,

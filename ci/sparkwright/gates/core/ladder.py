@@ -143,7 +143,7 @@ def climb(
             checks = (not_run("ladder", message, "earlier-failed"),)
         elif not gate.blocked:
             if file:
-                file.begin(gate.name, gate.recipe)
+                file.log_line(gate.name, gate.recipe)
             with console.step(f"{gate.name}: {GATES[gate.name]}"):
                 checks = gate.run()
         verdict = verdict_of(

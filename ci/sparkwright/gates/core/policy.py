@@ -6,9 +6,9 @@ A policy can only name checks that some gate emits, so that neither can drift fr
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -99,21 +99,11 @@ def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
         f"{gate}: {name}"
         for gate, name in names
         if not any(
-            _overlap(entry.name, name) for entry in declared(gate) if entry.role == "decides"
+            fnmatchcase(entry.name, name) or fnmatchcase(name, entry.name)
+            for entry in declared(gate)
+            if entry.role == "decides"
         )
     ]
     if unknown:
         what = f"{policy.name} names {len(unknown)} check(s) that no gate emits."
         raise GateError("policy-unknown-check", what, details=unknown)
-
-
-@functools.cache
-def _overlap(one: str, other: str) -> bool:
-    """Return whether some name matches both patterns; ``*`` stands for any text."""
-    if not one or not other:
-        return set(one + other) <= {"*"}
-    if one[0] == "*":
-        return _overlap(one[1:], other) or _overlap(one, other[1:])
-    if other[0] == "*":
-        return _overlap(other, one)
-    return one[0] == other[0] and _overlap(one[1:], other[1:])

@@ -159,21 +159,21 @@ class VerdictFile:
             ) from error
         return stored
 
-    def begin(self, gate: str, recipe: str) -> None:
-        """Log that *gate* begins."""
-        append_line(self.log, Attempt(self.attempt, self._wheel.sha256, gate, recipe))
+    def log_line(self, gate: str, recipe: str, verdict: Verdict | None = None) -> None:
+        """Log that *gate* begins, or its *verdict*."""
+        append_line(self.log, Attempt(self.attempt, self._wheel.sha256, gate, recipe, verdict))
 
     def store(self, now: Ladder) -> None:
         """
-        Log the last verdict of *now*, and merge all of *now* into the document.
+        Log the last verdict of *now* if anything was measured, and merge all of *now* into the document.
 
         Raises:
             file-invalid: As `load`.
         """
         last = now.verdicts[-1]
-        line = Attempt(self.attempt, self._wheel.sha256, last.gate, last.recipe, last)
         with self._store.lock("verdicts"):
-            append_line(self.log, line)
+            if last.measured:
+                self.log_line(last.gate, last.recipe, last)
             if before := self.load():
                 now = merge(before, now)
             data = msgspec.json.format(msgspec.json.encode(document(now)), indent=1)

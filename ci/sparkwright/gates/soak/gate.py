@@ -3,8 +3,8 @@ G7: hours of mixed load, and the same words and distributions afterwards.
 
 The load mixes concurrencies, lengths, shared prefixes, clients that go away and bad requests.
 Meanwhile the memory of the server's processes, the processes themselves and the kernel's log are
-watched. The journal gets a line for each interval, so the last minutes before a machine dies can be
-read. An interrupted soak has no verdict: the next one begins anew, as a new server is another one.
+watched. Each interval prints a line, so the last minutes before a machine dies can be read. An
+interrupted soak has no verdict: the next one begins anew, as a new server is another one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sparkwright.bench.machine import watchdog
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.console import console
-from sparkwright.core.store import append_line
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -91,23 +90,6 @@ REASONS: Mapping[str, str] = {
 }
 
 
-class SoakInterval(msgspec.Struct, frozen=True):
-    """
-    A line of the journal: an interval of the load.
-
-    Attributes:
-        at: Its end in seconds since the beginning.
-        concurrency: Requests at once.
-        outcomes: Requests that ended in it, by outcome.
-        memory: The last reading of each kind of memory in bytes, and what the machine has left.
-    """
-
-    at: float
-    concurrency: int
-    outcomes: dict[str, int]
-    memory: dict[str, float]
-
-
 class SoakEnd(msgspec.Struct, frozen=True):
     """
     The end of the load.
@@ -128,7 +110,6 @@ class SoakEnd(msgspec.Struct, frozen=True):
 def run(
     policy: SoakPolicy,
     client: Client,
-    journal: Path,
     *,
     words: Callable[[], tuple[Check, ...]] | None = None,
     distributions: Callable[[], tuple[Check, ...]] | None = None,
@@ -139,7 +120,6 @@ def run(
     Return the checks of the gate, after the time that *policy* sets.
 
     Args:
-        journal: The file for a line of each interval.
         words, distributions: Run G4 and G5 again after the load; None without a reference.
         pid: The server's process, whose memory and children are watched.
         kernel: The device of the kernel's log.
@@ -151,9 +131,8 @@ def run(
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(pid, kernel)
-    journal.unlink(missing_ok=True)
     try:
-        end = _soak(policy, load, monitor, journal)
+        end = _soak(policy, load, monitor)
         if not end.gone:
             left = _running(client, policy.drain)
             keys = [request.key for request in load.requests if request.outcome == "repeating"]
@@ -169,7 +148,7 @@ def run(
     )
 
 
-def _soak(policy: SoakPolicy, load: Load, monitor: Monitor, journal: Path) -> SoakEnd:
+def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> SoakEnd:
     """Keep the load up until the time is over or the server is gone."""
     outcomes: list[Counter[str]] = []
     began, at = time.monotonic(), 0.0
@@ -185,9 +164,9 @@ def _soak(policy: SoakPolicy, load: Load, monitor: Monitor, journal: Path) -> So
                 progress.update(at, f"{concurrency} at once")
             counted = sum(map(Counter.total, outcomes))
             outcomes.append(Counter(request.outcome for request in load.requests[counted:]))
-            memory = {kind: readings[-1][1] for kind, readings in monitor.watched.memory.items()}
-            memory["available"] = float(psutil.virtual_memory().available)
-            append_line(journal, SoakInterval(at, concurrency, dict(outcomes[-1]), memory))
+            left = psutil.virtual_memory().available / 1e9
+            answers = ", ".join(f"{count} {name}" for name, count in outcomes[-1].items())
+            console.note(f"{at:.0f} s, {concurrency} at once: {answers}; {left:.1f} GB left")
     return SoakEnd(at, is_gone(policy, outcomes))
 
 
