@@ -42,7 +42,7 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
     assert [check.name for check in checks] == [entry.name for entry in CHECKS]
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     informing = {check.name for check in checks if not check.required}
-    assert informing == {"marlin-int4", "int8-gemm"}
+    assert informing == {"marlin-int4", "int8-gemm", *operators.UNTESTED}
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,29 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
 def test_the_architecture_comes_from_the_wheel(
     target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a wheel nothing runs; a GPU that does not load its code is foreign."""
-    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, ""))
+    """Without a wheel nothing runs, and a GPU that does not load its code is foreign."""
+    body = 'for _ in cubins if command == "load" else (): print(json.dumps(dict(functions=2, error="")))'
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    monkeypatch.setattr(device, "unpack", lambda *_: code(tmp_path))
     wheel = Path("a.whl") if target else None
-    if not reason:
-        assert device._unable(GB10, wheel, target) is None
+    checks = {one.name: one for one in device.run(POLICY, tmp_path, wheel=wheel, target=target)}
+    assert [*checks] == [entry.name for entry in CHECKS]
+    assert checks["fp4-gemm"].required == (target != "sm_90a")
+    if reason:
+        assert {check.reason for check in checks.values()} == {reason}
         return
-    checks = device.run(POLICY, tmp_path, wheel=wheel, target=target)
-    assert {check.reason for check in checks} == {reason}
-    required = {check.name for check in checks if check.required}
-    assert ("fp4-gemm" in required) == (target != "sm_90a")
+    assert {checks[name].state for name in ("gpu", "cubins")} == {"pass"}
+    assert {checks[name].reason for name in operators.OPERATORS} == {"no-environment"}
+    untested = [checks[name] for name in operators.UNTESTED]
+    assert {(one.state, one.reason, one.required) for one in untested} == {
+        ("not-run", "op-untested", False)
+    }
 
 
 def code(folder: Path, count: int = 3) -> WheelCode:
     """Return a wheel's device code of *count* cubins."""
-    return WheelCode([(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)])
+    cubins = [(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)]
+    return WheelCode(cubins, [], [])
 
 
 @pytest.mark.parametrize(
@@ -105,8 +113,8 @@ def test_every_cubin_has_to_load(
 
 def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) -> None:
     """No cubin for the GPU fails; a damaged library is invalid."""
-    assert device.load_check(WheelCode(), 1, tmp_path).reason == "code-foreign"
-    damaged = WheelCode(unreadable=[("_C.so", "cut off")])
+    assert device.load_check(WheelCode([], [], []), 1, tmp_path).reason == "code-foreign"
+    damaged = WheelCode([], [("_C.so", "cut off")], [])
     assert device.load_check(damaged, 1, tmp_path).reason == "code-unreadable"
 
 
@@ -135,11 +143,10 @@ def test_the_conversion_of_the_gpu_is_judged(
     assert "sm_121a" in (tmp_path / "probe.ptx").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", [*operators.CASES])
+@pytest.mark.parametrize("name", [*operators.OPERATORS])
 def test_sound_operators_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that computes in another way than the reference passes, with its error."""
-    if name in fake_gpu.SMALL:
-        monkeypatch.setitem(operators.CASES, name, fake_gpu.SMALL[name])
+    fake_gpu.shrink(name, monkeypatch)
     check = fake_gpu.check(name, tmp_path / "scratch")
     assert check.state == "pass", check.message
     assert check.figures[1].value <= 1
