@@ -154,7 +154,6 @@ def run(
 
     def unit_checks(unit: Unit) -> list[Check]:
         folder = scratch / f"{unit.converters[0].name}-{len(unit.converters)}"
-        folder.mkdir(parents=True)
         needed = unit.headers if unit.fork else (*unit.headers, unit.files[0])
         try:
             if unit.fork and unit.fork not in trees:
@@ -164,6 +163,7 @@ def run(
                 if not any((path / name).exists() for path in includes):
                     raise ConverterInvalid("headers-missing", f"{name} is not installed")
             tree = trees.get(unit.fork, folder)
+            folder.mkdir(parents=True)
             program = Program(unit, tree, includes, folder, policy.limits)
         except ConverterInvalid as error:
             if len(unit.converters) == 1:
