@@ -214,8 +214,6 @@ def test_server_without_the_requested_model_gets_no_prompt(
     [
         (tuple(range(60)), "prompt-too-long"),
         ("half of \ud83d", "prompt-unreadable"),
-        ((), "prompt-unreadable"),
-        ((1, -1), "prompt-unreadable"),
     ],
 )
 def test_prompt_without_room_or_text_is_not_sent(prompt: Any, reason: str, listen: Listen) -> None:

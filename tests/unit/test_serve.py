@@ -25,7 +25,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import endings
 
-from sparkwright.bench.server import launch
+from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
 from sparkwright.bench.server.wheel_identity import Mismatch, mismatches, version
 
@@ -108,7 +108,7 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
 def test_server_that_may_not_serve_is_ended(
     case: dict[str, object], reason: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "LARGEST_LOG", 4000)
+    monkeypatch.setattr(server_log, "LARGEST", 4000)
     with Server(make(**case), tmp_path / "log") as server:
         assert (server.ready, server.reason, server.running) == (False, reason, False), server.failure
 

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.server_log import LogPattern, LogScanner
+from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
@@ -54,8 +54,6 @@ FATAL = {
         "CUDA graph memory: -", r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB"
     )
 }
-#: Bytes of a log; a soak of hours writes some tens of megabytes.
-LARGEST_LOG = 1 << 30
 
 
 class SupervisedProcess:
@@ -122,10 +120,12 @@ class SupervisedProcess:
         It is ended if its log or the memory of the machine require that.
         """
         if not self.failure:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self._scanner.read(self.log)
-            if self._scanner.binary or self._scanner.position > LARGEST_LOG:
-                self.end("log-unreadable", "its log is no text, or larger than 1 GiB")
+            except FileNotFoundError:
+                pass
+            except LogInvalid as error:
+                self.end("log-unreadable", f"its log cannot be used: {error}")
             for name, lines in self._scanner.lines.items():
                 if lines.count:
                     self.end(name, lines.texts[0])

@@ -1,11 +1,9 @@
-"""The vLLM of an environment: its version, its files against a wheel, the variables it reads."""
+"""Whether an environment holds exactly the files of a wheel, so that its server speaks for it."""
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -20,9 +18,6 @@ from sparkwright.forks.archive import zip_file, zip_members
 MOST = 50
 #: Files that Python would run or load if they lay among the wheel's files.
 LOADED = (".py", ".so", ".pth", ".pyd")
-#: Bytes of vLLM's table of variables, which has about 100,000; and of the sources that are searched
-#: for a variable that is not in it (vLLM 0.33.0 has 45 MB of Python).
-LARGEST_TABLE, LARGEST_SOURCES = 4 << 20, 512 << 20
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -30,10 +25,6 @@ class Mismatch(msgspec.Struct, frozen=True):
 
     name: str
     how: str
-
-
-class SourceInvalid(Exception):
-    """The file is not vLLM's table of variables; the text says why."""
 
 
 def site_packages(python: Path) -> Path:
@@ -119,39 +110,3 @@ def _target(name: str, site: Path) -> Path | None:
     if top.endswith(".data"):
         return site / inside if kind in ("purelib", "platlib") else None
     return site / name
-
-
-def unread_variables(names: Iterable[str], package: Path) -> dict[str, str]:
-    """
-    Return those of *names* that begin with ``VLLM_`` and that vLLM does not read.
-
-    Such a variable changes nothing: vLLM 0.24 dropped ``VLLM_NVFP4_GEMM_BACKEND``, and a recipe
-    that still sets it gets whatever kernel vLLM selects.
-
-    Args:
-        package: The folder ``vllm``, whose sources are searched and not run.
-
-    Returns:
-        Each with the most similar name that vLLM reads, or an empty text.
-
-    Raises:
-        SourceInvalid: ``envs.py`` holds no table of variables.
-    """
-    try:
-        with (package / "envs.py").open("rb") as stream:
-            text = stream.read(LARGEST_TABLE).decode("utf-8", "replace")
-    except OSError as error:
-        raise SourceInvalid(f"envs.py cannot be read: {error.strerror}") from None
-    table = set(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
-    if not table:
-        raise SourceInvalid("envs.py has no table of variables")
-    missing = {name for name in names if name.startswith("VLLM_")} - table
-    total = 0
-    for source in sorted(package.rglob("*.py")) if missing else ():
-        if source.is_symlink() or (total := total + source.stat().st_size) > LARGEST_SOURCES:
-            break
-        text = source.read_text("utf-8", "replace")
-        pattern = r"""env(iron)?(\.get|\.pop)?\s*[\[(]\s*["']%s["']"""
-        missing -= {name for name in missing if re.search(pattern % re.escape(name), text)}
-    near = {name: difflib.get_close_matches(name, table, 1, 0.75) for name in sorted(missing)}
-    return {name: similar[0] if similar else "" for name, similar in near.items()}

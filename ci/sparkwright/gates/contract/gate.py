@@ -173,7 +173,7 @@ def check_contract(
         lines = scan(server.log, policy.patterns())
     except LogInvalid as error:
         return (
-            invalid("log", f"the log cannot be used: {error.message}", "log-unreadable"),
+            invalid("log", f"the log cannot be used: {error}", "log-unreadable"),
             *kernels,
         )
     backends = {kind: layer.backend for kind, layer in contract.layers.items()}

@@ -9,18 +9,21 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from sparkwright.bench.recipes import preflight
-from sparkwright.bench.server import wheel_identity
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
 Kind = Literal["text", "address", "name", "integer", "share", "seconds", "words", "switch"]
+
+
+class SourceInvalid(Exception):
+    """The file is not vLLM's table of variables; the text says why."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -81,6 +84,9 @@ PREFIXES = ("NCCL_", "GLOO_", "UCX_", "RAY_", "TORCH", "PYTORCH_", "CUDA_", "OMP
             "TRANSFORMERS_", "NVIDIA_")  # fmt: skip
 SINGLE = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
                     "VLLM_API_KEY"})  # fmt: skip
+
+#: Bytes of vLLM's table of variables, which has about 100,000.
+LARGEST_TABLE = 4 << 20
 
 _TEXT = re.compile(r"(?!-)[^\x00-\x1f\x7f]{1,4096}")
 _ADDRESS = re.compile(r"(?!-)[A-Za-z0-9_.:\[\]-]{1,255}")
@@ -211,8 +217,8 @@ def check(
     if not asked:
         return ()
     try:
-        unread = wheel_identity.unread_variables(asked, package)
-    except wheel_identity.SourceInvalid as error:
+        unread = _unread(asked, package)
+    except SourceInvalid as error:
         return (f"which variables vLLM {version} knows cannot be read: {error}",)
     if unread:
         details = [f"{name}: {_advice(name, similar)}" for name, similar in unread.items()]
@@ -222,6 +228,35 @@ def check(
             details=details,
         )
     return ()
+
+
+def _unread(names: Iterable[str], package: Path) -> dict[str, str]:
+    """
+    Return those of *names* that begin with ``VLLM_`` and that vLLM calls unknown in its log.
+
+    Such a variable changes nothing: vLLM 0.24 dropped ``VLLM_NVFP4_GEMM_BACKEND``, and a recipe
+    that still sets it gets whatever kernel vLLM selects.
+
+    Args:
+        package: The folder ``vllm``, whose table in ``envs.py`` is read and not run.
+
+    Returns:
+        Each with the most similar name that vLLM reads, or an empty text.
+
+    Raises:
+        SourceInvalid: ``envs.py`` holds no table of variables.
+    """
+    try:
+        with (package / "envs.py").open("rb") as stream:
+            text = stream.read(LARGEST_TABLE).decode("utf-8", "replace")
+    except OSError as error:
+        raise SourceInvalid(f"envs.py cannot be read: {error.strerror}") from None
+    table = set(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
+    if not table:
+        raise SourceInvalid("envs.py has no table of variables")
+    missing = {name for name in names if name.startswith("VLLM_")} - table
+    near = {name: difflib.get_close_matches(name, table, 1, 0.75) for name in sorted(missing)}
+    return {name: similar[0] if similar else "" for name, similar in near.items()}
 
 
 def _advice(name: str, similar: str) -> str:
