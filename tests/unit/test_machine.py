@@ -18,7 +18,7 @@ from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour
 
-from sparkwright.bench.machine import monitor
+from sparkwright.bench.machine import monitor, watchdog
 from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError, Telemetry
 from sparkwright.bench.machine.state_checks import (
     REASONS,
@@ -31,7 +31,7 @@ from sparkwright.bench.machine.state_checks import (
     normal_reasons,
     start_reasons,
 )
-from sparkwright.bench.machine.watchdog import watch_memory
+from sparkwright.bench.machine.watchdog import KernelLog, watch_memory
 from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.records import Reason
 from sparkwright.core import process, strict_yaml
@@ -315,3 +315,33 @@ def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path) -> None:
     assert reason == "kernel-no-memory"
     assert reason in REASONS
     assert "0x00000051" in message
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("NVRM: Xid (PCI:000f:01:00): 31, pid=1234, name=python3, Ch 00000008, MMU Fault", "kernel-xid"),
+    ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel-no-memory"),
+    ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2319)", "kernel-nvrm"),
+    ("NVRM: GPU at PCI:000f:01:00 has fallen off the bus.", "kernel-nvrm"),
+    ("Out of memory: Killed process 4711 (python3) total-vm:1kB", "kernel-oom-kill"),
+    ("mce: [Hardware Error]: Machine check events logged", "kernel-hardware"),
+    ("INFO: task python3:77 blocked for more than 120 seconds.", "kernel-hardware"),
+    ("NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.95.05", ""),
+    ("python3[99]: segfault at 0", ""),
+])  # fmt: skip
+def test_faults_in_the_kernel_log_are_sorted(text: str, reason: str) -> None:
+    found = watchdog.finding(text)
+
+    assert (found.reference if found else "") == reason
+
+
+def test_the_kernel_log_is_read_from_now_on(tmp_path: Path) -> None:
+    """Earlier records and further fields of a record do not count."""
+    path = tmp_path / "kmsg"
+    path.write_text("4,1,100,-;NVRM: Xid (PCI:0000:01:00): 13, before\n")
+    log = KernelLog(path)
+    assert list(log.findings()) == []
+    with path.open("a") as stream:
+        stream.write("6,2,200,-;all is well\n SUBSYSTEM=;NVRM: Xid (x): 1\n")
+        stream.write("3,3,300,-;NVRM: Xid (PCI:0000:01:00): 79, gone\n")
+    assert [fault.text for fault in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
+    log.close()
