@@ -22,11 +22,11 @@ FAULT = '{"fault": "slow", "share": 1.0, "longest": 5}'
 
 def answered(tmp_path: Path, candidate: Path, baseline: Path, model: Path) -> Result:
     """Return the result of a gate on a machine without a calibration."""
-    place = refserved.project(tmp_path / "project", min_blocks=3, max_blocks=7, quads=2)
+    place = refserved.project(tmp_path / "project", min_blocks=3, max_blocks=7)
     words = ["bench", "--root", str(place), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
     asked = ExperimentSpec(
         "gate", Environment(candidate), Environment(baseline), model=model, recipe=recipes.load(place, "toy-cpu"),
-        variables={"SPARKWRIGHT_TEST_FAULT": FAULT}, workloads=("16/32 c1",), mode="concurrent",
+        variables={"SPARKWRIGHT_TEST_FAULT": FAULT}, workloads=("16/32 c1",), at_once=True,
     )  # fmt: skip
     return Experiment(options.checkout(main.parse(words)), asked, ThreadLoad()).result()
 

@@ -57,6 +57,7 @@ from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.records import (
     CONTROL_BLOCK,
+    LaunchRecord,
     Measurement,
     Result,
     Subject,
@@ -199,7 +200,7 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
         for cell in asked
         for name in paired_differences.series_names(cell)
     }
-    history = paired_differences.control_history(earlier, legs, asked, "sequential")
+    history = paired_differences.extended(earlier, BEGAN, paired_differences.aa_block(legs, asked, CONTROL_BLOCK))
     today = paired_differences.day(BEGAN)
     rule = DecisionRule(
         attempt_alpha(rule_policy.alpha, 1), rule_policy.min_blocks, rule_policy.max_blocks
@@ -213,18 +214,19 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     return Result(
         kind="gate", state=state, says=decision.message, candidate=candidate, baseline=stock,
         cells=paired_differences.cell_results(asked, legs, range(blocks), series, decision, compared=True),
-        legs=legs, culprits=decision.culprits,
+        legs=legs, launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
+        culprits=decision.culprits,
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
-        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12, quads=1,
+        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12,
         generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        calibration=paired_differences.calibrated(asked, history, rule_policy, today), policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
+        calibration=history, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
     )  # fmt: skip
 
 
 def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) -> Iterator[Measurement]:
     for position, side in enumerate(runner.sides(1, block)):
         run = _run(chance, cell, slower if side == "candidate" else 0.0)
-        yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
+        yield Measurement(cell.name, block, 4 * block + position, side, position, 0, BEGAN + 40.0 * block, run)
 
 
 def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> LoadResult:

@@ -240,7 +240,7 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
     "a short answer": (_short, "not what was ordered"),
     "other differences": (lambda one: _series(one, differences=(-0.1, -0.1, -0.1)), "differences"),
     "a smaller spread": (lambda one: _series(one, sigma=1e-5), "spread"),
-    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "A/A block"),
+    "a spread that nobody measured": (lambda one: replace(one, calibration={}), "A/A block"),
     "no A/A block of the gate": (
         lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block >= 0)), "A/A block",
     ),

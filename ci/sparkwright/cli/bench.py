@@ -113,7 +113,7 @@ def bench(arguments: argparse.Namespace) -> None:
         dict(arguments.variable),
         tuple(arguments.workload),
         arguments.texts,
-        "concurrent" if arguments.at_once else "sequential",
+        arguments.at_once,
         calibrate or arguments.launches or (1 if arguments.server else 0),
         arguments.fresh,
         arguments.preheat,
@@ -202,7 +202,7 @@ def quick(context: RunContext, spec: ExperimentSpec) -> None:
         url = spec.url
         if spec.candidate:
             wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
-            launch = spec.launches({"candidate": wheel_facts["version"]})["candidate"]
+            launch = spec.launch(spec.candidate, wheel_facts["version"])
             server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if server.failure:
                 what = f"The server does not run: {server.failure}."

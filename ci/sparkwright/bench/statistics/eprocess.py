@@ -61,10 +61,12 @@ class NoiseModel(msgspec.Struct, frozen=True):
     Attributes:
         squares: Weighted sum of the squared differences, whose mean is 0.
         freedom: The sum of the weights: how many fresh blocks they are worth.
+        agrees: Whether the newest block agrees with the earlier ones; otherwise it alone counts.
     """
 
     squares: float = 0.0
     freedom: float = 0.0
+    agrees: bool = True
 
     @property
     def sigma(self) -> float | None:

@@ -291,7 +291,7 @@ class GateBuilder:
                 variables=dict(options.variable),
                 workloads=options.workload,
                 texts=options.texts,
-                mode="concurrent" if options.at_once else "sequential",
+                at_once=options.at_once,
                 fresh=options.fresh,
                 preheat=options.preheat,
             ),

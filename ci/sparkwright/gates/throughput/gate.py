@@ -1,12 +1,14 @@
 """
 G8: is the candidate as fast as the baseline, with error rates that are known?
 
-The verdict is that of the series together; each series, the load generator, the machine and memory's ceiling are rows of their own.
+The verdict is that of the deciding series together; each series, the measurements, the kernel
+contract, the flags, the shown figures and memory's ceiling are rows of their own.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import msgspec
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
-from sparkwright.bench.records import METRICS
+from sparkwright.bench.records import METRICS, SHOWN
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
@@ -37,21 +39,22 @@ from sparkwright.gates.throughput.records import CellResult, Measurement, Result
 TITLE = "throughput, against a baseline"
 
 CHECKS = (
-    *declare(*(f"{metric}-*" for metric in METRICS), "legs", measured=True),
-    *declare("candidate-wheel", "baseline-wheel"),
-    *declare("roofline", measured=True, role="informs"),
+    *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
+    *declare("flags", "candidate-wheel", "baseline-wheel"),
+    *declare("roofline", measured=True),
+    *declare("load-*", measured=True, role="informs"),
     *declare("measured", role="reports"),
 )
 
-#: Of those of G3: why a server of ours ended.
-_ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable")
-
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    **{name: contract.REASONS[name] for name in _ENDED},
+    # Why a server of ours ended, and how a launch breaks the kernel contract.
+    **contract.REASONS,
     **vllm_bench.REASONS,
     **state_checks.REASONS,
     **measurement.REASONS,
+    runner.CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel "
+    "fails.",
     runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "
     "temperature, power and other load; then run it again, and it continues where it was.",
     "slower": "The candidate is slower than tolerated, by evidence that a wheel which is not gives "
@@ -59,6 +62,10 @@ REASONS: Mapping[str, str] = {
     "undecided": "Neither is a slowdown of the margin excluded, nor one above the tolerated shown: "
     "the machine's noise is too large for these blocks, or the truth lies between the two.",
     "interrupted": "The launch was interrupted; its measurements were repeated.",
+    "flags-added": "Both servers had flags or variables that the recipe does not have, so nothing "
+    "is shown for the recipe. Leave out --flag and --variable, or write them into the recipe.",
+    "above-roofline": "More bytes per second than memory gives: look at the bytes per token, at "
+    "caches, and at uncounted speculation.",
     "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
     "small enough for caches.",
 }
@@ -87,14 +94,16 @@ def checks(result: Result) -> tuple[Check, ...]:
     """Return the checks of a gate's *result*."""
     counted = [one for one in result.legs if one.counts]
     rows = [_row(cell, one, result) for cell in result.cells for one in cell.series if one.primary]
-    return (*_stopped(result), *rows, _measurements(result, counted), _roofline(result, counted))
+    shown = [_load(cell, counted) for cell in result.cells]
+    return (
+        *_stopped(result), *rows, *shown, _measurements(result, counted),
+        *_served(result), _roofline(result, counted),
+    )  # fmt: skip
 
 
 def _stopped(result: Result) -> Iterator[Check]:
     """Yield why the run was given up, if it was."""
-    message, _, reference = result.says.removesuffix(")").rpartition(" (")
-    crashed = result.state == "fail" and not result.culprits
-    if result.state != "invalid" and not crashed:
+    if result.stopped is None:
         return
     last = [one for one in result.legs if one.reasons][-1:]
     samples = [
@@ -102,25 +111,29 @@ def _stopped(result: Result) -> Iterator[Check]:
         for one in last
         for reason in one.reasons
     ]
-    reason = reference if reference in REASONS else "counters-missing"
-    make = failed if crashed else invalid
-    yield make("measured", message or result.says, reason, samples=samples)
+    make = failed if result.state == "fail" else invalid
+    yield make("measured", result.stopped.says, result.stopped.reference, samples=samples)
+
+
+def _name(kind: str, cell: CellResult) -> str:
+    return _UNSAFE.sub("-", f"{kind} {cell.name}".lower()).strip("-")
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
+    """Return the check of a deciding series."""
     title, unit, factor, _ = METRICS[series.metric]
-    name = _UNSAFE.sub("-", f"{series.metric} {cell.name}".lower()).strip("-")
-    blocks = len(series.differences)
+    name, blocks = _name(series.metric, cell), len(series.differences)
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
     evidence = [path[-1] if path else 1.0 for path in (series.pass_evidence, series.fail_evidence)]
+    count = sum(one.primary for other in result.cells for one in other.series)
     figures = [
         Figure("baseline", series.baseline * factor, unit, blocks),
         Figure("candidate", series.candidate * factor, unit, blocks),
         Figure("change", change, "%", blocks, bound=100 * series.margin),
         Figure("evidence for pass", evidence[0], bound=1 / result.alpha),
-        Figure("evidence for fail", evidence[1], bound=_series_count(result) / result.alpha),
+        Figure("evidence for fail", evidence[1], bound=count / result.alpha),
     ]
     message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
     samples = [
@@ -134,18 +147,33 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     return inconclusive(name, message, "undecided", figures=figures, samples=samples)
 
 
-def _series_count(result: Result) -> int:
-    return sum(one.primary for cell in result.cells for one in cell.series)
+def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
+    """Return the figures of a cell that never decide: medians over its measurements."""
+    figures, texts = [], []
+    for metric, (title, unit, factor, _) in SHOWN.items():
+        text = []
+        for side in ("baseline", "candidate"):
+            own = [one.run for one in counted if (one.cell, one.side) == (cell.name, side)]
+            values = [factor * getattr(run, metric) for run in own if run]
+            if values:
+                median = statistics.median(values)
+                figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
+                text.append(f"{median:.4g}")
+        texts.append(f"{title} {' → '.join(text)} {unit}")
+    if not figures:
+        message = f"{cell.name}: no measurement counts"
+        return not_run(_name("load", cell), message, "interrupted", required=False)
+    return passed(_name("load", cell), "; ".join(texts), figures=figures, required=False)
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     again = [one for one in result.legs if one.discarded]
-    launches = len({(one.side, one.launch) for one in result.legs})
     figures = [
         Figure("measurements", len(counted)),
         Figure("measured again", len(again)),
-        Figure("launches", launches),
-        Figure("gates of this wheel", result.attempt),
+        Figure("launches", len({one.launch for one in result.legs})),
+        Figure("gates of this wheel and recipe", result.attempt),
+        Figure("error rate", 100 * result.alpha, "%"),
     ]
     samples = [
         Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].says)
@@ -153,16 +181,56 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     ]
     if not counted:
         return not_run("legs", "no measurement counts", "interrupted")
-    message = f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}"
+    message = (
+        f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}; gate "
+        f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
+        f"{100 * result.alpha:.2g} %"
+    )
     return passed("legs", message, figures=figures, samples=samples)
 
 
+def _served(result: Result) -> Iterator[Check]:
+    """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
+    if not result.recipe:
+        message = "to check it, name a --recipe"
+        yield not_run("contract", message, "contract-incomplete", required=False)
+        return
+    if result.added:
+        yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
+    else:
+        yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
+    profiled = [one for one in result.launches if "candidate" in one.profiled]
+    blocks = {one.block for one in result.legs if one.counts and one.side == "candidate"}
+    if not result.launches or not blocks <= {one.block for one in profiled}:
+        yield not_run("contract", "not every launch was profiled", "profile-missing")
+        return
+    message = f"the kernels of {len(result.launches)} launches keep the contract of {result.recipe}"
+    yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
+
+
+def bandwidth_share(cell: CellResult, leg: Measurement) -> float | None:
+    """Return the share of the memory's bandwidth that *leg* of *cell* needs; None if not known."""
+    if not cell.ceiling or leg.run is None or leg.run.tpot <= 0:
+        return None
+    length = leg.speculation.length if leg.speculation else 1.0
+    return 1 / (leg.run.tpot * length * cell.ceiling)
+
+
 def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
-    shares = [(one.roofline, one.cell, one.side) for one in counted if one.roofline is not None]
+    """Return whether memory allows the rates; a batch with experts may read less than expected."""
+    shares = [
+        (share, cell.name, leg.side)
+        for cell in result.cells
+        for leg in counted
+        if leg.cell == cell.name and cell.concurrency == 1
+        if (share := bandwidth_share(cell, leg)) is not None
+    ]
     if not shares or result.bandwidth is None:
         message = "bytes per token or bandwidth is not known, or caches answer"
         return not_run("roofline", message, "roofline-unknown", required=False)
-    share, cell, side = max(shares)
-    figure = Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)
-    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({cell}, {side})"
-    return passed("roofline", message, figures=[figure], required=False)
+    share, name, side = max(shares)
+    figures = [Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)]
+    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({name}, {side})"
+    if share > 1:
+        return invalid("roofline", message, "above-roofline", figures=figures)
+    return passed("roofline", message, figures=figures, required=False)

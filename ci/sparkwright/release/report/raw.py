@@ -70,7 +70,7 @@ SUMMARY = (
     "side",
     "block",
     "launch",
-    "quad · place",
+    "place",
     "try",
     "TPOT, ms",
     "TTFT, ms",
@@ -128,7 +128,7 @@ def _leg(number: int, leg: Measurement, figures: dict[Metric, float], many: bool
         leg.side,
         str(leg.block),
         str(leg.launch),
-        f"{leg.quad} · {leg.position}",
+        str(leg.position),
         str(leg.attempt),
     )
     return Raw(
@@ -174,12 +174,8 @@ def _facts(leg: Measurement) -> Iterator[tuple[str, str]]:
         drafts = f"{words.percent(one.acceptance)} of drafts accepted"
         yield (
             "speculation",
-            f"{words.number(one.steps)} steps/s, {words.number(one.length)} tokens a step, {drafts}",
+            f"{words.number(one.length)} tokens a step, {drafts}",
         )
-    if leg.prefix_hits is not None:
-        yield "prefix-cache hits", words.percent(leg.prefix_hits, 2)
-    if leg.roofline is not None:
-        yield "of the read bandwidth", words.percent(leg.roofline)
 
 
 def _shot(name: str, shot: Snapshot) -> tuple[str, ...]:
