@@ -115,14 +115,14 @@ def _stopped(result: Result) -> Iterator[Check]:
     yield make("measured", result.stopped.says, result.stopped.reference, samples=samples)
 
 
-def _name(kind: str, cell: CellResult) -> str:
-    return _UNSAFE.sub("-", f"{kind} {cell.name}".lower()).strip("-")
+def _slug(cell: CellResult) -> str:
+    return _UNSAFE.sub("-", cell.name.lower()).strip("-")
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
     """Return the check of a deciding series."""
     title, unit, factor, _ = METRICS[series.metric]
-    name, blocks = _name(series.metric, cell), len(series.differences)
+    name, blocks = f"{series.metric}-{_slug(cell)}", len(series.differences)
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
@@ -149,7 +149,7 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
 
 def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
     """Return the figures of a cell that never decide: medians over its measurements."""
-    figures, texts = [], []
+    name, figures, texts = f"load-{_slug(cell)}", [], []
     for metric, (title, unit, factor, _) in SHOWN.items():
         text = []
         for side in ("baseline", "candidate"):
@@ -161,9 +161,8 @@ def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
                 text.append(f"{median:.4g}")
         texts.append(f"{title} {' → '.join(text)} {unit}")
     if not figures:
-        message = f"{cell.name}: no measurement counts"
-        return not_run(_name("load", cell), message, "interrupted", required=False)
-    return passed(_name("load", cell), "; ".join(texts), figures=figures, required=False)
+        return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
+    return passed(name, "; ".join(texts), figures=figures, required=False)
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
