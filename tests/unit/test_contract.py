@@ -33,7 +33,7 @@ dtype=torch.bfloat16, quantization=modelopt_fp4, quantization_config=None, enfor
 (Worker pid=3) INFO 11-21 22:31:51 [__init__.py:1303] Using CutlassNvFp4LinearKernel for NVFP4 GEMM
 (Worker pid=3) INFO 11-21 22:31:52 [nvfp4.py:250] Using 'VLLM_CUTLASS' NvFp4 MoE backend out of potential backends: ['VLLM_CUTLASS'].
 (Worker pid=3) INFO 11-21 22:32:18 [gpu_model_runner.py:6409] Estimated CUDA graph memory: 1.25 GiB total
-(Worker pid=3) INFO 11-21 22:32:18 [gpu_worker.py:772] Available KV cache memory: 24 GiB
+(Worker pid=3) INFO 11-21 22:32:18 [gpu_worker.py:664] Initial free memory 115.3 GiB, reserved 24.0 GiB memory for KV Cache as specified by kv_c
 (EngineCore pid=2) INFO 11-21 22:32:18 [kv_cache_utils.py:1147] GPU KV cache size: 811,008 tokens, Maximum concurrency for 32,768 tokens \
 per request: 24.75x
 """
@@ -112,8 +112,8 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "no-refusal", "backend-refused"),
     "an unlisted fallback": ("Using 'V", "PyNccl falls back to gloo\n Using 'V", "no-fallback", "fallback-unlisted"),
     "the negative estimate of a GB10": ("memory: 1.25", "memory: -35.17", "graph-memory", "graph-memory-negative"),
-    "a small cache": ("24 GiB", "3.1 GiB", "kv-cache", "kv-outside-plan"),
-    "a negative cache": ("24 GiB", "-6.5 GiB", "kv-cache", "kv-outside-plan"),
+    "a small cache": ("24.0 GiB", "3.1 GiB", "kv-cache", "kv-outside-plan"),
+    "a negative cache": ("reserved 24.0 GiB", "Available KV cache memory: -6.5 GiB", "kv-cache", "kv-outside-plan"),
     "few tokens": ("811,008", "11,008", "kv-cache", "kv-outside-plan"),
     "an unknown variable": (
         "Using 'V",

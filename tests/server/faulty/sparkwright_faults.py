@@ -33,8 +33,8 @@ class State:
         fault: Its name; empty for none.
         options: The file's other fields.
         decoded: Fewest tokens that a request of this step has generated; 0 in a step with a prefill.
-        prompt: Tokens of the longest prompt. *running*: requests. *drafted*: requests with drafts.
-        steps: Forward passes since the fault was chosen.
+        prompt: Tokens of the longest prompt. *running*: requests in the step.
+        steps: Forward passes since the fault was chosen. *drafted*: drafts in them.
         poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees. *blocks*: those that ``poisoned-cache`` returns.
         last: When ``slow`` began to wait last. *waited*: how long, in seconds.
@@ -54,7 +54,7 @@ class State:
         text = text.strip()
         self.options = json.loads(text) if text.startswith("{") else {"fault": text}
         self.fault, self.steps, self.poisoned = str(self.options.get("fault", "")), 0, False
-        self.blocks = None
+        self.blocks, self.drafted = None, 0
 
     def look(self) -> None:
         """Read the file again if it was replaced; one that vanished or is half written changes nothing."""
@@ -82,7 +82,7 @@ class State:
         generated = [0 for _ in output.scheduled_new_reqs] + list(output.scheduled_cached_reqs.num_output_tokens)
         self.decoded, self.running = min(generated, default=0), len(generated)
         self.prompt = max((self.prompts[name] for name in output.num_scheduled_tokens), default=0)
-        self.drafted = len(output.scheduled_spec_decode_tokens)
+        self.drafted += len(output.scheduled_spec_decode_tokens)
 
     def is_(self, *faults: str) -> bool:
         """Return whether one of *faults* is at work: chosen, and beyond each of its limits."""
