@@ -341,7 +341,8 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
     Return, for a cold and a cached prompt, from where on a long generation is damaged; or None.
 
     The distribution behind a generated token is compared with the one that prefill gives for the
-    same text, under a salt of its own, so that no block of the generation is used.
+    same text, each under a salt of its own: with blocks from the prefix cache, a wrong cache would
+    agree with itself.
     """
     deep, salt = policy.deep, uuid.uuid4().hex
     prompt = client.tokenize(long_text(policy.line, deep.prompt))[: deep.prompt]
@@ -356,13 +357,12 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
             ignore_eos=True,
             cache_salt=salt,
         )
-        fresh = uuid.uuid4().hex
         probes = [
             client.complete(
                 [*prompt, *answer.tokens[:place]],
                 max_tokens=1,
                 logprobs=policy.top,
-                cache_salt=fresh,
+                cache_salt=uuid.uuid4().hex,
             )
             for place in places
         ]
