@@ -17,7 +17,7 @@ from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy import harness
 
 GATES = ROOT / "ci" / "gates"
 
@@ -54,5 +54,5 @@ def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
 def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
     context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
-    runner.obtain(context)
+    harness.obtain(context)
     return context
