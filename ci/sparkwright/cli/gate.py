@@ -81,13 +81,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="Python of the environment that the baseline is installed in",
     )
     add(
-        "--reserve",
-        type=int,
-        default=0,
-        metavar="MB",
-        help="stop our server when less memory than this is available",
-    )
-    add(
         "--record",
         type=Path,
         metavar="DIR",
@@ -145,7 +138,7 @@ def climb(
     subject = wheel.read_subject(path)
     file = VerdictFile(context.store, context.output, subject, context.project.stack)
     console.note(f"this is attempt {file.attempt} of this wheel ({file.log})")
-    result = run(wheel=subject, device_code=builder.device_code, file=file)
+    result = run(wheel=subject, device_code=lambda: builder.device_code, file=file)
     console.note(f"verdicts: {file.path}")
     return result
 

@@ -391,6 +391,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RecipeError("recipe-unfit", what, details=[variant.lacks])
         return variant
 
+    def contract_for(self, version: str) -> KernelContract:
+        """Return the contract for the release *version*."""
+        variant = self.find_variant(version)
+        return (variant.contract if variant else None) or self.contract
+
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""
         flags = [*self.plan.flags()]

@@ -143,7 +143,7 @@ def check_launch(
     The server was started with `kernel_trace.flags` of the folder *profiles*, which only write
     while a profile is taken.
     """
-    return check_contract(policy, contract_of(recipe, version), observe(server, profiles))
+    return check_contract(policy, recipe.contract_for(version), observe(server, profiles))
 
 
 def contract_fault(checks: Sequence[Check]) -> Check | None:
@@ -203,7 +203,7 @@ def run(
     with contextlib.suppress(LogInvalid):  # `check_contract` reports it
         lines = scan(server.log, policy.patterns())
     version = next(iter(lines["version"].values), "")
-    contract = contract_of(recipe, version)
+    contract = recipe.contract_for(version)
     checks = [
         _serves(server),
         _version(policy, lines["version"], server.client),
@@ -218,12 +218,6 @@ def run(
                 kernel_trace.check_backends(trace, policy, contract, own, recipe.name, baseline)
             )
     return tuple(checks)
-
-
-def contract_of(recipe: Recipe, version: str) -> KernelContract:
-    """Return the contract of *recipe* for the release *version*."""
-    variant = recipe.find_variant(version)
-    return (variant.contract if variant else None) or recipe.contract
 
 
 def _serves(server: ObservedServer) -> Check:

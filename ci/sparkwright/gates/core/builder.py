@@ -77,6 +77,8 @@ class GateBuilder:
 
     Attributes:
         server: The server that the gates question.
+        device_code: The wheel's device-code digest; empty until the audit has run.
+        evidence: The sha256 of the file of G8's measurements; empty until G8 has run.
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
@@ -98,7 +100,7 @@ class GateBuilder:
         flags = kernel_trace.flags(self._profiles)
         self.server = ServerUnderTest(options, host, self._scratch, self._recipe, flags)
         self._stack.callback(self.server.end)
-        self._device_code, self._evidence = "", ""
+        self.device_code, self.evidence = "", ""
 
     def __enter__(self) -> GateBuilder:
         return self
@@ -126,18 +128,10 @@ class GateBuilder:
         if name == "G6":
             self._require("--task", self._options.task, self._policies.accuracy.tasks)
             self._floor()
-        evidence = self.evidence if name == "G8" else str
+        evidence = (lambda: self.evidence) if name == "G8" else str
         return Gate(
             name, self._digest(name), table, partial(self._run, name), recipe, evidence=evidence
         )
-
-    def device_code(self) -> str:
-        """Return the wheel's device-code digest; empty until the audit has run."""
-        return self._device_code
-
-    def evidence(self) -> str:
-        """Return the sha256 of the file of G8's measurements; empty until G8 has run."""
-        return self._evidence
 
     def _require(self, option: str, value: str, known: Mapping[str, object]) -> None:
         if value not in known:
@@ -202,7 +196,7 @@ class GateBuilder:
         return cached_audit(self._context, self._options.wheel)
 
     def _wheel_audit(self) -> tuple[Check, ...]:
-        self._device_code = self._audit.device_code
+        self.device_code = self._audit.device_code
         return wheel_audit.run(self._audit)
 
     def _numerics(self) -> tuple[Check, ...]:
@@ -304,7 +298,7 @@ class GateBuilder:
         result = self._experiment.result()
         # Kept even if the verdicts cannot be stored: hours were measured.
         path = throughput.write_result(self._context.store, self._context.output, result)
-        self._evidence = sha256_file(path)
+        self.evidence = sha256_file(path)
         return (
             *throughput.checks(result),
             same_wheel(options.wheel, options.python, "candidate-wheel"),
@@ -334,18 +328,13 @@ class GateBuilder:
             rules = self._policies.accuracy.tasks[task]
             result = harness.ask(self._context, task, rules, client, identity)
             store.write(answers.absolute(), msgspec.json.encode(result))
-            return *self._record_backends(folder / BACKENDS), scored, answers
+            if not self._recipe or not self._options.serve or not self._options.python:
+                return scored, answers
+            trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
         except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None
-
-    def _record_backends(self, path: Path) -> tuple[Path, ...]:
-        """Write the backend table of the recipe's server to *path*, if the server is ours."""
-        recipe, python = self._recipe, self._options.python
-        if not recipe or not self._options.serve or not python:
-            return ()
-        trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
-        own = contract.contract_of(recipe, wheel_identity.version(python))
+        own = self._recipe.contract_for(wheel_identity.version(self._options.python))
         kernels = kernel_trace.kernels(trace, self._policies.contract, own)
-        kernel_trace.save(BackendTable(self.server.identity, recipe.name, kernels), path)
-        return (path,)
+        kernel_trace.save(BackendTable(identity, self._recipe.name, kernels), folder / BACKENDS)
+        return folder / BACKENDS, scored, answers

@@ -49,7 +49,6 @@ class GateOptions(msgspec.Struct, frozen=True):
         trace: A profiler's file, for G3.
         against: The folder of the reference, which ``--record`` wrote.
         task: Of G6.
-        reserve: Megabytes that must stay free on the machine while our server runs.
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
             environment that it is installed in.
         workload, texts, at_once, fresh, preheat: Of G8.
@@ -69,7 +68,6 @@ class GateOptions(msgspec.Struct, frozen=True):
     trace: Path | None = None
     against: Path | None = None
     task: str = "gsm8k"
-    reserve: int = 0
     baseline: Path | None = None
     baseline_python: Path | None = None
     workload: tuple[str, ...] = ()
@@ -190,19 +188,13 @@ class ServerUnderTest:
             flags=(*plain.flags, *options.flag, *self._flags),
             variables={**GATED, **plain.variables, **dict(options.variable)},
             name=self.name,
-            reserve=max(options.reserve, plain.reserve),
         )
-
-    @property
-    def url(self) -> str:
-        """The address of the server."""
-        return self.started.url if self._options.serve else self._options.server
 
     def client(self) -> Client:
         """Return a client of the server."""
         if self._options.serve:
             return self.started.client()
-        return Client(self.url, self.name)
+        return Client(self._options.server, self.name)
 
     @property
     def name(self) -> str:
@@ -211,7 +203,7 @@ class ServerUnderTest:
         own = recipes.served_name(self._recipe, options.serve) if options.serve else ""
         return options.model or own
 
-    @property
+    @cached_property
     def identity(self) -> ServerIdentity:
         """What is known of the server from outside."""
         folder = self._options.serve or self._options.model_folder
@@ -220,8 +212,7 @@ class ServerUnderTest:
         if self._options.serve and self._options.python:
             flags = self.launch().flags
             if self._recipe:
-                variant = self._recipe.variant(wheel_identity.version(self._options.python))
-                contract = variant.contract or self._recipe.contract
+                contract = self._recipe.contract_for(wheel_identity.version(self._options.python))
                 backends = {kind: layer.backend for kind, layer in contract.layers.items()}
         model = model_digest(folder) if folder else ""
         return ServerIdentity(wheel, model, self._host, flags, backends)
