@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.refusals import refusal
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.preflight import REASONS, SPARK_GIB, CheckpointSize
 from sparkwright.bench.recipes.recipe import PublishedFigure, Recipe
-from sparkwright.bench.recipes.workloads import PromptDataset, WorkloadCell, Workloads
+from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.policy import ContractPolicy
 
@@ -312,12 +311,3 @@ def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
     workload = {"why": "w", "source": "s", "cells": cells}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"rule": msgspec.to_builtins(RULE), "texts": {}, "workloads": {"a": workload}}, Workloads)
-
-
-def test_dataset_other_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "Why?"}\n')
-    for digest in ("unresolved", hashlib.sha256(path.read_bytes()).hexdigest()):
-        PromptDataset("w", digest).verify(path)
-    with refusal("file-invalid", match="not the pinned file"):
-        PromptDataset("w", "0" * 64).verify(path)

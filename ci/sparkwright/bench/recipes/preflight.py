@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
@@ -163,8 +164,6 @@ def advice(variable: str) -> str:
 
 def machine_memory() -> int:
     """Return the megabytes of this machine's memory, which on a Spark is also its GPU's."""
-    import psutil
-
     return int(psutil.virtual_memory().total // 1_000_000)
 
 

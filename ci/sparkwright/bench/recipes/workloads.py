@@ -17,8 +17,7 @@ from msgspec import Meta
 
 from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError, UsageError
-from sparkwright.core.files import sha256_file
+from sparkwright.core.errors import UsageError
 
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -35,7 +34,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         answer: Tokens of each answer, exactly.
         concurrency: Requests at a time, each followed by the next.
         requests: Requests in a leg; 0 leaves it to the `RequestRule`.
-        texts: Name of the `PromptDataset`; empty for random tokens.
+        texts: Name of a dataset of prompts; empty for random tokens.
         primary: Metrics that decide a gate; the others are only reported.
     """
 
@@ -103,29 +102,6 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
 
 
-class PromptDataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A file of real prompts, which is not part of this repository; ``--texts`` names it.
-
-    Attributes:
-        what: Its origin, and how the file is made.
-        sha256: Of the file; ``unresolved`` before anyone has fetched it, and then two results may
-            be about different prompts.
-    """
-
-    what: str
-    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64}|unresolved)$")]
-
-    def verify(self, path: Path) -> None:
-        """Raise file-invalid if the file at *path* is not the one that is pinned."""
-        if self.sha256 != "unresolved" and (actual := sha256_file(path)) != self.sha256:
-            raise FileError(
-                "file-invalid",
-                f"{path.name} is not the pinned file of prompts.",
-                details=[f"expected {self.sha256}", f"actual   {actual}"],
-            )
-
-
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named set of cells, its purpose, and who measures the same."""
 
@@ -135,10 +111,16 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file ``ci/gates/workloads.yaml``."""
+    """
+    The file ``ci/gates/workloads.yaml``.
+
+    Attributes:
+        texts: Dataset of real prompts → its origin, and how its file is made. The file is not part
+            of this repository; ``--texts`` names it.
+    """
 
     rule: RequestRule
-    texts: dict[Name, PromptDataset]
+    texts: dict[Name, str]
     workloads: dict[Name, Workload]
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,14 +161,20 @@ def contract_fault(checks: Sequence[Check]) -> Check | None:
 
 
 def check_contract(
-    policy: ContractPolicy, contract: KernelContract, server: ObservedServer
+    policy: ContractPolicy,
+    contract: KernelContract,
+    server: ObservedServer,
+    compare: Callable[[KernelTrace], Check] | None = None,
 ) -> tuple[Check, ...]:
     """
     Return the checks of a launch against the *contract* of its recipe.
 
     They hold for every launch whose measurements count, in G3 and in the throughput gate.
+
+    Args:
+        compare: A further check of the profile, if there is one.
     """
-    kernels = _kernels(policy, contract, server)
+    kernels = _kernels(policy, contract, server, compare)
     try:
         lines = scan(server.log, policy.patterns())
     except LogInvalid as error:
@@ -204,20 +210,17 @@ def run(
         lines = scan(server.log, policy.patterns())
     version = next(iter(lines["version"].values), "")
     contract = recipe.contract_for(version)
-    checks = [
+    own = identity or ServerIdentity()
+
+    def compare(trace: KernelTrace) -> Check:
+        return kernel_trace.check_backends(trace, policy, contract, own, recipe.name, baseline)
+
+    return (
         _serves(server),
         _version(policy, lines["version"], server.client),
-        *check_contract(policy, contract, server),
+        *check_contract(policy, contract, server, compare),
         _kv(policy, recipe, lines, server.client),
-    ]
-    with contextlib.suppress(ServerInvalid):  # `check_contract` reports it
-        trace = kernel_trace.read(server.trace) if server.trace else None
-        if trace:
-            own = identity or ServerIdentity()
-            checks.append(
-                kernel_trace.check_backends(trace, policy, contract, own, recipe.name, baseline)
-            )
-    return tuple(checks)
+    )
 
 
 def _serves(server: ObservedServer) -> Check:
@@ -295,7 +298,10 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
 
 
 def _kernels(
-    policy: ContractPolicy, contract: KernelContract, server: ObservedServer
+    policy: ContractPolicy,
+    contract: KernelContract,
+    server: ObservedServer,
+    compare: Callable[[KernelTrace], Check] | None,
 ) -> list[Check]:
     """Return the checks that the profile decides."""
     name = "no-fallback-kernel"
@@ -307,6 +313,7 @@ def _kernels(
         return [invalid(name, error.message, error.reason)]
     table = kernel_trace.kernels(trace, policy, contract)
     layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
+    layers += [compare(trace)] if compare else []
     allowed = contract.allows
     fallbacks = [pattern for key, pattern in policy.fallback_kernels.items() if key not in allowed]
     samples = [

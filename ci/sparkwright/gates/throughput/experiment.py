@@ -183,7 +183,6 @@ class Experiment:
             if not spec.texts:
                 what = f"The cells of {name} need its file of prompts."
                 raise UsageError("usage", what, todo="Name it with --texts FILE.")
-            self._workloads.texts[name].verify(spec.texts)
         self.cells = cells
         self._generator = generator or vllm_bench.obtain(
             context.project.root, self._generator_policy.stack, self._store, offline=context.offline
