@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -140,7 +141,13 @@ def test_a_batch_reads_more_experts_and_shares_the_rest(tmp_path: Path) -> None:
     assert many["embeddings"] == 8 * one["embeddings"] == 8 * 2048 * 2
     assert found.cache == 8 * alone.cache
     assert alone.cache == 1000 * 2 * 2 * 256 * 2
-    assert audited(folder, context=1000, number="fp8").cache == alone.cache / 2
+
+
+def test_distinct_experts_follow_the_formula() -> None:
+    """For 8 of 256 experts and 32 tokens, and exhaustively for two tokens that take 1 of 3."""
+    assert math.isclose(distinct_experts(256, 8, 32), 256 * (1 - (1 - 8 / 256) ** 32))
+    assert math.isclose(distinct_experts(3, 1, 2), sum(len({a, b}) for a in range(3) for b in range(3)) / 9)
+    assert distinct_experts(4, 4, 9) == 4
 
 
 # How a module is stored.
@@ -268,8 +275,8 @@ def test_what_attention_keeps_follows_its_projections(tmp_path: Path, config: di
     folder = write(tmp_path / "m", {**small(), "num_hidden_layers": 4, **config}, tensors)
     found = audited(folder, context=1000)
 
-    assert (found.token_bytes, found.cache) == (kept, read)
-    assert preflight.checkpoint_size(folder).token == (kept and audited(folder, number="bfloat16").token_bytes)
+    assert (found.token_numbers * found.number_bytes, found.cache) == (kept, read)
+    assert preflight.checkpoint_size(folder).token == 2 * found.token_numbers
     assert bool(kept) or "unknown" in found.notes[0]
 
 
@@ -282,7 +289,7 @@ def test_what_attention_keeps_follows_its_projections(tmp_path: Path, config: di
     ],
 )
 def test_latent_packed_and_fused_projections_tell_what_they_can(tmp_path: Path, tensors: list[Told], kept: int) -> None:
-    assert audited(write(tmp_path / "m", small(quant_method="any"), tensors)).token_bytes == kept
+    assert audited(write(tmp_path / "m", small(quant_method="any"), tensors)).token_numbers * 2 == kept
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -45,12 +45,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="GB/s",
         help="memory bandwidth (default: as measured here)",
     )
-    add(
-        "--kv-cache-dtype",
-        choices=("auto", "bfloat16", "fp8"),
-        default="auto",
-        help="type of the KV cache (default: that of the model)",
-    )
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -61,12 +55,8 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         modules-unexpected: The checkpoint contradicts itself or its config.
     """
     context, batch = options.checkout(arguments), arguments.batch
-    audit = modules.audit(
-        checkpoint.read(arguments.model),
-        context=arguments.context,
-        batch=batch,
-        number=arguments.kv_cache_dtype,
-    )
+    model = checkpoint.read(arguments.model)
+    audit = modules.audit(model, context=arguments.context, batch=batch)
     measured = (
         decode_bytes.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
@@ -131,7 +121,7 @@ def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:
     console.result(
         f"a step for {batch} reads {size(audit.step)}: {size(audit.weights)} of weights, "
         f"{size(audit.cache)} of the context ({context:,} tokens each, "
-        f"{size(audit.token_bytes)} for a token)"
+        f"{size(audit.token_numbers * audit.number_bytes)} for a token)"
     )
     plain = sum(row.read for row in audit.rows if not row.quantised)
     notes = [f"not quantised: {size(plain)} of the weights"] if audit.scheme else []

@@ -1,9 +1,8 @@
 """
-The roofline of decoding: bytes that a token needs, memory bandwidth, and the speed they allow.
+The parts of a roofline of decoding: experts that a step reads, and the bandwidth of the memory.
 
 A decode step reads every weight that it uses once, however many requests share it, and the context
-of each request. A measured rate above the ceiling is no success: the bytes are wrong, a cache
-answered, or speculation was not counted.
+of each request; bandwidth ÷ bytes is the most steps per second.
 """
 
 from __future__ import annotations
@@ -46,27 +45,6 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
         raise ValueError(f"{taken} of {experts} experts for {tokens} tokens")
     unread = tokens * math.log1p(-taken / experts) if taken < experts else -math.inf
     return -experts * math.expm1(unread)
-
-
-def bandwidth_use(step: float, rate: float, bandwidth: float, *, accepted: float = 1.0) -> float:
-    """
-    Return the share of the memory bandwidth that a measured rate needs.
-
-    It is bytes × steps per second ÷ bandwidth.
-
-    Args:
-        step: Bytes that a step reads for one request.
-        rate: Tokens per second of that request.
-        bandwidth: 10^9 bytes per second, measured in the same session.
-        accepted: Tokens of a step with speculation: one, and the accepted drafts.
-
-    Raises:
-        ValueError: One of them is not finite and positive, or *accepted* is below one.
-    """
-    numbers = (step, rate, bandwidth, accepted)
-    if not all(math.isfinite(number) and number > 0 for number in numbers) or accepted < 1:
-        raise ValueError(f"step, rate, bandwidth and accepted tokens in a step are {numbers}")
-    return step * (rate / accepted) / (bandwidth * 1e9)
 
 
 def store_bandwidth(store: Store, bandwidth: Bandwidth) -> None:

@@ -146,7 +146,8 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         scheme: That of most bytes that are quantised; empty if none are.
         experts: Of a layer: all, those of a token, and those that a step is expected to read.
         bytes: Size of the checkpoint.
-        token_bytes: Bytes of the cache for each token of context; 0 if they are unknown.
+        token_numbers: Numbers of the cache for each token of context; 0 if they are unknown.
+        number_bytes: Bytes of such a number, by the checkpoint's own wish.
         weights: Bytes of the weights that a step reads, for all requests together.
         cache: Bytes of context that a step reads, for all requests together.
         notes: Parts that were left out or assumed.
@@ -157,7 +158,8 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     layers: int
     experts: tuple[int, int, float]
     bytes: int
-    token_bytes: int
+    token_numbers: int
+    number_bytes: int
     weights: float
     cache: float
     rows: tuple[ModuleRow, ...]
@@ -170,16 +172,13 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         return self.weights + self.cache
 
 
-def audit(
-    checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: str = "auto"
-) -> ModuleAudit:
+def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> ModuleAudit:
     """
     Return the modules of *checkpoint*, and the bytes that a decode step reads of them.
 
     Args:
         context: Tokens before the new one, of each request.
         batch: Requests that a step writes a token for.
-        number: Type of the KV cache: ``bfloat16``, ``fp8``, or ``auto`` for the checkpoint's own.
 
     Raises:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
@@ -216,7 +215,7 @@ def audit(
             sizes[row.scheme] += row.bytes
     all_, taken = experts
     kept, notes = _kept(listed, config)
-    width = 1 if number == "fp8" or (number == "auto" and _fp8(checkpoint.quantization)) else 2
+    width = 1 if _fp8(checkpoint.quantization) else 2
     windows = _windows(config, layers)
     spans = {layer: min(context, windows.get(layer, context)) for layer in kept}
     apart = [f"{row.group}: {row.modules} is not read" for row in rows if row.group in APART]
@@ -226,7 +225,8 @@ def audit(
         layers=layers,
         experts=(all_, taken, distinct_experts(all_, taken, batch)) if all_ else (0, 0, 0.0),
         bytes=sum(row.bytes for row in rows),
-        token_bytes=width * sum(kept.values()),
+        token_numbers=sum(kept.values()),
+        number_bytes=width,
         weights=weights,
         cache=float(batch * width * sum(spans[layer] * count for layer, count in kept.items())),
         rows=tuple(rows),

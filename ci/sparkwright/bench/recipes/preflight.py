@@ -176,13 +176,13 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
         checkpoint-invalid: A file is damaged.
     """
     checkpoint = read(folder)
-    audit = modules.audit(checkpoint, number="bfloat16")
+    audit = modules.audit(checkpoint)
     drafts = any(row.group == "mtp" for row in audit.rows)
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
     if audit.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    return CheckpointSize(audit.bytes, audit.token_bytes, drafts, audit.model, audit.scheme)
+    return CheckpointSize(audit.bytes, 2 * audit.token_numbers, drafts, audit.model, audit.scheme)
 
 
 def require_checkpoint(recipe: Recipe, folder: Path) -> None:

@@ -377,7 +377,7 @@ class Experiment:
             stopped, decision.culprits if decision else (),
             recipe=spec.recipe.name if spec.recipe else "",
             model=spec.model.name if spec.model else spec.served_name,
-            quantization=spec.recipe.model.quantization if spec.recipe else "",
+            quantization=spec.recipe.model.quantization if spec.recipe and spec.model else "",
             added=added if spec.recipe else (), stack=self._stack,
             host={**machine_facts(), **machine.fingerprint()},
             margin=max((one.bounds.margin for one in outcome.series), default=0.0)
