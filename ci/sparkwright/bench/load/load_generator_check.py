@@ -173,11 +173,12 @@ def compare(
     following, count = profile.output_tokens - 1, 2 * profile.concurrency
     events = 1 + math.ceil(following / profile.event_tokens)
     counts = [
-        (one.prompt_tokens, one.output_tokens, one.chunks, one.error) for one in result.requests
+        (request.prompt_tokens, request.output_tokens, request.chunks, request.error)
+        for request in result.requests
     ]
     expected = (PROMPT_TOKENS, profile.output_tokens, events, "")
     if counts != [expected] * count or len(sent) != count:
-        wrong = next((one for one in counts if one != expected), expected)
+        wrong = next((count for count in counts if count != expected), expected)
         message = f"(prompt, output, events, error) are {wrong} instead of {expected}"
         message += f", in {len(counts)} requests; {len(sent)} of {count} were made"
         raise LoadError("generator-inaccurate", message)

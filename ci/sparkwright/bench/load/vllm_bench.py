@@ -143,17 +143,19 @@ class LoadResult(msgspec.Struct, frozen=True):
     @property
     def tpot(self) -> float:
         """Median over requests of the seconds per token."""
-        return percentile([one.tpot for one in self.requests if one.output_tokens > 1], 50)
+        return percentile(
+            [request.tpot for request in self.requests if request.output_tokens > 1], 50
+        )
 
     @property
     def ttft(self) -> float:
         """Median over requests of the seconds to the first token."""
-        return percentile([one.ttft for one in self.requests], 50)
+        return percentile([request.ttft for request in self.requests], 50)
 
     @property
     def ttft_p99(self) -> float:
         """99th percentile over requests of the seconds to the first token."""
-        return percentile([one.ttft for one in self.requests], 99)
+        return percentile([request.ttft for request in self.requests], 99)
 
     @property
     def requests_per_second(self) -> float:
@@ -163,7 +165,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     @property
     def rate(self) -> float:
         """Output tokens per second, all requests together."""
-        tokens = sum(one.output_tokens for one in self.requests)
+        tokens = sum(request.output_tokens for request in self.requests)
         return tokens / self.seconds if self.seconds > 0 else 0.0
 
 

@@ -115,7 +115,9 @@ class Telemetry:
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             available=process.available_megabytes(),
             other_load=other_load,
-            gpu_processes=_process_names({one.pid for one in computing} - {one.pid for one in own}),
+            gpu_processes=_process_names(
+                {user.pid for user in computing} - {each.pid for each in own}
+            ),
             on_battery=_on_battery(),
         )
 
@@ -149,9 +151,9 @@ def _other_load(own: Sequence[psutil.Process]) -> float:
 
     def cpu_seconds() -> tuple[float, float]:
         times, busy_own = psutil.cpu_times(), 0.0
-        for one in own:
+        for each in own:
             with contextlib.suppress(psutil.Error):
-                busy_own += sum(one.cpu_times()[:4])  # with those of ended children
+                busy_own += sum(each.cpu_times()[:4])  # with those of ended children
         # A guest's time is counted in its host process, too.
         total = sum(times) - times.guest - times.guest_nice
         return total, total - times.idle - times.iowait - busy_own
@@ -254,7 +256,7 @@ class MachineMonitor:
         A product reads the matrix once, and a copy reads and writes it. The faster one counts: too
         low a ceiling would make sound measurements look impossible.
         """
-        seconds = min(min(one.gemv, one.copy / 2) for one in device.readings)
+        seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
         bandwidth = Bandwidth(round(device.bytes / seconds / 1e9, 2), "measured", device.name)
         decode_bytes.store_bandwidth(self._store, bandwidth)
         return bandwidth

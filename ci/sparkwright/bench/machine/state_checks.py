@@ -34,7 +34,7 @@ REASONS: Mapping[str, str] = {
     "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
-    "probe-silent": "The matrix-vector probe gave no reading, so a slow state would not be noticed. "
+    "probe-silent": "The matrix-vector probe gave no reading, so no slow state would be noticed. "
     "It needs torch in the environment that serves; its last message is quoted.",
     "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
     "before the machine hangs.",
@@ -215,7 +215,7 @@ def disturbances(
     before: Snapshot, after: Snapshot, normal: Normal | None, policy: MachinePolicy
 ) -> tuple[Reason, ...]:
     """Return the reasons against a measurement between two snapshots, each reason once."""
-    found = {
+    reasons = {
         reason.reference: reason
         for snapshot in (before, after)
         for reason in (
@@ -228,8 +228,8 @@ def disturbances(
     # The monotonic clock starts again with the machine.
     if passed < 0 or abs(jump) > policy.clock_jump:
         message = f"the clock jumped by {jump:+.1f} s"
-        found["clock-jumped"] = Reason("clock-jumped", message)
-    return tuple(found.values())
+        reasons["clock-jumped"] = Reason("clock-jumped", message)
+    return tuple(reasons.values())
 
 
 def _probe_reasons(snapshot: Snapshot, normal: Normal | None, band: float) -> Iterator[Reason]:

@@ -56,8 +56,8 @@ MEANINGS = {
     "kernel-oom-kill": "The kernel killed a process for memory. Give the server less: its KV cache "
     "is the largest part.",
     "kernel-hardware": "The kernel reported a fault of the hardware, or a processor that hung.",
-    "kernel-log-hidden": "This user, or its sandbox, may not read the kernel's log (/dev/kmsg). Set "
-    "kernel.dmesg_restrict=0, and allow the device in the sandbox.",
+    "kernel-log-hidden": "This user, or its sandbox, may not read the kernel's log (/dev/kmsg). "
+    "Set kernel.dmesg_restrict=0, and allow the device in the sandbox.",
     "kernel-log-lost": "The kernel overwrote records before they were read, so errors may be "
     "missing.",
 }

@@ -99,7 +99,8 @@ REASONS: Mapping[str, str] = {
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
     "checkpoint-other": "The checkpoint on disk has another architecture, format or size than the "
-    "recipe's model, so nothing about it would be true of the recipe. Name the recipe's checkpoint.",
+    "recipe's model, so nothing about it would be true of the recipe. Name the recipe's "
+    "checkpoint.",
     "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
     "flag-planned": "The flag says what the plan, the nodes, the speculation or a measurement "
     "says, and one of them would not be true. Remove the flag.",
@@ -195,7 +196,7 @@ def require_checkpoint(recipe: Recipe, folder: Path) -> None:
     """
     if recipe.model.repository == "any":
         return
-    if details := [one.message for one in _other_model(recipe, checkpoint_size(folder))]:
+    if details := [finding.message for finding in _other_model(recipe, checkpoint_size(folder))]:
         what = f"{folder} does not hold the checkpoint of {recipe.name}."
         raise RecipeError("recipe-unfit", what, details=[*details, REASONS["checkpoint-other"]])
 
@@ -223,16 +224,16 @@ def check(
     """
     total = machine_memory() if total is None else total
     size = checkpoint_size(model) if model else None
-    found = findings(recipe, workloads, total=total, checkpoint=size, servers=servers)
+    results = findings(recipe, workloads, total=total, checkpoint=size, servers=servers)
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
-        for finding in found
+        for finding in results
         if finding.weight == "error"
     ]
     if errors:
         what = f"{recipe.name} cannot be served here as it is."
         raise RecipeError("recipe-unfit", what, details=errors)
-    return found
+    return results
 
 
 def findings(
@@ -252,18 +253,18 @@ def findings(
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
         servers: How many run on a node at a time.
     """
-    found = [
+    results = [
         *_flags(recipe),
         *_memory(recipe, total * 1e6 / 2**30, checkpoint, servers),
         *_cells(recipe, workloads),
     ]
     if checkpoint and recipe.model.repository != "any":
-        found += _other_model(recipe, checkpoint)
+        results += _other_model(recipe, checkpoint)
     drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
     if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
         message = f"{recipe.model.repository} has no layers that draft, or its config names none"
-        found.append(PreflightFinding("speculation-headless", message))
-    return tuple(sorted(dict.fromkeys(found), key=lambda finding: finding.weight != "error"))
+        results.append(PreflightFinding("speculation-headless", message))
+    return tuple(sorted(dict.fromkeys(results), key=lambda finding: finding.weight != "error"))
 
 
 def _other_model(recipe: Recipe, checkpoint: CheckpointSize) -> Iterator[PreflightFinding]:
