@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -302,22 +301,3 @@ def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
         bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
     with refusal("gate-not-run"):
         bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
-
-
-def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """G8 without its baseline is a row that did not run, and says what it needs."""
-    words = [
-        "gate",
-        "--json",
-        "--only",
-        "G8",
-        "--root",
-        str(place),
-        "--cache-dir",
-        str(place.parent / "cache"),
-    ]
-    assert main.main(words) == 4
-    document = json.loads(capfd.readouterr().out)
-    assert document["ladder"]["verdicts"][0]["checks"][0]["message"].endswith(
-        "name a --baseline-python"
-    )

@@ -8,9 +8,9 @@ E-statistics, group invariance and anytime-valid testing, 2024; Wang and Ramdas,
 t-tests, 2025). A/A blocks of the machine enter as earlier observations with mean 0, so one formula
 serves a calibrated and an uncalibrated machine, and a gross slowdown needs no calibration.
 
-For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when the
-mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with a
-probability of at most α, however often it is looked at and whenever measuring stops.
+For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when
+the mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with
+a probability of at most α, however often it is looked at and whenever measuring stops.
 """
 
 from __future__ import annotations
@@ -216,11 +216,7 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     import numpy as np
 
     cut = [one.differences[: rule.max_blocks] for one in series]
-    longest = max(map(len, cut), default=0)
-    if not longest:
-        names = tuple(one.name for one in series)
-        empty = tuple(SeriesDecision(name, "not-run", (), (), "no block") for name in names)
-        return Decision(None if series else "not-run", empty, names, "no block is whole")
+    longest = max(1, *map(len, cut))
     paths = np.full((2, len(series), longest), -np.inf)
     for index, (one, values) in enumerate(zip(series, cut, strict=True)):
         high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
@@ -27,8 +26,7 @@ from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
@@ -85,10 +83,7 @@ class Environment(msgspec.Struct, frozen=True):
             environment-unusable: There is no vLLM.
         """
         version = wheel_identity.version(self.python)
-        local = ""
-        with contextlib.suppress(InvalidVersion):
-            local = Version(version).local or ""
-        ours = local.startswith("spark.")
+        ours = "+spark." in version
         label = f"{'' if ours else 'stock '}vLLM {version}"
         name, sha256 = (self.wheel.name, sha256_file(self.wheel)) if self.wheel else ("", "")
         return Subject(label, name, sha256, version, stack if ours else "")
@@ -178,7 +173,12 @@ class Experiment:
         own = spec.recipe.workloads if spec.recipe else (self.policy.workloads,)
         cells = self._workloads.cells(*(spec.workloads or own))
         if spec.kind != "bench" and not any(cell.primary for cell in cells):
-            cells = tuple(map(_deciding, cells))
+            # Times of one request, and the rate of many.
+            alone: tuple[Metric, ...] = ("tpot", "ttft")
+            cells = tuple(
+                replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
+                for cell in cells
+            )
         for name in {cell.texts for cell in cells if cell.texts}:
             if not spec.texts:
                 what = f"The cells of {name} need its file of prompts."
@@ -188,7 +188,7 @@ class Experiment:
             context.project.root, self._generator_policy.stack, self._store, offline=context.offline
         )
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
-        self.digest = sha256_bytes(canonical(policies))
+        self.digest = sha256_bytes(canonical((*policies, self._contract_policy, spec.recipe)))
 
     def result(self) -> Result:
         """
@@ -233,8 +233,13 @@ class Experiment:
                 spec.at_once, stored, spec.kind == "gate", spec.kind == "calibration",
                 self._contract(subjects),
             )  # fmt: skip
-            launcher = self._launcher(machine, plans)
-            outcome = Runner(run, self._measuring(machine), launcher, journal).run(hindrance)
+            name, rule_of_requests = spec.served_name, self._workloads.rule
+            measuring = MeasurementContext(
+                self._generator, machine, policy,
+                lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
+                name, spec.model, spec.texts, rule_of_requests, machine_policy.cooldown,
+            )  # fmt: skip
+            outcome = Runner(run, measuring, self._launcher(machine, plans), journal).run(hindrance)
             notes = filter(None, [accuracy, *machine.notes, outcome.outlook])
             result = self._result(machine, journal, run, outcome, subjects, tuple(notes))
             # A run that the machine spoiled continues where it was, once the machine is better.
@@ -304,14 +309,6 @@ class Experiment:
         spec = self._spec
         return server_under_test.model_digest(spec.model) if spec.model else spec.served_name
 
-    def _measuring(self, machine: MachineMonitor) -> MeasurementContext:
-        spec, name = self._spec, self._spec.served_name
-        return MeasurementContext(
-            self._generator, machine, self.policy,
-            lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-            name, spec.model, spec.texts, self._workloads.rule, self._machine_policy.cooldown,
-        )  # fmt: skip
-
     def _launcher(
         self, machine: MachineMonitor, plans: Mapping[Side, LaunchPlan]
     ) -> runner.Launcher:
@@ -346,6 +343,8 @@ class Experiment:
             version = subjects[side].version
             policy = self._contract_policy
             checks = contract.check_launch(policy, recipe, version, server, profiles)
+            for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
+                path.unlink()
             return contract.contract_fault(checks)
 
         return fault
@@ -411,8 +410,3 @@ class Experiment:
                 raise
             console.detail(f"no roofline: {error.what}")
         return ceilings
-
-
-def _deciding(cell: WorkloadCell) -> WorkloadCell:
-    """Return *cell* with default deciding metrics: times of one request, and the rate of many."""
-    return replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))

@@ -192,7 +192,7 @@ def _served(result: Result) -> Iterator[Check]:
     """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
     if not result.recipe:
         message = "to check it, name a --recipe"
-        yield not_run("contract", message, "contract-incomplete", required=False)
+        yield not_run("contract", message, "not-asked", required=False)
         return
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
