@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -279,41 +279,28 @@ def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest
 HARMLESS = MemoryPolicy(floor=1, discrete_floor=1, period=0.02)
 
 
-class Killing:
-    """Remembers why the watchdog kills."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
-        self.called = threading.Event()
-
-    def __call__(self, reason: str, message: str) -> None:
-        self.calls.append((reason, message))
-        self.called.set()
-
-
 @pytest.mark.parametrize("floor", [1, 5000])
 def test_watchdog_kills_once_when_memory_is_short(floor: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, killing = iter([9000, 5000, 4999, 4000]), Killing()
+    samples, kills = iter([9000, 5000, 4999, 4000]), Queue[tuple[str, str]]()
     monkeypatch.setattr(process, "available_megabytes", lambda: next(samples, 3000))
-    with watch_memory(replace(HARMLESS, floor=floor), killing, kernel_log=Path("/nonexistent")):
-        assert killing.called.wait(20 if floor > 1 else 0.5) == (floor > 1)
-        time.sleep(0.1)
-    assert killing.calls == [("memory-low", "4999 MB are available, 5000 MB must stay")] * (floor > 1)
+    with watch_memory(replace(HARMLESS, floor=floor), lambda *why: kills.put(why), kernel_log=Path("/nonexistent")):
+        time.sleep(0.5)
+    assert list(kills.queue) == [("memory-low", "4999 MB are available, 5000 MB must stay")] * (floor > 1)
 
 
 def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path) -> None:
-    log, record, killing = tmp_path / "kmsg", "6,1,5140900,-;{}\n", Killing()
+    log, record, kills = tmp_path / "kmsg", "6,1,5140900,-;{}\n", Queue[tuple[str, str]]()
     log.write_text(record.format("NVRM: old: NV_ERR_NO_MEMORY"))
-    with watch_memory(HARMLESS, killing, kernel_log=log), log.open("a") as stream:
+    with watch_memory(HARMLESS, lambda *why: kills.put(why), kernel_log=log), log.open("a") as stream:
         stream.write(record.format("usb 1-1: new device"))
         stream.flush()
-        assert not killing.called.wait(0.3)
+        time.sleep(0.3)
+        assert kills.empty()
         stream.write(record.format("NVRM: nvAssertOkFailedNoLog: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"))
         stream.flush()
-        assert killing.called.wait(20)
-    ((reason, message),) = killing.calls
-    assert reason == "kernel-no-memory"
-    assert reason in REASONS
+        reason, message = kills.get(timeout=20)
+    assert kills.empty()
+    assert reason == "kernel-no-memory" in REASONS
     assert "0x00000051" in message
 
 
