@@ -61,15 +61,10 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [detector.name for detector in DETECTORS])
 def test_each_detector_finds_what_no_other_finds(name: str) -> None:
     """Were a detector left out, an answer of its kind would pass."""
     assert alarms(*ALONE[name]) == (name,)
-
-
-def test_every_detector_has_an_answer_of_its_own() -> None:
-    """The table above is complete."""
-    assert list(ALONE) == [detector.name for detector in DETECTORS]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -128,6 +123,6 @@ def collapse(*steps: dict[int, float]) -> str:
 
 def test_a_probability_that_is_no_number_is_no_entropy() -> None:
     """NaN is not averaged away, and a distribution on one token has none."""
-    assert collapse({1: -0.1}, {1: math.nan}) == "logprob-nan"
+    assert collapse({1: -0.1}, {1: math.nan}) == "not-a-number"
     assert collapse({1: 0.0, 2: -math.inf}) == "entropy-collapsed"
     assert collapse({1: -0.7, 2: -0.7}) == ""

@@ -400,7 +400,7 @@ def collapse(answers: Mapping[str, Completion], minimum: float) -> Check:
     """Return whether the mean entropy over all tokens is at least *minimum* nat."""
     steps = [step for answer in answers.values() for step in answer.logprobs]
     if any(math.isnan(logprob) for step in steps for logprob in step.values()):
-        return failed("entropy", "a log probability is not a number", "logprob-nan")
+        return failed("entropy", "a log probability is not a number", "not-a-number")
     mean = math.fsum(map(entropy, steps)) / len(steps)
     figure = Figure("mean entropy, lower bound", mean, "nat", len(steps), bound=minimum)
     message = f"mean entropy {mean:.4g} nat over {len(steps)} tokens, {minimum:g} is the least"

@@ -83,7 +83,6 @@ REASONS: Mapping[str, str] = {
     "answer-short": "The model ends its answer at once, although the prompt asks for a long one.",
     "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly, or the model "
     "repeats itself.",
-    "logprob-nan": "A log probability is not a number.",
     "answers-wrong": "Too many answers lack what a sound model knows. Fluent text about something "
     "else means wrong numbers.",
     "requests-corrupted": "vLLM counted requests whose logits were not a number.",
