@@ -21,7 +21,6 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
@@ -153,18 +152,18 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
 
 
 def run(
-    policy: LogprobsPolicy, candidate: Client, against: Client | Path, *, served: ServerIdentity
+    policy: LogprobsPolicy, candidate: Client, against: Path, *, served: ServerIdentity
 ) -> tuple[Check, ...]:
     """
     Return the checks of the gate.
 
     Args:
         candidate: The server of the candidate, whose identity is *served*.
-        against: The server of the reference, or the file that was recorded of it.
+        against: The file of the reference.
     """
     checks: list[Check] = []
     try:
-        known = _reference(policy, candidate, against, served)
+        known = _reference(policy, against, served)
         expected = _sound(policy, known.rows)
         checks.append(_stability(policy, known))
         same = same_model(served, candidate.model(), known.served, known.name)
@@ -214,14 +213,8 @@ def _ended(error: ServerInvalid, *, by_candidate: bool) -> list[Check]:
     return [ended, *(not_run(skipped, message, "not-measured") for skipped in rest)]
 
 
-def _reference(
-    policy: LogprobsPolicy, candidate: Client, against: Client | Path, served: ServerIdentity
-) -> Reference:
-    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another server."""
-    if isinstance(against, Client):
-        if against.url == candidate.url:
-            raise ReferenceInvalid("reference-is-candidate", "it is the candidate's own server")
-        return record(policy, against, replace(served, wheel=""))
+def _reference(policy: LogprobsPolicy, against: Path, served: ServerIdentity) -> Reference:
+    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another wheel."""
     known = distributions.load(against)
     identity = known.served
     required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
