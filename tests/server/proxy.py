@@ -10,7 +10,7 @@ All else passes as it is. The faults:
 ``abort``                 the server gave up in the middle of the answer
 ``other-model``           the reply names another model
 ``random-tokens``         each token is another one with the probability *rate*
-``wrong-usage``           the count of tokens is one too high
+``wrong-usage``           the count of tokens is one too low
 ``garbage``               the text is no UTF-8
 ========================  ===========================================================================================
 """
@@ -89,7 +89,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         if self.fault == "other-model":
             reply["model"] = "somebody-else"
         if self.fault == "wrong-usage":
-            reply["usage"]["completion_tokens"] += 1
+            reply["usage"]["completion_tokens"] -= 1
         if self.fault == "random-tokens":
             tokens = choice["token_ids"]
             choice["token_ids"] = [
