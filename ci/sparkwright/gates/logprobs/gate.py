@@ -14,7 +14,7 @@ same tokens. Each limit is compared with an interval; texts that do not decide a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -155,62 +155,64 @@ def run(
     policy: LogprobsPolicy, candidate: Client, against: Path, *, served: ServerIdentity
 ) -> tuple[Check, ...]:
     """
-    Return the checks of the gate.
+    Return the checks of the gate, which ends at the first reply that does not count.
 
     Args:
         candidate: The server of the candidate, whose identity is *served*.
         against: The file of the reference.
     """
-    checks: list[Check] = []
+    found = dict[str, Check]()
     try:
-        known = _reference(policy, against, served)
-        expected = _sound(policy, known.rows)
-        checks.append(_stability(policy, known))
-        same = same_model(served, candidate.model(), known.served, known.name)
-        if not same or _tokens(policy, candidate) != known.texts:
-            message = f"the reference is of {known.name}, its tokenizer or other texts"
-            raise ReferenceInvalid("reference-other-model", message)
-        measured = _sound(policy, _score(policy, known.texts, candidate))
-        decoded = {mode: _decode(policy, known.texts, candidate, mode) for mode in MODES}
+        for check in _judged(policy, candidate, against, served):
+            found[check.name] = check
+        message = "The candidate gave a distribution at each position."
+        found["candidate"] = passed("candidate", message)
     except ServerInvalid as error:
-        return (*checks, *_ended(error, by_candidate=bool(checks)))
-    message = f"The candidate gave a distribution at each of {len(measured.logprobs)} positions."
-    checks.append(passed("candidate", message))
+        name, make, reason = ("candidate" if found else "reference"), invalid, error.reason
+        if reason == "not-a-number":
+            make, reason = (failed, reason) if found else (invalid, "reference-unsound")
+        found[name] = make(name, f"The {name}: {error.message}.", reason)
+    for name in ("candidate", *COMPARED, *DECODED):
+        found.setdefault(name, not_run(name, "The gate ended before.", "not-measured"))
+    return tuple(found.values())
+
+
+def _judged(
+    policy: LogprobsPolicy, candidate: Client, against: Path, served: ServerIdentity
+) -> Iterator[Check]:
+    """Yield the checks in the order of the questions."""
+    known = _reference(policy, against, served)
+    expected = _sound(policy, known.rows)
+    yield _stability(policy, known)
+    same = same_model(served, candidate.model(), known.served, known.name)
+    if not same or _tokens(policy, candidate) != known.texts:
+        message = f"the reference is of {known.name}, its tokenizer or other texts"
+        raise ReferenceInvalid("reference-other-model", message)
+    measured = _sound(policy, _score(policy, known.texts, candidate))
     # The floor of another machine says nothing about this one.
     own = float(known.served.host == served.host)
     floors = {name: own * np.array(values) for name, values in known.floors.items()}
     kl, other, shift = _distances(policy, expected, measured).T
     reasons = ("distribution-differs", "text-differs")
-    checks.append(_kl_check(policy, "divergence", reasons, kl, floors["divergence"]))
+    yield _kl_check(policy, "divergence", reasons, kl, floors["divergence"])
     limit = policy.other_best_rise + float(floors["best-token"].mean())
     label = "share of other best tokens"
-    best = _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
+    yield _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
     label = "change of ln perplexity"
-    checks += [best, _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)]
-    for name, mode in decoded.items():
+    yield _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)
+    decoded = dict[str, Decoded]()
+    for name in MODES:
+        mode = decoded[name] = _decode(policy, known.texts, candidate, name)
+        if name == "cached-prefix" and not mode.cache_hits:
+            # Without a prefix cache by design there is nothing to compare.
+            required = "--no-enable-prefix-caching" not in (served.flags or ())
+            message = "The server found no prefix in its cache."
+            yield not_run(name, message, "prefix-cache-unused", required=required)
+            continue
         reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-        checks.append(_kl_check(policy, name, (reason, reason), mode.kl, floors[name]))
-    if not decoded["cached-prefix"].cache_hits:
-        # Without a prefix cache by design there is nothing to compare.
-        required = "--no-enable-prefix-caching" not in (served.flags or ())
-        message = "The server found no prefix in its cache."
-        checks[-1] = not_run("cached-prefix", message, "prefix-cache-unused", required=required)
-    checks.append(_sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]]))
-    return (*checks, _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance))
-
-
-def _ended(error: ServerInvalid, *, by_candidate: bool) -> list[Check]:
-    """Return the checks of a gate that *error* ended."""
-    name, make, reason = "reference", invalid, error.reason
-    if by_candidate:
-        name = "candidate"
-    if reason == "not-a-number":
-        reason = "not-a-number" if by_candidate else "reference-unsound"
-        make = failed if by_candidate else invalid
-    rest = (*COMPARED, *DECODED) if by_candidate else ("candidate", *COMPARED, *DECODED)
-    message = f"The check {name} ended the gate."
-    ended = make(name, f"The {name}: {error.message}.", reason)
-    return [ended, *(not_run(skipped, message, "not-measured") for skipped in rest)]
+        yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
+    yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
+    yield _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance)
 
 
 def _reference(policy: LogprobsPolicy, against: Path, served: ServerIdentity) -> Reference:
