@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support.badserver import (
     MODELS,
@@ -313,11 +311,3 @@ def test_metrics_stand_with_their_labels_and_as_sums(listen: Listen) -> None:
     assert math.isnan(read["c"])
     with invalid("answer-unreadable"):
         client.metrics()
-
-
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=300))
-def test_random_bytes_are_no_reply(listen: Listen, data: bytes) -> None:
-    with pytest.raises(ServerInvalid) as caught:
-        Client(listen(completing(head(length=len(data)) + data)).url).complete((7, 8), max_tokens=2)
-    assert caught.value.reason in REASONS

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
+from tests.support.checkpoints import Told, write
 
 from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.model.checkpoint import BITS, Tensor
+from sparkwright.bench.model.checkpoint import Tensor
 from sparkwright.bench.model.decode_bytes import distinct_experts
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
-
-#: A tensor: name, type, shape.
-Told = tuple[str, str, list[int]]
-
 
 def plain(name: str, rows: int, columns: int) -> list[Told]:
     return [(f"{name}.weight", "BF16", [rows, columns])]
@@ -38,26 +33,6 @@ def nvfp4(name: str, rows: int, columns: int) -> list[Told]:
         (f"{name}.weight", "U8", [rows, columns // 2]), (f"{name}.weight_scale", "F8_E4M3", [rows, columns // 16]),
         (f"{name}.weight_scale_2", "F32", []), (f"{name}.input_scale", "F32", []),
     ]  # fmt: skip
-
-
-def write(folder: Path, config: dict[str, Any], tensors: Iterable[Told], shards: int = 1) -> Path:
-    """Write a model; the data of its shards is a hole in the file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    listed = list(tensors)
-    for number in range(shards):
-        entries, place = {}, 0
-        for name, dtype, shape in listed[number::shards]:
-            bits = BITS[dtype]
-            for one in shape:
-                bits *= one
-            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + bits // 8]}
-            place += bits // 8
-        header = json.dumps(entries).encode()
-        with (folder / f"model-{number}.safetensors").open("wb") as stream:
-            stream.write(struct.pack("<Q", len(header)) + header)
-            stream.truncate(8 + len(header) + place)
-    return folder
 
 
 def audited(folder: Path, **options: Any) -> ModuleAudit:
@@ -212,7 +187,7 @@ SCHEMES: dict[str, tuple[list[Told], str, str]] = {
 def test_the_tensors_of_a_matrix_tell_its_format_and_faults(tmp_path: Path, name: str) -> None:
     """All bytes belong to one module; a packed weight whose scales do not belong to it would be garbage that no server notices."""
     tensors, scheme, fault = SCHEMES[name]
-    found = audited(write(tmp_path / "m", small(quant_method="any"), tensors))
+    found = audited(write(tmp_path / "m", small(quant_method="any", bits=4), tensors))
 
     (row,) = found.rows
     assert (row.scheme, row.count, row.bytes) == (scheme, 1, found.bytes)
@@ -224,6 +199,8 @@ def test_contradictions_of_checkpoint_and_config_are_found(tmp_path: Path) -> No
     """Packed weights that no config declares, and layers and experts that are not there."""
     undeclared = audited(write(tmp_path / "a", small(), nvfp4(NAME, 64, 256)))
     assert [finding.reference for finding in undeclared.findings] == ["quantisation-not-declared"]
+    eight = small(quant_method="x", config_groups={"g": {"weights": {"num_bits": 8}}})
+    assert audited(write(tmp_path / "c", eight, SCHEMES["packed integers"][0])).scheme == "INT8 (x)"
     tensors = [t for layer in (0, 2) for number in range(4) for t in plain(f"model.layers.{layer}.mlp.experts.{number}.up_proj", 64, 256)]
     found = audited(write(tmp_path / "b", {**small(), "num_hidden_layers": 3, "num_experts": 8}, tensors))
     messages = {finding.reference: finding.message for finding in found.findings}
@@ -314,6 +291,7 @@ def test_a_config_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 FIELDS = (
     "num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings", "layer_types", "sliding_window",
     "use_sliding_window", "layer_group_size", "model_type", "text_config", "quant_method", "kv_cache_scheme", "kv_cache_quant_algo",
+    "config_groups", "weights", "num_bits", "bits",
 )  # fmt: skip
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full_attention", "M*", "awq", "", "a.b"])
 values = st.recursive(
@@ -366,7 +344,7 @@ def test_the_verb_fails_on_a_finding_and_on_a_hostile_file(mini: Mini, cli: Cli,
     assert (done.returncode, document["error"]["reference"]) == (1, "modules-unexpected")
     assert document["audit"]["findings"][0]["reference"] == "quantisation-not-declared"
 
-    (folder / "model-0.safetensors").write_bytes(b"\xff" * 9)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 9)
     done = cli("model", "inspect", *mini.words, "--json", folder)
     assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "checkpoint-invalid")
     assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from packaging.version import Version
 from tests.refusals import refusal
+from tests.support.checkpoints import write
 
 from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.recipes.preflight import REASONS, SPARK_GIB, CheckpointSize
@@ -186,15 +186,7 @@ def test_spark_s_memory_is_that_of_a_seed_report_s_log() -> None:
 
 def model(folder: Path, config: dict[str, Any], *tensors: str) -> Path:
     """Write a model whose tensors are 64 x 64 of bfloat16."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    size = 2 * 64 * 64
-    entries = {
-        name: {"dtype": "BF16", "shape": [64, 64], "data_offsets": [place * size, (place + 1) * size]} for place, name in enumerate(tensors)
-    }
-    header = json.dumps(entries).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * (size * len(tensors)))
-    return folder
+    return write(folder, config, [(name, "BF16", [64, 64]) for name in tensors])
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}

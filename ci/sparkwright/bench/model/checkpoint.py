@@ -115,9 +115,6 @@ def read(folder: Path) -> Checkpoint:
         not-provided: There is no such folder, or no model in it.
         checkpoint-invalid: A file is damaged or hostile.
     """
-    if not folder.is_dir():
-        todo = "Name the folder of a model: config.json and *.safetensors."
-        raise SourceError("not-provided", f"There is no folder {folder}.", todo=todo)
     config = _document(folder / "config.json", CONFIG, dict[str, Any])
     index = folder / "model.safetensors.index.json"
     shard_of = _document(index, INDEX, _Index).weight_map if index.exists() else {}
@@ -170,7 +167,8 @@ def header(path: Path) -> dict[str, Tensor]:
 def _open(path: Path) -> BinaryIO:
     """Return the regular file at *path*, which may be a link into a cache, opened."""
     if not path.exists():
-        message, todo = f"The model has no {path.name}.", "Fetch the whole model."
+        message = f"The model has no {path.name}."
+        todo = "Name the folder of a whole model: config.json and *.safetensors."
         raise SourceError("not-provided", message, details=[str(path)], todo=todo)
     if not path.is_file():  # a pipe of that name would hang
         raise invalid(f"{path.name} is no file.")

@@ -213,17 +213,16 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
     for row in rows:
         if row.quantised and row.group not in APART:
             sizes[row.scheme] += row.bytes
-    all_, taken = experts
+    every, taken = experts
     kept, notes = _kept(listed, config)
     width = 1 if _fp8(checkpoint.quantization) else 2
     windows = _windows(config, layers)
     spans = {layer: min(context, windows.get(layer, context)) for layer in kept}
-    apart = [f"{row.group}: {row.modules} is not read" for row in rows if row.group in APART]
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=sizes.most_common(1)[0][0] if sizes else "",
         layers=layers,
-        experts=(all_, taken, distinct_experts(all_, taken, batch)) if all_ else (0, 0, 0.0),
+        experts=(every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0),
         bytes=sum(row.bytes for row in rows),
         token_numbers=sum(kept.values()),
         number_bytes=width,
@@ -231,7 +230,7 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         cache=float(batch * width * sum(spans[layer] * count for layer, count in kept.items())),
         rows=tuple(rows),
         findings=tuple(_findings(listed, checkpoint, layers, experts, config)),
-        notes=(*notes, *apart),
+        notes=tuple(notes),
     )
 
 
@@ -271,7 +270,7 @@ def _scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> tup
     if "blocks" in parts:  # gpt-oss: 16 bytes, which are 32 numbers, have one scale
         return "MXFP4", "" if scale.shape == weight.shape[:-1] else "scale-shape"
     if weight.dtype == "I32":
-        return f"INT4 ({_method(quantization)})", ""
+        return f"INT{_bits(quantization)} ({_method(quantization)})", ""
     maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"
     for name, weights, scales, group in _SCALED:
         if weight.dtype in weights and scale.dtype in scales:
@@ -294,6 +293,15 @@ def _quantised(scheme: str) -> bool:
 def _method(quantization: Mapping[str, Any]) -> str:
     """Return the config's name of its method; empty without a config."""
     return str(quantization.get("quant_method", "")).lower()[:30]
+
+
+def _bits(quantization: Mapping[str, Any]) -> str:
+    """Return the bits of packed integers, which the config alone states, or ``?``."""
+    groups = quantization.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
+    stated = [scheme.get("num_bits") for scheme in weights if isinstance(scheme, dict)]
+    return next((str(bits)[:4] for bits in (quantization.get("bits"), *stated) if bits), "?")
 
 
 def _fp8(quantization: Mapping[str, Any]) -> bool:
@@ -373,13 +381,9 @@ def _kept(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[dict[int
             states.add(module.layer)
         if _KEPT.search(module.short):
             tensor = next((module.parts[name] for name in _ROWS if name in module.parts), None)
+            shape = (tensor.shape if tensor else ()) or (0,)
             # Packed integers transpose a weight, and its scales have a column for each row.
-            shape = (
-                tensor.shape[::-1]
-                if tensor and "qweight" in module.parts
-                else tensor and tensor.shape
-            )
-            kept[module.layer] += (*(shape or ()), 0)[0]
+            kept[module.layer] += shape[-1 if "qweight" in module.parts else 0]
     notes = [f"the context is unknown, by {_few(set(unknown))}"] if unknown else []
     if states:
         notes.append(f"the states of {len(states)} layers of linear attention are not counted")
@@ -413,10 +417,9 @@ def _findings(
     for (fault, short, scheme), count in faults.items():
         if fault:
             yield ModuleFinding(fault, f"{count} × {short}, {scheme}")
-    if not _method(checkpoint.quantization):
-        packed = Counter((m.short, m.scheme) for m in listed if _quantised(m.scheme))
-        for (short, scheme), count in packed.items():
-            yield ModuleFinding("quantisation-not-declared", f"{count} × {short}, {scheme}")
+    packed = sorted({module.scheme for module in listed if _quantised(module.scheme)})
+    if packed and not _method(checkpoint.quantization):
+        yield ModuleFinding("quantisation-not-declared", f"weights are {_few(packed)}")
     present = {module.layer for module in listed if module.group not in APART}
     if missing := set(range(layers)) - present:
         message = f"{len(missing)} of {layers} layers: {_few(missing)}"

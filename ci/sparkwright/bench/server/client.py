@@ -179,7 +179,7 @@ class _Generated(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int
+    max_model_len: int | None = None  # adapters have none
 
 
 class _Models(msgspec.Struct):
@@ -229,6 +229,8 @@ class Client:
 
     def max_model_len(self) -> int:
         """Return how many tokens a prompt and its completion may have together."""
+        if not self._model.max_model_len:
+            raise ServerInvalid("answer-unreadable", "the server does not state max_model_len")
         return self._model.max_model_len
 
     def version(self) -> str:
