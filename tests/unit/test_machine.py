@@ -64,7 +64,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 def references(reasons: tuple[Reason, ...]) -> list[str]:
     assert {one.reference for one in reasons} <= REASONS.keys()
-    assert all(one.says for one in reasons)
+    assert all(one.message for one in reasons)
     return [one.reference for one in reasons]
 
 

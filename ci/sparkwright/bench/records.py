@@ -32,4 +32,4 @@ class Reason(msgspec.Struct, frozen=True):
     """Why a measurement does not count: a stable reference, and a message."""
 
     reference: str
-    says: str
+    message: str

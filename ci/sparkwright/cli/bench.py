@@ -192,7 +192,7 @@ def quick(context: RunContext, spec: ExperimentSpec) -> None:
     telemetry = Telemetry()
     machine_policy = telemetry.adapt(strict_yaml.load(gates / "machine.yaml", MachinePolicy))
     reasons = start_reasons(telemetry.snapshot(), machine_policy)
-    warnings = [f"{reason.reference}: {reason.says}" for reason in reasons]
+    warnings = [f"{reason.reference}: {reason.message}" for reason in reasons]
     wheel_facts: dict[str, Any] = {}
     with ExitStack() as stack:
         try:

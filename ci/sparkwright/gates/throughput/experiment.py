@@ -364,7 +364,7 @@ class Experiment:
         says = f"{len(journal.launches)} launches were measured; nothing is judged"
         if outcome.stopped:
             state, stopped = outcome.stopped
-            says = f"{stopped.says} ({stopped.reference})"
+            says = f"{stopped.message} ({stopped.reference})"
         elif spec.kind == "gate":
             state = (decision and decision.state) or "inconclusive"
             says = decision.message if decision else "no block is complete"

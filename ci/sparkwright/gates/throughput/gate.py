@@ -107,12 +107,12 @@ def _stopped(result: Result) -> Iterator[Check]:
         return
     last = [one for one in result.legs if one.reasons][-1:]
     samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.says)
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.message)
         for one in last
         for reason in one.reasons
     ]
     make = failed if result.state == "fail" else invalid
-    yield make("measured", result.stopped.says, result.stopped.reference, samples=samples)
+    yield make("measured", result.stopped.message, result.stopped.reference, samples=samples)
 
 
 def _slug(cell: CellResult) -> str:
@@ -175,7 +175,7 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         Figure("error rate", 100 * result.alpha, "%"),
     ]
     samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].says)
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].message)
         for one in again
     ]
     if not counted:

@@ -194,7 +194,7 @@ class _Stop(Exception):
 
     def __init__(self, reason: Reason, state: State = "invalid") -> None:
         self.reason, self.state = reason, state
-        super().__init__(reason.says)
+        super().__init__(reason.message)
 
 
 class _ServerLost(Exception):
@@ -356,10 +356,10 @@ class Runner:
                 self._lost(result, reason)
             if not result.discarded:
                 raise _Stop(reason)
-            console.note(f"{cell.name}, {blank.side}: measured again, {reason.says}")
+            console.note(f"{cell.name}, {blank.side}: measured again, {reason.message}")
             if reason.reference in state_checks.REASONS:
                 self._cool_down(reason)
-        text = f"{attempts} times in a row: {reason.says} ({reason.reference})"
+        text = f"{attempts} times in a row: {reason.message} ({reason.reference})"
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(UNSTEADY if passing else reason.reference, text))
 
@@ -373,7 +373,7 @@ class Runner:
             raise _ServerLost
         own = (one for one in self._journal.measurements if one.launch == result.launch)
         if any(one.before and one.side == "candidate" for one in own):
-            says = f"the candidate's server ended under load; {reason.says}"
+            says = f"the candidate's server ended under load; {reason.message}"
             raise _Stop(Reason(CRASHED, says), "fail")
         raise _Stop(reason)
 

@@ -135,7 +135,7 @@ def _leg(number: int, leg: Measurement, figures: dict[Metric, float], many: bool
         summary=(*place, *told, mark),
         mark=mark,
         reasons=tuple(
-            (words.clean(one.reference, 60), words.clean(one.says)) for one in leg.reasons[:20]
+            (words.clean(one.reference, 60), words.clean(one.message)) for one in leg.reasons[:20]
         ),
         facts=tuple(_facts(leg)),
         machine=tuple(
