@@ -179,10 +179,9 @@ class Experiment:
                 replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
                 for cell in cells
             )
-        for name in {cell.texts for cell in cells if cell.texts}:
-            if not spec.texts:
-                what = f"The cells of {name} need its file of prompts."
-                raise UsageError("usage", what, todo="Name it with --texts FILE.")
+        if any(cell.texts for cell in cells) and not spec.texts:
+            what = "Some cells need a file of prompts."
+            raise UsageError("usage", what, todo="Name it with --texts FILE.")
         self.cells = cells
         self._generator = generator or vllm_bench.obtain(
             context.project.root, self._generator_policy.stack, self._store, offline=context.offline
@@ -259,14 +258,14 @@ class Experiment:
         if spec.candidate is None:
             version = Client(spec.url, spec.served_name).version()
             return {}, {"candidate": Subject(spec.url, version=version)}
-        environments: dict[Side, Environment | None] = {
-            "candidate": spec.candidate, "baseline": spec.baseline, "control": spec.baseline,
-        }  # fmt: skip
+        environments: tuple[tuple[Side, Environment | None], ...] = (
+            ("candidate", spec.candidate), ("baseline", spec.baseline), ("control", spec.baseline),
+        )  # fmt: skip
         plans: dict[Side, LaunchPlan] = {}
         subjects: dict[Side, Subject] = {}
         # The profiler is there on both sides, and idle while anything is measured.
         profiler = kernel_trace.flags(self._logs / "profiles") if spec.baseline else ()
-        for side, environment in environments.items():
+        for side, environment in environments:
             if environment:
                 subject = environment.subject(self._stack)
                 plan = spec.launch(environment, subject.version)

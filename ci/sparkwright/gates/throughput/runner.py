@@ -237,7 +237,7 @@ class Runner:
         Args:
             hindrance: Why nothing may be measured now; the outcome is then that of the journal.
         """
-        spec, stopped, outlook = self._spec, None, ""
+        spec, cells, stopped, outlook = self._spec, self._spec.cells, None, ""
         decision: Decision | None = None
         try:
             if hindrance:
@@ -248,9 +248,17 @@ class Runner:
                 outlook = paired_differences.outlook(self._series(), spec.rule)
                 console.note(outlook)
             for block in range(spec.blocks):
-                self._block(block, self._open_cells(decision))
+                self._block(block, cells)
                 if spec.rule:
                     decision = decide(spec.rule, self._series())
+                if decision and not spec.whole:
+                    # A series that passed needs no further block.
+                    open_series = set(decision.open)
+                    cells = tuple(
+                        cell
+                        for cell in spec.cells
+                        if open_series & set(paired_differences.series_names(cell))
+                    )
                 text = f": {decision.message}" if decision else ""
                 console.note(f"block {block + 1} of at most {spec.blocks}{text}")
                 if decision and decision.state and not spec.whole:
@@ -284,14 +292,6 @@ class Runner:
             self._spec.cells, self._journal.measurements, self._complete(), self._history(),
             self._context.policy, paired_differences.day(self._journal.begun.at),
         )  # fmt: skip
-
-    def _open_cells(self, decision: Decision | None) -> list[WorkloadCell]:
-        """Return the cells that need another block; all before the first decision."""
-        cells = list(self._spec.cells)
-        if decision is None or self._spec.whole:
-            return cells
-        names = set(decision.open)
-        return [cell for cell in cells if names & set(paired_differences.series_names(cell))]
 
     def _block(self, block: int, cells: Sequence[WorkloadCell]) -> None:
         """Measure what the journal does not hold of *block*."""
