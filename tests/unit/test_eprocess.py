@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.support import gate_simulation as simulation
 
 from sparkwright.bench.statistics import eprocess, student
@@ -84,15 +82,6 @@ def test_later_attempts_spend_less_and_all_together_alpha() -> None:
     rates = [eprocess.attempt_alpha(0.05, attempt) for attempt in range(1, 2000)]
     assert rates[0] == pytest.approx(4 * rates[1])
     assert 0.0499 < sum(rates) < 0.05
-
-
-@given(st.lists(st.floats(-0.1, 0.1), min_size=1, max_size=12), st.floats(0.1, 10))
-@settings(max_examples=50, deadline=None)
-def test_the_evidence_has_no_unit(values: list[float], factor: float) -> None:
-    """Scaling blocks and A/A blocks together changes nothing."""
-    gains = np.array(values) + 1e-3
-    plain = eprocess.evidence_path(gains, 1e-4, 3.0)
-    assert plain == pytest.approx(eprocess.evidence_path(factor * gains, factor**2 * 1e-4, 3.0))
 
 
 @pytest.mark.parametrize("mean", [0.0, -0.5])

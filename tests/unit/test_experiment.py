@@ -301,3 +301,11 @@ def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
         bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
     with refusal("gate-not-run"):
         bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
+
+
+@pytest.mark.parametrize("words", [[], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"]])
+def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
+    """Neither, both, or a model without an environment is refused before anything starts."""
+    arguments = main.parse(["bench", *words])
+    with refusal("usage"):
+        arguments.run(arguments)
