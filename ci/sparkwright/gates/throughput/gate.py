@@ -46,10 +46,16 @@ CHECKS = (
     *declare("measured", role="reports"),
 )
 
+#: Of those of G3: why a server of ours ended, and how a launch breaks the kernel contract.
+_OF_LAUNCH = (
+    "server-died", "server-late", "graph-memory-negative", "log-unreadable", "line-missing",
+    "backend-wrong", "backend-refused", "emulation", "fallback-unlisted", "kernel-unseen",
+    "kernel-forbidden", "profile-missing", "profile-unreadable",
+)  # fmt: skip
+
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    # Why a server of ours ended, and how a launch breaks the kernel contract.
-    **contract.REASONS,
+    **{name: contract.REASONS[name] for name in _OF_LAUNCH},
     **vllm_bench.REASONS,
     **state_checks.REASONS,
     **measurement.REASONS,
