@@ -162,7 +162,7 @@ class GateBuilder:
             return self._policies.digest(name)
         digest = self._policies.digest(name, self._recipe, options.profile)
         further = (options.flag, options.variable)
-        # A server with other settings than the recipe's is judged by something else than the recipe.
+        # A server with other settings is judged by something else than the recipe.
         return sha256_bytes(canonical((digest, further))) if any(further) else digest
 
     def _run(self, name: str) -> tuple[Check, ...]:

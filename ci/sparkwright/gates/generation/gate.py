@@ -81,7 +81,7 @@ REASONS: Mapping[str, str] = {
     "compressible": "The answer says nearly the same again and again, a little varied.",
     "unreadable": "Bytes that are no characters: the model draws tokens without sense.",
     "answer-short": "The model ends its answer at once, although the prompt asks for a long one.",
-    "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly, or the model "
+    "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly or the model "
     "repeats itself.",
     "answers-wrong": "Too many answers lack what a sound model knows. Fluent text about something "
     "else means wrong numbers.",
@@ -94,7 +94,7 @@ REASONS: Mapping[str, str] = {
     "recipe keeps it low by design.",
     "chat-wrong": "A chat was answered wrongly, or did not end as it should: look at the chat "
     "template and at the model's end tokens.",
-    "tool-calls-wrong": "A tool was not called, or with arguments that are not of its schema. Check "
+    "tool-calls-wrong": "A tool was not called or with arguments that are not of its schema. Check "
     "--enable-auto-tool-choice, --tool-call-parser and the chat template.",
     "reasoning-wrong": "The reasoning was not separated from the answer. Check --reasoning-parser.",
     "structured-output-wrong": "The answer is not of the JSON schema, or has wrong values. Check "

@@ -121,7 +121,7 @@ class Cases(NamedTuple):
 
 
 def source_trees(context: RunContext, policy: NumericsPolicy) -> dict[str, Path]:
-    """Return the source trees of the policy's forks, patched and rewritten, that the store holds."""
+    """Return the patched source trees of the policy's forks that the store holds."""
     trees = dict[str, Path]()
     for fork in sorted({unit.fork for unit in policy.units} - {""}):
         tree = context.store.get("source-tree", context.source_inputs(fork), str)

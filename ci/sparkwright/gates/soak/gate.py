@@ -85,7 +85,7 @@ REASONS: Mapping[str, str] = {
     "gauges-absent": "The server does not say how many requests it works on.",
     "worse-after-soak": "What passed on a fresh server does not after the load. Look at the checks "
     "that are named.",
-    "not-asked": "There is no reference, so the distributions could not be compared after the load. "
+    "not-asked": "Without a reference the distributions could not be compared after the load. "
     "Name it with --against.",
 }
 

@@ -1,5 +1,5 @@
 """
-G8: is the candidate as fast as the baseline, with error rates that are known?
+Decide whether the candidate is as fast as the baseline, with known error rates (G8).
 
 The verdict is that of the deciding series together; each series, the measurements, the kernel
 contract, the flags, the shown figures and memory's ceiling are rows of their own.
