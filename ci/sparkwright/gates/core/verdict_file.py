@@ -165,7 +165,7 @@ class VerdictFile:
 
     def store(self, now: Ladder) -> None:
         """
-        Log the last verdict of *now* if anything was measured; merge all of *now* into the document.
+        Log the last verdict of *now* if anything was measured and merge *now* into the document.
 
         Raises:
             file-invalid: As `load`.
