@@ -21,7 +21,8 @@ from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 
 __all__ = ["_trained", "_vllm_python"]
 
-pytestmark = [pytest.mark.mutants, pytest.mark.server]
+# Training a model, serving it and recording its reference are set up for the first test.
+pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
 
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them. A prompt fills two blocks of the cache.
 POLICY = replace(
