@@ -168,8 +168,7 @@ def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: 
 def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp_path: Path, fake: Path) -> None:
     store, milliseconds = Store(tmp_path / "cache"), fake.with_suffix(".ms")
     machine = MachineMonitor(SMALL, store, python=fake)
-    machine.preheat(0.01)
-    assert machine.settle() == ()
+    assert machine.settle(0.01) == ()
     assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002)
     assert machine.bandwidth == decode_bytes.stored_bandwidth(store) == decode_bytes.Bandwidth(1000.0, "measured", "fake")
     before = machine.snapshot()
@@ -178,17 +177,16 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
     milliseconds.write_text("0")
     assert references(machine.disturbances(before, machine.snapshot())) == ["probe-silent"]
     milliseconds.write_text("1.04")
-    assert references(machine.settle()) == ["slow-state"]
+    assert references(machine.settle(0)) == ["slow-state"]
     milliseconds.write_text("1.02")
-    assert machine.settle() == ()
+    assert machine.settle(0) == ()
     milliseconds.write_text("0")
-    assert references(machine.settle()) == ["probe-silent"]
+    assert references(machine.settle(0)) == ["probe-silent"]
 
 
 def test_session_without_an_environment_probes_nothing(tmp_path: Path) -> None:
     machine = MachineMonitor(SMALL, Store(tmp_path), python=None)
-    machine.preheat(5)
-    assert machine.settle() == ()
+    assert machine.settle(5) == ()
     shot = machine.snapshot()
     assert machine.disturbances(shot, machine.snapshot()) == ()
     assert (machine.normal, machine.bandwidth, shot.gemv, machine.policy.memory.floor) == (None, None, None, 1)
@@ -197,8 +195,7 @@ def test_session_without_an_environment_probes_nothing(tmp_path: Path) -> None:
 
 def test_session_whose_probe_does_not_start_is_refused(tmp_path: Path) -> None:
     machine = MachineMonitor(SMALL, Store(tmp_path / "cache"), python=tmp_path / "none")
-    assert references(machine.settle()) == ["probe-silent"]
-    assert "slow state would not be noticed" in machine.notes[0]
+    assert references(machine.settle(0)) == ["probe-silent"]
 
 
 @pytest.fixture(name="gpu")

@@ -230,40 +230,26 @@ class MachineMonitor:
         policy: With the memory floor of this kind of machine.
         bandwidth: Of the memory; None if it was not measured.
         normal: The probe's normal readings; None before `settle`, and without a GPU.
-        notes: Sentences for the reader of the result.
     """
 
     def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
         self._store, self._python, self._failure = store, python, ""
+        self._device: ProbeResult | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
-        self.notes: tuple[str, ...] = ()
-        self._device: ProbeResult | None = None
         try:
-            if python:
-                self._device = probe(python, policy.probe, policy.probe.stream)
-                self.bandwidth = self._device_bandwidth(self._device)
+            self._device = probe(python, policy.probe, policy.probe.stream) if python else None
         except ProbeError as error:
             self._failure = str(error)
-            self._note(f"The probe fails, so a slow state would not be noticed: {error}.")
+        if device := self._device:
+            # A product reads the matrix once, and a copy reads and writes it. The faster one
+            # counts: too low a ceiling would make sound measurements look impossible.
+            seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
+            gigabytes = round(device.bytes / seconds / 1e9, 2)
+            self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
+            decode_bytes.store_bandwidth(store, self.bandwidth)
         self._telemetry = Telemetry(self._device.uuid if self._device else "")
         self.policy = self._telemetry.adapt(policy)
-
-    def _device_bandwidth(self, device: ProbeResult) -> Bandwidth:
-        """
-        Return how fast memory is read, and store it.
-
-        A product reads the matrix once, and a copy reads and writes it. The faster one counts: too
-        low a ceiling would make sound measurements look impossible.
-        """
-        seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
-        bandwidth = Bandwidth(round(device.bytes / seconds / 1e9, 2), "measured", device.name)
-        decode_bytes.store_bandwidth(self._store, bandwidth)
-        return bandwidth
-
-    def _note(self, note: str) -> None:
-        self.notes = (*self.notes, note)
-        console.warn(note)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the names and versions that the machine's speed depends on."""
@@ -276,27 +262,27 @@ class MachineMonitor:
         policy = self.policy.probe
         return probe(self._python, policy, policy.matrix, count, warmup).readings
 
-    def preheat(self, seconds: float) -> None:
-        """Work for some *seconds*, so that the next measurement is made warm."""
-        try:
-            with console.step(f"preheat for {seconds:.0f} s"):
-                self._readings(warmup=seconds / 2)
-        except ProbeError as error:
-            self._note(f"The machine was not preheated: {error}.")
+    def settle(self, preheat: float) -> tuple[Reason, ...]:
+        """
+        Define what is normal, before any server runs, and return the reasons against a session.
 
-    def settle(self) -> tuple[Reason, ...]:
-        """Define what is normal, before any server runs; return the reasons against a session."""
-        reasons = start_reasons(self._telemetry.snapshot(), self.policy)
+        Args:
+            preheat: Seconds of work of the GPU, so that the first measurement is made warm.
+        """
+        readings: tuple[Reading, ...] = ()
         try:
-            readings = self._readings(self.policy.probe.readings)
+            with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
+                self._readings(warmup=preheat / 2)
+                readings = self._readings(self.policy.probe.readings)
         except ProbeError as error:
             self._failure = str(error)
+        reasons = start_reasons(self._telemetry.snapshot(), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
-        if not readings:
+        if not readings or not self._device:
             return reasons
         self.normal = normal = Normal.of(readings)
-        facts = [self.fingerprint(), self.policy.probe.matrix, self._device and self._device.name]
+        facts = [self.fingerprint(), self.policy.probe.matrix, self._device.name]
         key = content_key("probe", facts)
         fastest = self._store.get("probe", key, Normal)
         if slow := normal_reasons(normal, fastest, self.policy.probe):

@@ -211,8 +211,8 @@ class Experiment:
         with self._store.lock("measuring", wait=False):
             machine = MachineMonitor(machine_policy, self._store, python=python)
             journal = self._journal(machine, subjects)
-            machine.preheat(machine_policy.preheat if spec.preheat is None else spec.preheat)
-            hindrance, accuracy = next(iter(machine.settle()), None), ""
+            preheat = machine_policy.preheat if spec.preheat is None else spec.preheat
+            hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
                 try:
                     accuracy = check_generator(self._generator, self._generator_policy)
@@ -239,7 +239,7 @@ class Experiment:
                 name, spec.model, spec.texts, rule_of_requests, machine_policy.cooldown,
             )  # fmt: skip
             outcome = Runner(run, measuring, self._launcher(machine, plans), journal).run(hindrance)
-            notes = filter(None, [accuracy, *machine.notes, outcome.outlook])
+            notes = filter(None, [accuracy, outcome.outlook])
             result = self._result(machine, journal, run, outcome, subjects, tuple(notes))
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, runner.UNSTEADY)
