@@ -82,7 +82,7 @@ def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
     def after(attempt: int, reference: str, *options: str) -> Ladder:
         with refusal(reference):
             gate_verb.gate(parse(["gate", str(wheel), *options, *common]))
-        assert f"this is attempt {attempt} of this wheel" in capsys.readouterr().err
+        assert f"attempt {attempt} of this wheel" in capsys.readouterr().err
         assert str(tmp_path) not in path.read_text()
         return verdict_file.read(path.read_bytes())
 

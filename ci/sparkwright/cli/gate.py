@@ -6,7 +6,6 @@ bytes.
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,22 +124,21 @@ def climb(
         file-invalid: The wheel's file of verdicts has other contents, or is of another stack.
     """
     path, python = gate_options.wheel, gate_options.python
-    run = functools.partial(
-        ladder.climb,
+    subject = wheel.read_subject(path) if path else None
+    file = None
+    if subject:
+        file = VerdictFile(context.store, context.output, subject, context.project.stack)
+        console.note(f"attempt {file.attempt} of this wheel; verdicts: {file.path}")
+    return ladder.climb(
         [builder.gate(name) for name in names],
         stack=context.project.stack,
+        wheel=subject,
+        device_code=lambda: builder.device_code,
         # The verdicts are about the wheel together with the packages that it is served with.
         host={**facts, **(content.facts(wheel_identity.site_packages(python)) if python else {})},
         keep_going=keep_going,
+        file=file,
     )
-    if path is None:
-        return run()
-    subject = wheel.read_subject(path)
-    file = VerdictFile(context.store, context.output, subject, context.project.stack)
-    console.note(f"this is attempt {file.attempt} of this wheel ({file.log})")
-    result = run(wheel=subject, device_code=lambda: builder.device_code, file=file)
-    console.note(f"verdicts: {file.path}")
-    return result
 
 
 def _newest_wheel(context: RunContext) -> Path | None:

@@ -21,7 +21,7 @@ from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
@@ -158,12 +158,8 @@ class GateBuilder:
         if name == "G8":
             return self._experiment.digest
         options = self._options
-        if name not in SERVED:
-            return self._policies.digest(name)
-        digest = self._policies.digest(name, self._recipe, options.profile)
-        further = (options.flag, options.variable)
-        # A server with other settings is judged by something else than the recipe.
-        return sha256_bytes(canonical((digest, further))) if any(further) else digest
+        settings = (options.flag, options.variable)
+        return self._policies.digest(name, self._recipe, options.profile, settings)
 
     def _run(self, name: str) -> tuple[Check, ...]:
         run = {

@@ -39,15 +39,24 @@ class GatePolicies(msgspec.Struct, frozen=True):
     accuracy: AccuracyPolicy
     soak: SoakPolicy
 
-    def digest(self, gate: str, recipe: Recipe | None = None, profile: str = "default") -> str:
+    def digest(
+        self,
+        gate: str,
+        recipe: Recipe | None = None,
+        profile: str = "default",
+        settings: tuple[object, ...] = (),
+    ) -> str:
         """
         Return the sha256 of what *gate* judges by: its policy, and the recipe if there is one.
 
         Args:
             profile: Of G4, which G7 runs again. One that asks for less than the default is another
                 policy; the text around prompts is not.
+            settings: Those of the server beside the recipe's, which make it another policy.
         """
-        parts = [getattr(self, PACKAGES[gate]), *filter(None, [recipe])]
+        parts = [getattr(self, PACKAGES[gate])]
+        if gate in SERVED:
+            parts += filter(None, (recipe, settings if any(settings) else ()))
         if gate in ("G4", "G7"):
             kind, default = (self.generation.profiles[name] for name in (profile, "default"))
             if replace(kind, about=default.about, wrap=default.wrap) != default:

@@ -30,6 +30,7 @@ from sparkwright.gates.core.verdict import (
     failed,
     inconclusive,
     invalid,
+    judged,
     not_run,
     passed,
     worst,
@@ -220,9 +221,7 @@ def judge(
 def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
     figures = [Figure("time under load", end.at, "s", bound=policy.seconds)]
     message = f"{end.at:.0f} of {policy.seconds:.0f} s of load"
-    if end.gone:
-        return failed("duration", message, "server-gone", figures=figures)
-    return passed("duration", message, figures=figures)
+    return judged("duration", message, "server-gone", not end.gone, figures)
 
 
 def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
@@ -249,10 +248,9 @@ def _words(requests: Sequence[SoakRequest], end: SoakEnd) -> Check:
     repeating = [request for request in answers if request.outcome == "repeating"]
     figures = [Figure("answers that repeat a token", len(repeating), count=len(answers), bound=0)]
     message = f"{len(repeating)} of {len(answers)} answers repeat one token, {end.alone} also alone"
-    if end.alone < min(len(repeating), MOST_REPEATED):
-        samples = [Sample("answer under load", "", request.message) for request in repeating]
-        return failed("words-under-load", message, "token-run", figures=figures, samples=samples)
-    return passed("words-under-load", message, figures=figures)
+    samples = [Sample("answer under load", "", request.message) for request in repeating]
+    good = end.alone >= min(len(repeating), MOST_REPEATED)
+    return judged("words-under-load", message, "token-run", good, figures, samples)
 
 
 def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
@@ -299,9 +297,7 @@ def _drained(end: SoakEnd) -> Check:
     if end.running is None:
         return not_run("drained", "the server does not say what it works on", "gauges-absent")
     message = f"{end.running:g} requests are worked on after the load"
-    if end.running:
-        return failed("drained", message, "requests-stuck")
-    return passed("drained", message)
+    return judged("drained", message, "requests-stuck", not end.running)
 
 
 def judge_again(
