@@ -120,7 +120,7 @@ class GateBuilder:
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
         lacking = [need for need in NEEDS.get(name, ()) if not getattr(self._options, need)]
         if lacking:
-            message = f"to run it, name {', and '.join(_OPTIONS[need] for need in lacking)}"
+            message = f"to run it, name {'; and '.join(_OPTIONS[need] for need in lacking)}"
             blocked = not_run(STOPPED[0].name, message, "not-asked")
             return Gate(name, "", table, tuple, recipe, blocked)
         if name in ("G4", "G7"):
