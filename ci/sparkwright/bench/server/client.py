@@ -333,7 +333,7 @@ class Client:
         if usage.completion_tokens != len(tokens):
             message = f"the server counts {usage.completion_tokens} tokens, {len(tokens)} came"
             raise ServerInvalid("usage-mismatch", message)
-        if usage.prompt_tokens != len(read) or read != (codes or read):
+        if read and (usage.prompt_tokens != len(read) or read != (codes or read)):
             message = f"{usage.prompt_tokens} tokens of the prompt were read, or others"
             raise ServerInvalid("usage-mismatch", message)
         if choice.finish_reason == "length" and len(tokens) < max_tokens:
