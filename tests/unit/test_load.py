@@ -281,13 +281,17 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-    arguments = main.parse([*words, "8/16 c1"])
+    arguments = main.parse([*words, "8/16 c1", "--rate", "200", "--natural"])
     arguments.run(arguments)
     written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
     assert written["quick"]["runs"] >= 2
+    assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
     assert written["candidate"]["version"] == "0.33.0"
     assert "machine-busy" in written["quick"]["warnings"][0]
     assert "not a gate" in capsys.readouterr().out
+    rated = main.parse(["bench", "--rate", "1", "--server", "http://127.0.0.1:1"])
+    with pytest.raises(UsageError, match="are of --quick"):
+        rated.run(rated)
     texts = main.parse([*words, "sharegpt"])
     with pytest.raises(UsageError, match="file of prompts"):
         texts.run(texts)

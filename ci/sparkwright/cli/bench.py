@@ -73,6 +73,17 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         action="store_true",
         help="only a quick look: one launch, the first cell, two minutes; not a gate",
     )
+    add(
+        "--rate",
+        type=options.number(float, 0.001, 10_000, "requests"),
+        metavar="N",
+        help="with --quick, requests per second (Poisson), the cell's concurrency at most",
+    )
+    add(
+        "--natural",
+        action="store_true",
+        help="with --quick, answers end by themselves, and not at the cell's length",
+    )
 
 
 def bench(arguments: argparse.Namespace) -> None:
@@ -95,6 +106,10 @@ def bench(arguments: argparse.Namespace) -> None:
         (
             arguments.quick and (calibrate or published or arguments.launches),
             "--quick is one launch, without --calibrate, --published and --launches.",
+        ),
+        (
+            (arguments.rate or arguments.natural) and not arguments.quick,
+            "--rate and --natural are of --quick: a comparison needs the same load on both sides.",
         ),
     )
     context = options.checkout(arguments)
@@ -119,7 +134,7 @@ def bench(arguments: argparse.Namespace) -> None:
         arguments.preheat,
     )
     if arguments.quick:
-        quick(context, spec)
+        quick(context, spec, arguments.rate, natural=arguments.natural)
         return
     if published and recipe and not spec.workloads:
         reports = (*recipe.published, *recipe.ours)
@@ -171,9 +186,15 @@ def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
             raise GateError(reference, what, details=details)
 
 
-def quick(context: RunContext, spec: ExperimentSpec) -> None:
+def quick(
+    context: RunContext, spec: ExperimentSpec, rate: float | None = None, *, natural: bool = False
+) -> None:
     """
     Show and store a quick look at the first cell of the workloads of *spec*.
+
+    Args:
+        rate: Requests per second; None for a closed loop.
+        natural: Let answers end by themselves.
 
     Raises:
         measurement-invalid: The server does not start, or the load generator gives no result.
@@ -212,7 +233,8 @@ def quick(context: RunContext, spec: ExperimentSpec) -> None:
         load = LoadSpec(
             url, spec.served_name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
             seed=time.time_ns() % 2**31, tokenizer=spec.model,
-            prompt_file=spec.texts if cell.texts else None,
+            prompt_file=spec.texts if cell.texts else None, request_rate=rate,
+            natural_length=natural,
         )  # fmt: skip
         try:
             look = quick_look.quick_look(generator, load, warnings)
@@ -228,9 +250,13 @@ def quick(context: RunContext, spec: ExperimentSpec) -> None:
     title = f"{spec.served_name}, {cell.name}: {look.runs} runs of {look.requests} requests"
     if look.output_tokens < cell.answer:
         title += f", answers cut to {look.output_tokens} tokens"
+    title += f", {rate:g} requests per second" if rate else ""
+    title += ", answers of natural length" if natural else ""
     console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
     console.result(look.disclaimer)
-    facts = {"quick": look, "host": telemetry.fingerprint(), "candidate": wheel_facts}
+    order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
+    host = telemetry.fingerprint()
+    facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}
     name = f"{spec.served_name}.quick"
     path = gate.write_record(context.store, context.output, name, facts)
     console.document({**msgspec.to_builtins(facts), "file": str(path)})
