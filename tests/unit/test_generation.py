@@ -190,6 +190,15 @@ def test_deep_damage_is_repeated_with_less_and_the_switch_is_named(fleet: Fleet,
     assert len(fleet.launches) == launches + 1
 
 
+def test_deep_damage_stays_a_failure_if_the_second_launch_does_not_answer(fleet: Fleet) -> None:
+    fleet.server.damage = deep
+    fleet.relaunch_damage = {("graphs",): lambda logits, _: logits * np.nan}
+    found = judged(fleet)
+
+    assert (found["deep-decode"].state, found["deep-decode"].reason) == ("fail", "deep-damage")
+    assert "without graphs no answer arrived" in found["deep-decode"].message
+
+
 def test_a_server_of_others_is_not_started_again(fleet: Fleet) -> None:
     fleet.server.damage = deep
     found = judged(fleet, relaunch=None)

@@ -328,8 +328,11 @@ def _cause(policy: GenerationPolicy, server: Server) -> str:
     if server.relaunch is None:
         return "not repeated, as the gate did not start the server"
     for switches in (["graphs"], ["graphs", "speculation"]):
-        with server.relaunch(switches) as client:
-            depths = _depths(policy, server.kind, client)
+        try:
+            with server.relaunch(switches) as client:
+                depths = _depths(policy, server.kind, client)
+        except ServerInvalid as error:
+            return f"without {' and '.join(switches)} no answer arrived: {error.message}"
         if not any(depths.values()):
             return f"{switches[-1]} decides: without it the tokens are sound"
     return "neither graphs nor speculation decides"
