@@ -266,9 +266,10 @@ def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
     assert {found[name].state for name in ("candidate", *logprobs.COMPARED, *logprobs.DECODED)} == {"not-run"}
 
 
-def test_a_reference_of_other_weights_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
-    """The digest decides, although both serve the same name."""
-    found = compared(server, known, tmp_path, served=replace(CANDIDATE, model="n" * 64))
+@pytest.mark.parametrize("digest", ["n" * 64, ""])
+def test_a_reference_of_other_weights_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path, digest: str) -> None:
+    """The digest decides, although both serve the same name; unknown files are not those of the reference."""
+    found = compared(server, known, tmp_path, served=replace(CANDIDATE, model=digest))
 
     assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "reference-other-model")
 
