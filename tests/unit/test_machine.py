@@ -125,7 +125,6 @@ ms = float(pathlib.Path(__file__).with_suffix(".ms").read_text())
 if ms <= 0:
     sys.exit("CUDA error: out of memory")
 reading = {{"gemv": ms / 1e3, "copy": 0.002}}
-print("a library says hello")
 print(json.dumps({{"gpu": True, "name": "fake", "uuid": "", "bytes": 10**9, "readings": [reading] * int(sys.argv[-1])}}))
 """
 

@@ -3,10 +3,11 @@ Time a matrix-vector product and a copy, which stream from memory, on the first 
 
 The program runs in an environment with torch, a server's, and needs nothing else. Its arguments are
 the megabytes of the matrix, the seconds of work before the first measurement and of each
-measurement, and the number of readings. The last line that it prints is their JSON.
+measurement, and the number of readings. It prints their JSON alone.
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -39,6 +40,9 @@ def median_seconds(
 
 def main() -> None:
     """Measure as the arguments say, and print the result."""
+    # What libraries print goes to standard error.
+    output = os.dup(1)
+    os.dup2(2, 1)
     import torch
 
     megabytes, warmup, seconds, readings = map(float, sys.argv[1:])
@@ -66,7 +70,7 @@ def main() -> None:
         "bytes": rows * COLUMNS * item_bytes,
         "readings": taken,
     }
-    sys.stdout.write("\n" + json.dumps(result))
+    os.write(output, json.dumps(result).encode())
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def probe(
     timeout = policy.timeout + 2 * readings * (warmup + policy.seconds)
     try:
         printed = process.output([python, "-I", SCRIPT, *words], timeout=timeout)
-        return msgspec.json.decode(printed.strip().rpartition("\n")[2], type=ProbeResult)
+        return msgspec.json.decode(printed, type=ProbeResult)
     except CommandError as error:
         raise ProbeError(one_line(" ".join([error.what, *error.details[-1:]]), 300)) from None
     except msgspec.MsgspecError as error:
