@@ -210,7 +210,10 @@ class Experiment:
         # Two measurements at a time would measure each other.
         with self._store.lock("measuring", wait=False):
             machine = MachineMonitor(machine_policy, self._store, python=python)
-            journal = self._journal(machine, subjects)
+            # A digest of the model's files, or its name at a server that runs.
+            name = spec.served_name
+            model = server_under_test.model_digest(spec.model) if spec.model else name
+            journal = self._journal(machine, subjects, model)
             preheat = machine_policy.preheat if spec.preheat is None else spec.preheat
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
@@ -219,7 +222,7 @@ class Experiment:
                 except LoadError as error:
                     hindrance = Reason(error.reason, error.message)
             stock = paired_differences.calibration_key(
-                machine.fingerprint(), self._model(), at_once=spec.at_once
+                machine.fingerprint(), model, at_once=spec.at_once
             )
             stored = self._store.get(paired_differences.STORED, stock, dict) or {}
             policy = self.policy
@@ -232,11 +235,10 @@ class Experiment:
                 spec.at_once, stored, spec.kind == "gate", spec.kind == "calibration",
                 self._contract(subjects),
             )  # fmt: skip
-            name, rule_of_requests = spec.served_name, self._workloads.rule
             measuring = MeasurementContext(
                 self._generator, machine, policy,
                 lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-                name, spec.model, spec.texts, rule_of_requests, machine_policy.cooldown,
+                name, spec.model, spec.texts, self._workloads.rule, machine_policy.cooldown,
             )  # fmt: skip
             outcome = Runner(run, measuring, self._launcher(machine, plans), journal).run(hindrance)
             notes = filter(None, [accuracy, outcome.outlook])
@@ -274,14 +276,14 @@ class Experiment:
         return plans, subjects
 
     def _journal(
-        self, machine: MachineMonitor, subjects: Mapping[Side, Subject]
+        self, machine: MachineMonitor, subjects: Mapping[Side, Subject], model: str
     ) -> MeasurementJournal:
         """Open the journal of this experiment, which is continued if it was interrupted."""
         spec, candidate = self._spec, subjects["candidate"]
         recipe = spec.recipe.name if spec.recipe else ""
         served = (spec.at_once, spec.blocks, {side: subjects[side] for side in sorted(subjects)})
         about = {
-            "model": self._model(), "recipe": recipe,
+            "model": model, "recipe": recipe,
             "wheels and how they are served": sha256_bytes(canonical(served)),
         }  # fmt: skip
         path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
@@ -302,11 +304,6 @@ class Experiment:
         elif journal.resumed:
             console.note(f"continuing after {len(journal.measurements)} measurements")
         return journal
-
-    def _model(self) -> str:
-        """Return a digest of the model's files, or its name at a server that runs."""
-        spec = self._spec
-        return server_under_test.model_digest(spec.model) if spec.model else spec.served_name
 
     def _launcher(
         self, machine: MachineMonitor, plans: Mapping[Side, LaunchPlan]
