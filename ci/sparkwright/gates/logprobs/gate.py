@@ -298,7 +298,8 @@ def _decode(
             prompt,
             max_tokens=policy.decode_tokens,
             temperature=temperature,
-            seed=number,
+            # The modes draw anew: tokens that both draw alike would count twice.
+            seed=number + len(prompts) * batched,
             logprobs=policy.top,
             ignore_eos=True,
             cache_salt=salt,
