@@ -274,7 +274,7 @@ def test_a_candidate_that_ends_between_two_measurements_crashed_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("side", "make", "verdict"), [
-    ("candidate", failed, "fail"), ("candidate", invalid, "invalid"), ("baseline", failed, "invalid"),
+    ("candidate", failed, "fail"), ("candidate", invalid, "invalid"), ("baseline", invalid, "invalid"),
 ])  # fmt: skip
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
@@ -289,6 +289,15 @@ def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
     servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")  # type: ignore[operator]
     outcome = ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))
     assert stopped(outcome) == (verdict, "kernel-forbidden")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_baseline_may_have_other_kernels_which_the_journal_names(at_once: bool, tmp_path: Path) -> None:
+    servers = simulated()
+    servers.faults["baseline"] = failed("kernels-moe", "Marlin", "kernel-forbidden")
+    assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))) == "pass"
+    other = {one.baseline_kernels for one in opened(tmp_path / "j").launches if "baseline" in one.profiled}
+    assert other == {"kernels-moe: Marlin"}
 
 
 def test_a_baseline_that_crashes_is_started_again(tmp_path: Path) -> None:

@@ -209,7 +209,10 @@ def _served(result: Result) -> Iterator[Check]:
     if not result.launches or not blocks <= {one.block for one in profiled}:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
-    message = f"the kernels of {len(result.launches)} launches keep the contract of {result.recipe}"
+    message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
+    other = sorted({one.baseline_kernels for one in result.launches if one.baseline_kernels})
+    if other:
+        message += f"; the baseline is served by others: {'; '.join(other)}"
     yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
 
 

@@ -129,13 +129,16 @@ class LaunchRecord(msgspec.Struct, frozen=True):
     Attributes:
         number: From 0, over all sides.
         block, position: Of its first measurement.
-        profiled: Sides whose kernels kept the recipe's contract in a profile of one request.
+        profiled: Sides of which a profile of one request was taken; the candidate's kept the
+            recipe's contract.
+        baseline_kernels: How the baseline's kernels differ from the contract; empty if they do not.
     """
 
     number: int
     block: int
     position: int
     profiled: tuple[Side, ...] = ()
+    baseline_kernels: str = ""
 
 
 class Series(msgspec.Struct, frozen=True):

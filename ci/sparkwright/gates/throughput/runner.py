@@ -324,22 +324,33 @@ class Runner:
                     for cell in cells:
                         blank = Measurement(cell.name, block, number, side, position)
                         self._measure(cell, blank, servers[side])
-                profiled = self._profile(servers)
-                launch = LaunchRecord(number, block, positions[0], profiled)
+                other = self._profile(servers)
+                profiled = tuple(servers) if self._spec.contract else ()
+                launch = LaunchRecord(number, block, positions[0], profiled, other)
                 self._journal.add(JournalLine(launch=launch))
                 return
         raise _Stop(self._journal.measurements[-1].reasons[0])
 
-    def _profile(self, servers: dict[Side, RunningServer]) -> tuple[Side, ...]:
-        """Return the sides whose kernels keep the contract; the measurements are over by then."""
+    def _profile(self, servers: dict[Side, RunningServer]) -> str:
+        """
+        Profile the servers, and return how the baseline's kernels differ from the contract.
+
+        A stock wheel may serve the recipe with other kernels; the candidate may not. The
+        measurements are over by then.
+        """
+        other = ""
         if self._spec.contract is None:
-            return ()
+            return other
         for side, server in servers.items():
-            if fault := self._spec.contract(side, server):
-                reason = Reason(fault.reason, f"{side}: {fault.name}: {fault.message}")
-                fails = side == "candidate" and fault.state == "fail"
-                raise _Stop(reason, "fail" if fails else "invalid")
-        return tuple(servers)
+            fault = self._spec.contract(side, server)
+            if fault is None:
+                continue
+            message = f"{fault.name}: {fault.message}"
+            if side == "candidate" or fault.state != "fail":
+                verdict: State = "fail" if fault.state == "fail" else "invalid"
+                raise _Stop(Reason(fault.reason, f"{side}: {message}"), verdict)
+            other = message
+        return other
 
     def _measure(self, cell: WorkloadCell, blank: Measurement, server: RunningServer) -> None:
         """Measure once, and again if the machine was disturbed or a request failed."""
