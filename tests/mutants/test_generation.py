@@ -112,7 +112,7 @@ def test_a_truncated_reply_dies(kill: Kill, broken: Broken, sound: tuple[Check, 
         checks = generation.run(POLICY, Client(proxy.url), "learnt", quick=True)
 
     kill(mutant="truncated reply", gate="G4", sound=sound, mutant_checks=checks)
-    assert named(checks)["streams"].reason == "stream-truncated"
+    assert named(checks)["replies"].reason == "stream-truncated"
 
 
 @pytest.mark.parametrize("mutant", NANS)

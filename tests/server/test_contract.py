@@ -1,4 +1,4 @@
-"""G3 and the client with a real server: sound as it is, and behind a proxy that breaks its streams."""
+"""G3 and the client with a real server: sound as it is, and behind a proxy that breaks its replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""G4 on real servers: one whose model knows the answers, and streams that break on the way."""
+"""G4 on real servers: one whose model knows the answers, and replies that break on the way."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_replies_that_break_are_invalid(broken: Broken, fault: str, reason: str)
     with Proxy(broken.url, fault) as proxy:
         checks = named(generation.run(SHORT, Client(proxy.url), "learnt", quick=True))
 
-    assert (checks["streams"].state, checks["streams"].reason) == ("invalid", reason)
+    assert (checks["replies"].state, checks["replies"].reason) == ("invalid", reason)
     assert {checks[name].state for name in ("token-count", "identical-reruns", "nan-tokens", "answers")} == {"not-run"}

@@ -293,7 +293,7 @@ def test_a_profile_leaves_checks_out_with_its_reason(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(("change", "name", "reason"), [
-    ({"shift": 1}, "prompts", "prompt-unencodable"), ({"name": "another"}, "streams", "model-mismatch"), ({}, "streams", "server-unreachable"),
+    ({"shift": 1}, "prompts", "prompt-unencodable"), ({"name": "another"}, "replies", "model-mismatch"), ({}, "replies", "server-unreachable"),
 ])  # fmt: skip
 def test_a_reply_that_does_not_count_ends_the_gate(fleet: Fleet, change: dict[str, Any], name: str, reason: str) -> None:
     """What was not asked is listed as not run; the counter of NaN is still read if it can be."""

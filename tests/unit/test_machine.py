@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
@@ -24,7 +27,6 @@ from sparkwright.bench.machine.state_checks import (
     REASONS,
     THROTTLE_REASONS,
     MachinePolicy,
-    MemoryPolicy,
     Normal,
     Snapshot,
     disturbances,
@@ -71,7 +73,7 @@ def references(reasons: tuple[Reason, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"period": 0.6}, "memory"), ({"floor": 0}, "memory"), ({"band": 0}, "probe"), ({"readings": 2}, "probe"), ({"min_ratio": 1.0}, "probe"),
+        ({"floor": 0}, "memory"), ({"band": 0}, "probe"), ({"readings": 2}, "probe"), ({"min_ratio": 1.0}, "probe"),
         ({"max_other_load": 1.5}, ""), ({"discards": -1}, ""), ({"clock_jump": 0.0}, ""),
         ({"throttle_reasons": ["low spirits"]}, ""), ({"unknown": 1}, ""),
     ],
@@ -272,22 +274,34 @@ def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest
     assert monitor._other_load([ours]) == pytest.approx(0.1)  # type: ignore[list-item]  # as a process
 
 
-HARMLESS = MemoryPolicy(floor=1, discrete_floor=1, period=0.02)
+@contextlib.contextmanager
+def watched(floor: int, kills: Queue[tuple[str, str]], log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Watch the memory in a thread during the block."""
+    monkeypatch.setattr(watchdog, "PERIOD", 0.02)
+    stopped = threading.Event()
+    thread = threading.Thread(target=watch_memory, args=(floor, lambda *why: kills.put(why), stopped, log))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("floor", [1, 5000])
 def test_watchdog_kills_once_when_memory_is_short(floor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, kills = iter([9000, 5000, 4999, 4000]), Queue[tuple[str, str]]()
     monkeypatch.setattr(process, "available_megabytes", lambda: next(samples, 3000))
-    with watch_memory(replace(HARMLESS, floor=floor), lambda *why: kills.put(why), kernel_log=Path("/nonexistent")):
+    with watched(floor, kills, Path("/nonexistent"), monkeypatch):
         time.sleep(0.5)
     assert list(kills.queue) == [("memory-low", "4999 MB are available, 5000 MB must stay")] * (floor > 1)
 
 
-def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path) -> None:
+def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, record, kills = tmp_path / "kmsg", "6,1,5140900,-;{}\n", Queue[tuple[str, str]]()
     log.write_text(record.format("NVRM: old: NV_ERR_NO_MEMORY"))
-    with watch_memory(HARMLESS, lambda *why: kills.put(why), kernel_log=log), log.open("a") as stream:
+    with watched(1, kills, log, monkeypatch), log.open("a") as stream:
+        time.sleep(0.2)
         stream.write(record.format("usb 1-1: new device"))
         stream.flush()
         time.sleep(0.3)

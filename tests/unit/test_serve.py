@@ -28,6 +28,7 @@ from tests.support import endings
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
 from sparkwright.bench.server.wheel_identity import Mismatch, mismatches, version
+from sparkwright.core import process
 
 #: Answers as vLLM does, with a child in a session of its own, which ignores TERM; *say* is printed first, *before* runs before it listens.
 PROGRAM = """
@@ -123,6 +124,17 @@ def test_server_is_watched_while_it_serves(make: Make, tmp_path: Path) -> None:
         assert (server.reason, gone(left)) == ("graph-memory-negative", True)
 
 
+def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate asks for hours and looks at nothing else meanwhile."""
+    with Server(make(reserve=1), tmp_path / "log") as server:
+        assert server.ready
+        monkeypatch.setattr(process, "available_megabytes", lambda: 0)
+        until = time.monotonic() + 20
+        while server.running and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (server.running, server.ready, server.reason) == (False, False, "memory-low")
+
+
 @pytest.mark.parametrize("victim", ["server", "supervisor", "all"])
 def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Make, tmp_path: Path) -> None:
     with Server(make(grace=90 if victim == "all" else 0.5), tmp_path / "log") as server:
@@ -140,9 +152,9 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Mak
         while server.guard() and time.monotonic() < begin + 60:
             time.sleep(0.05)
         assert server.reason == {"server": "server-died", "all": "memory-low", "supervisor": ""}[victim]
-    for process in strays:
+    for stray in strays:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+            stray.kill()
 
 
 GATE = """

@@ -18,7 +18,6 @@ from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_g
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import Telemetry
 from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
-from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
@@ -224,11 +223,11 @@ def quick(
         if spec.candidate:
             wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
             launch = spec.launch(spec.candidate, wheel_facts["version"])
+            launch = replace(launch, reserve=max(launch.reserve, machine_policy.memory.floor))
             server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
             if server.failure:
                 what = f"The server does not run: {server.failure}."
                 raise GateError("measurement-invalid", what)
-            stack.enter_context(watch_memory(machine_policy.memory, server.kill))
             url = server.url
         load = LoadSpec(
             url, spec.served_name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,

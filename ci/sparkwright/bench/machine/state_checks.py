@@ -84,12 +84,10 @@ class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         floor: Minimum if GPU and CPU share the memory. *discrete_floor*: minimum otherwise.
-        period: Seconds between two checks; unified memory is gone within seconds.
     """
 
     floor: Size
     discrete_floor: Size
-    period: Annotated[float, Meta(gt=0, le=0.5)]
 
 
 class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.machine.state_checks import REASONS, MemoryPolicy
+from sparkwright.bench.machine.state_checks import REASONS
 from sparkwright.core import process
 
 Kill = Callable[[str, str], None]
 
 KMSG = Path("/dev/kmsg")
+#: Seconds between two looks at the memory; a floor of 12 GiB lasts 5 s at 2.5 GB/s.
+PERIOD = 0.25
 #: Records that are read at a time; the kernel's buffer has some ten thousand.
 MOST = 100_000
 
@@ -134,43 +136,31 @@ class KernelLog:
                     yield fault
 
 
-@contextlib.contextmanager
-def watch_memory(policy: MemoryPolicy, kill: Kill, *, kernel_log: Path = KMSG) -> Iterator[None]:
+def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: Path = KMSG) -> None:
     """
-    Watch the memory in a thread of its own until the block ends.
+    Watch the memory until *stopped*; run this in a thread of its own.
 
     The server is killed if too little memory is available, or if the kernel's log has
     NV_ERR_NO_MEMORY, which was seen while 22 GiB seemed available.
 
     Args:
-        kill: Called at most once, from that thread, with a reason (``memory-low``,
-            ``kernel-no-memory``) and a message; kills the server.
+        floor: Megabytes that must stay available.
+        kill: Called at most once, with a reason (``memory-low``, ``kernel-no-memory``) and a
+            message; kills the server.
         kernel_log: Device with the kernel's log; not watched if it cannot be read.
     """
-    stopped, log = threading.Event(), None
-    with contextlib.suppress(OSError):
-        log = KernelLog(kernel_log)
-    thread = threading.Thread(target=_watch, args=(policy, kill, log, stopped), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        if log:
-            log.close()
-
-
-def _watch(
-    policy: MemoryPolicy, kill: Kill, log: KernelLog | None, stopped: threading.Event
-) -> None:
-    while not stopped.wait(policy.period):
-        available = process.available_megabytes()
-        if available < policy.floor:
-            message = f"{available} MB are available, {policy.floor} MB must stay"
-            return kill("memory-low", message)
+    with contextlib.ExitStack() as stack:
+        log = None
         with contextlib.suppress(OSError):
-            for fault in log.findings() if log else ():
-                if fault.reference == "kernel-no-memory":
-                    return kill(fault.reference, f"the kernel's log: {fault.text}")
-    return None
+            log = KernelLog(kernel_log)
+            stack.callback(log.close)
+        while not stopped.wait(PERIOD):
+            available = process.available_megabytes()
+            if available < floor:
+                kill("memory-low", f"{available} MB are available, {floor} MB must stay")
+                return
+            with contextlib.suppress(OSError):
+                for fault in log.findings() if log else ():
+                    if fault.reference == "kernel-no-memory":
+                        kill(fault.reference, f"the kernel's log: {fault.text}")
+                        return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from packaging.specifiers import SpecifierSet
 
+from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
@@ -56,6 +57,7 @@ REASONS: Mapping[str, str] = {
     "it only loads.",
     "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
     "Lower --gpu-memory-utilization.",
+    "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
     "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
     "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
     "watch MemAvailable (vllm #44740).",

@@ -61,7 +61,7 @@ ANSWERED = (
 FURTHER = (*ABILITIES.values(), "deep-decode", "speculation")
 
 CHECKS = (
-    *declare("streams", "prompts", "token-count"),
+    *declare("replies", "prompts", "token-count"),
     *declare(*ANSWERED, *FURTHER, "context-*", measured=True),
 )
 
@@ -110,7 +110,7 @@ REASONS: Mapping[str, str] = {
     "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
     "server, with --serve.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
-    "no-answers": "The gate ended before; see the checks `streams` and `prompts`.",
+    "no-answers": "The gate ended before; see the checks `replies` and `prompts`.",
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
 
@@ -166,7 +166,7 @@ def run(
         names = ", ".join(policy.profiles)
         raise ValueError(f"the policy has no profile {profile!r}; it has {names}")
     kind, found = policy.profiles[profile], dict[str, Check]()
-    found["streams"] = passed("streams", "each reply arrived complete")
+    found["replies"] = passed("replies", "each reply arrived complete")
     try:
         server = Server(client, kind, recipe, relaunch, client.max_model_len())
         for check in _judged(policy, server, quick):
@@ -176,7 +176,7 @@ def run(
             )
     except ServerInvalid as error:
         make = failed if error.reason == "not-a-number" else invalid
-        found["streams"] = make("streams", error.message, error.reason)
+        found["replies"] = make("replies", error.message, error.reason)
     message = "the gate ended before"
     for name in ("prompts", "token-count", *ANSWERED, *(() if quick else FURTHER)):
         found.setdefault(name, not_run(name, message, "no-answers"))

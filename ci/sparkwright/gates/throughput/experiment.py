@@ -19,7 +19,6 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
-from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.model.decode_bytes import Bandwidth
@@ -315,13 +314,15 @@ class Experiment:
                 return
             with contextlib.ExitStack() as stack:
                 # All processes are started before the first is waited for.
-                servers = {side: Server(plans[side], self._logs / f"{side}.log") for side in sides}
+                servers = {}
+                for side in sides:
+                    reserve = max(plans[side].reserve, machine.policy.memory.floor)
+                    plan = replace(plans[side], reserve=reserve)
+                    servers[side] = Server(plan, self._logs / f"{side}.log")
                 for server in servers.values():
                     stack.callback(server.stop)
                 for server in servers.values():
                     stack.enter_context(server)
-                    # A server that loads its weights takes memory faster than any other may.
-                    stack.enter_context(watch_memory(machine.policy.memory, server.kill))
                 yield {**servers}
 
         return start
