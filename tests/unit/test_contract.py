@@ -126,6 +126,7 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "two releases": ("INFO 11-21", "Initializing a V1 LLM engine (v0.32.0)\nINFO 11-21", "version", "version-differs"),
     "another program": ("Initializing", "Starting", "version", "log-foreign"),
     "no release": ("v0.33.0", "vvv", "version", "log-foreign"),
+    "a release without end": ("v0.33.0", f"v{'9' * 5000}.0", "version", "log-foreign"),
 }
 
 
@@ -135,6 +136,12 @@ def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -
     assert old in LOG
     check = judged(tmp_path, LOG.replace(old, new))[name]
     assert (check.state in ("fail", "invalid"), check.reason) == (True, reason)
+
+
+def test_a_line_that_nobody_described_is_missing(tmp_path: Path) -> None:
+    """A recipe of somebody else may name a line that the policy does not have."""
+    recipe = replace(RECIPE, contract=replace(RECIPE.contract, lines={"unheard": "yes"}))
+    assert judged(tmp_path, recipe=recipe)["line-unheard"].reason == "line-missing"
 
 
 TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str], str]] = {

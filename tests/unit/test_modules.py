@@ -205,6 +205,9 @@ def test_contradictions_of_checkpoint_and_config_are_found(tmp_path: Path) -> No
     found = audited(write(tmp_path / "b", {**small(), "num_hidden_layers": 3, "num_experts": 8}, tensors))
     messages = {finding.reference: finding.message for finding in found.findings}
     assert messages == {"layers-missing": "1 of 3 layers: 1", "experts-differ": "layers have 4 of 8"}
+    lost = [tensor for tensor in tensors if tensor[0] != "model.layers.2.mlp.experts.1.up_proj.weight"]
+    (finding,) = audited(write(tmp_path / "d", {**small(), "num_hidden_layers": 3, "num_experts": 4}, lost)).findings[1:]
+    assert (finding.reference, finding.message) == ("experts-differ", "layers have 3 of 4")
 
 
 # What a token does not read.
@@ -308,6 +311,7 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
         ("model.layers.0.mlp.experts.0.up.qweight", "I32", [8, 4]), ("model.layers.0.mlp.experts.0.up.scales", "F16", [1, 4]),
         ("model.layers.1.x.weight_packed", "I32", [4]), ("model.layers.1.x.weight_scale", "F16", []),
         ("model.layers.1.self_attn.k_proj.qweight", "I32", []), ("model.layers.1.self_attn.k_proj.scales", "F16", []),
+        ("model.layers.0.mlp.experts.scale", "F32", []), ("model.layers.0.mlp.experts.down_proj", "BF16", [0, 8]),
         ("model.layers.1.y_proj.weight", "U8", []), ("model.layers.1.y_proj.weight_scale", "F8_E4M3", []),
     ]  # fmt: skip
     tensors = {name: Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}

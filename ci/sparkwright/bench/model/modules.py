@@ -362,7 +362,7 @@ def _read(module: Module, batch: int, experts: tuple[int, int], *, tied: bool) -
         # A row for each token; a table that is the output layer as well is read whole.
         rows = max((part.shape[0] for part in module.parts.values() if part.shape), default=1)
         return batch * module.bytes / max(rows, 1)
-    if module.group == "experts":
+    if module.group == "experts" and experts[0]:
         return module.bytes * distinct_experts(*experts, batch) / experts[0]
     return float(module.bytes)
 
@@ -425,6 +425,8 @@ def _findings(
         message = f"{len(missing)} of {layers} layers: {_few(missing)}"
         yield ModuleFinding("layers-missing", message)
     names = "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
-    stated = _number(config, *names, most=65536)
-    if experts[0] and stated not in (0, experts[0]):
-        yield ModuleFinding("experts-differ", f"layers have {experts[0]} of {stated}")
+    stated = _number(config, *names, most=65536) or experts[0]
+    numbered = {(module.layer, module.expert) for module in listed if module.group == "experts"}
+    counts = Counter(layer for layer, expert in numbered if expert is not None)
+    if experts[0] and (differing := {experts[0], *counts.values()} - {stated}):
+        yield ModuleFinding("experts-differ", f"layers have {_few(differing)} of {stated}")

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric
@@ -370,7 +370,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return how the release *version* serves it; None if the recipe does not know that."""
         try:
             release = Version(version)
-        except InvalidVersion:
+        except ValueError:  # also of a number with too many digits
             return None
         return next((variant for variant in self.versions if variant.holds(release)), None)
 

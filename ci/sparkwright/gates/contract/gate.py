@@ -187,7 +187,7 @@ def check_contract(
     backends = {kind: layer.backend for kind, layer in contract.layers.items()}
     wanted = backends | contract.lines
     return (
-        *(_line(name, pattern, lines[name]) for name, pattern in wanted.items()),
+        *(_line(name, pattern, lines.get(name, LogLines())) for name, pattern in wanted.items()),
         *(_unwanted(name, lines, contract.harmless) for name in UNWANTED),
         *kernels,
     )
@@ -250,7 +250,7 @@ def _version(policy: ContractPolicy, lines: LogLines, client: Client | None) -> 
         answered = client.version() if client else logged
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
-    release = re.match(r"\d+(?:\.\d+)+", answered)
+    release = re.match(r"\d{1,9}(?:\.\d{1,9})+", answered, re.ASCII)
     if not logged or not release:
         return invalid(name, "no line of the log tells the release of vLLM", "log-foreign")
     if logged != answered or len(lines.values) > 1:
