@@ -239,6 +239,15 @@ def test_baseline_that_flatters_is_refused(tmp_path: Path) -> None:
     assert judged(tmp_path, baseline=tmp_path / "none.json")["backends"].reason == "baseline-damaged"
 
 
+def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> None:
+    """A file that was not named rightly is no failure of what serves; the profile counts."""
+    for log in (tmp_path / "absent", tmp_path):
+        server = ObservedServer(log, trace=trace(tmp_path / "trace.json.gz"))
+        checks = {check.name: check for check in gate.run(POLICY, RECIPE, server, OWN)}
+        assert checks["log"].reason == "log-unreadable"
+        assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
+
+
 @pytest.mark.parametrize("text", [b"", b"\0" * 1000, b"x" * 100_000])
 def test_file_that_is_no_log_is_invalid(text: bytes, tmp_path: Path) -> None:
     checks = judged(tmp_path, text)

@@ -21,7 +21,7 @@ from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
+from sparkwright.gates.core.server_under_test import REASONS, GateOptions, ServerUnderTest
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.throughput.experiment import Experiment
 
@@ -144,6 +144,19 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
     assert "would name a wheel that did not answer" in refused.value.what
 
 
+def test_a_server_that_does_not_start_says_so_and_leaves_its_log(
+    served: GateOptions, common: list[str], wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each gate tells why there is no server, and nothing is recorded of it."""
+    context = checkout(parse(["gate", *common]))
+    options = replace(served, wheel=wheel, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    with GateBuilder(context, options, {}) as builder:
+        ended, _ = builder.gate("G4").run()
+    assert (ended.name, ended.state, ended.reason in REASONS, "does not run" in ended.message) == ("ladder", "invalid", True, True)
+    (log,) = (tmp_path / "cache").rglob("server.log")
+    assert str(log) in capsys.readouterr().err.replace("\n", "")
+
+
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     common: list[str], served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +195,8 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),
+        (["--server", "http://127.0.0.1:1", "--model-folder", "no-folder"], "no-folder"),
+        (["no-wheel-1-py3-none-any.whl", "--record", "folder"], "no-wheel"),
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], options: list[str], names: str) -> None:

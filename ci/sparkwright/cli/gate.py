@@ -93,6 +93,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (arguments.record and not arguments.wheel, "--record DIR needs the WHEEL that serves."),
+        *(
+            (path and not path.exists(), f"There is no {path}.")
+            for path in (arguments.wheel, arguments.serve, arguments.model_folder)
+        ),
     )
     context, facts = options.checkout(arguments), machine_facts()
     named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}

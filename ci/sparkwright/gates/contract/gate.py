@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
@@ -25,7 +24,7 @@ from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
 from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.kernel_trace import PHASES, KernelTrace
 from sparkwright.gates.contract.policy import UNWANTED, ContractPolicy
-from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.server_under_test import ENDED, ServerIdentity
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
@@ -52,17 +51,7 @@ CHECKS = (
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
-    "server-late": "The server did not answer in time. Read its log, and give it more time where "
-    "it only loads.",
-    "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
-    "Lower --gpu-memory-utilization.",
-    "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
-    "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
-    "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
-    "watch MemAvailable (vllm #44740).",
-    "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
-    "prints, from its first line.",
+    **ENDED,
     "log-foreign": "No line of the log tells the release of vLLM. It is another program's, or its "
     "beginning is lost.",
     "version-unknown": "Nobody has read what this release of vLLM prints. Read its sources, then "
@@ -207,9 +196,10 @@ def run(
         identity: The wheel and the model that it serves.
         baseline: A recorded backend table; None if no baseline was named.
     """
-    lines = {name: LogLines() for name in policy.patterns()}
-    with contextlib.suppress(LogInvalid):  # `check_contract` reports it
+    try:
         lines = scan(server.log, policy.patterns())
+    except LogInvalid:  # `check_contract` reports it
+        return (_serves(server), *check_contract(policy, recipe.contract, server))
     version = next(iter(lines["version"].values), "")
     contract = recipe.contract_for(version)
     own = identity or ServerIdentity()

@@ -33,7 +33,7 @@ from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
-from sparkwright.gates.core.verdict import Check, GateError, not_run
+from sparkwright.gates.core.verdict import Check, GateError, invalid, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
 from sparkwright.gates.logprobs import distributions
@@ -98,7 +98,8 @@ class GateBuilder:
         self._scratch = Path(self._stack.enter_context(scratch))
         self._profiles = self._scratch / "profiles"
         flags = kernel_trace.flags(self._profiles)
-        self.server = ServerUnderTest(options, host, self._scratch, self._recipe, flags)
+        logs = context.store.folder("logs") / "gate"
+        self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
 
@@ -173,9 +174,20 @@ class GateBuilder:
             "G7": self._soak,
             "G8": self._throughput,
         }
-        checks = run[name]()
-        bound = name in SERVED and name != "G8" and self._options.wheel
-        return (*checks, self._served) if bound else checks
+        served = name in SERVED and name != "G8"
+        ended = self._ended() if served and self._options.serve else None
+        checks = (ended,) if ended and name != "G3" else run[name]()
+        return (*checks, self._served) if served and self._options.wheel else checks
+
+    def _ended(self) -> Check | None:
+        """Return why the server that we started does not run; None if it does."""
+        server = self.server.started
+        if server.guard():
+            return None
+        # A verdict holds no path of this machine.
+        console.warn(f"The server's log: {server.log}")
+        message = f"the server does not run: {server.failure}"
+        return invalid(STOPPED[0].name, message, server.reason)
 
     @cached_property
     def _served(self) -> Check:
@@ -314,6 +326,9 @@ class GateBuilder:
         if self._options.serve and self._served.state != "pass":
             what = "The reference would name a wheel that did not answer."
             raise GateError("measurement-invalid", what, details=[self._served.message])
+        if self._options.serve and (ended := self._ended()):
+            what = "The reference cannot be recorded."
+            raise GateError("measurement-invalid", what, details=[ended.message])
         scored, answers = folder / LOGPROBS, folder / f"{task}.json"
         folder.mkdir(parents=True, exist_ok=True)
         client, identity = server.client(), server.identity

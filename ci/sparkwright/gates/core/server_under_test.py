@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import wheel_identity
@@ -23,7 +24,23 @@ from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
+#: Why a server that we started does not run.
+ENDED: Mapping[str, str] = {
+    "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
+    "server-late": "The server did not answer in time. Read its log, and give it more time where "
+    "it only loads.",
+    "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
+    "Lower --gpu-memory-utilization.",
+    "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
+    "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
+    "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
+    "watch MemAvailable (vllm #44740).",
+    "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
+    "prints, from its first line.",
+}
+
 REASONS: Mapping[str, str] = {
+    **ENDED,
     "not-asked": "The command line names no wheel, or no environment that it is installed in.",
     "wheel-unseen": "The server was not started here, so nothing shows that the wheel is what it "
     "serves. Use --serve and --python; a run without a WHEEL judges the server alone.",
@@ -123,7 +140,7 @@ class ServerUnderTest:
 
     Args:
         host: Facts of the machine, for references that are bound to it.
-        folder: An empty folder for the server's log.
+        folder: For the server's log, which stays.
         recipe: How it is started, beside the flags and variables of *options*.
         flags: Further arguments of ``vllm serve``, for the gates themselves.
     """
