@@ -193,7 +193,8 @@ def test_a_saved_result_is_read_back_or_refused(judge: Judge, context: RunContex
 
     assert harness.load(path) == saved
     short = good.replace(b'"correct":"1010', b'"correct":"10')
-    for bad in (good[:-9], short, b"", b"[" * 100_000, b"\xff", b" " * harness.LARGEST + good):
+    empty = msgspec.json.encode({**msgspec.to_builtins(saved), "questions": [], "correct": ""})
+    for bad in (good[:-9], short, empty, b"", b"[" * 100_000, b"\xff", b" " * harness.LARGEST + good):
         path.write_bytes(bad)
         with refusal("file-invalid"):
             harness.load(path)

@@ -33,8 +33,10 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declarations,
     failed,
+    inconclusive,
     passed,
 )
+from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.decide import decision, facts, policy, verdicts
 from sparkwright.release.decide.facts import Inspected
@@ -277,6 +279,16 @@ def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
     row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
     with refusal("verdict-hollow", match="does not follow"):
         decided(case, with_check(case.ladder, "G8", row, lambda _: None))
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_each_launch_of_g8_that_counts_was_profiled(case: Case, side: str) -> None:
+    """One launch without a profile of its kernels, of two in a block, and nothing is shown for the recipe."""
+    *_, last = (one for one in case.result.launches if one.profiled == (side,))
+    others = tuple(one for one in case.result.launches if one is not last)
+    for launches in (others, (*others, replace(last, profiled=()))):
+        rows = {one.name: one for one in throughput.checks(replace(case.result, launches=launches))}
+        assert (rows["contract"].state, rows["contract"].reason) == ("not-run", "profile-missing")
 
 
 def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
@@ -598,3 +610,12 @@ def test_a_made_up_pass_is_one(case: Case) -> None:
     """The checks that tests make up are those that the gate's own constructors make."""
     check = next(one for one in case.ladder.verdicts[0].checks)
     assert check == passed(check.name, check.message, figures=check.figures, samples=check.samples)
+
+
+def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidate(case: Case) -> None:
+    """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
+    toy = replace(for_recipe(case, TOY)[-1], checks=(inconclusive("tpot", "noise", "undecided"),))
+    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
+    proved = decided(case, both, replace(case.result, recipe=TOY, state="inconclusive"))
+    assert lacking(proved) == [("G8", "not-climbed")]
+    assert [one.state for one in proved.gates if one.name == "G8"] == ["inconclusive"]

@@ -199,6 +199,26 @@ def test_deep_damage_stays_a_failure_if_the_second_launch_does_not_answer(fleet:
     assert "without graphs no answer arrived" in found["deep-decode"].message
 
 
+@pytest.mark.parametrize("length", [0, 5, 100])
+def test_a_long_generation_that_ends_early_is_damaged_from_its_end(fleet: Fleet, length: int) -> None:
+    """It must not end, whatever token it meets; the gate gives a verdict instead of an error."""
+
+    def ended_early(reply: dict[str, Any]) -> object:
+        choice = reply["choices"][0]
+        if len(choice.get("token_ids") or ()) == POLICY.profiles["default"].deep:
+            choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:length]
+            choice["logprobs"] = {key: value[:length] for key, value in choice["logprobs"].items() if isinstance(value, list)}
+            reply["usage"]["completion_tokens"] = length
+        return reply
+
+    fleet.server.answer = ended_early
+    found = judged(fleet)["deep-decode"]
+
+    assert (found.state, found.reason) == ("fail", "deep-damage")
+    assert f"from token {length} on (prefix miss)" in found.message
+    assert "graphs decides" in found.message
+
+
 def test_a_server_of_others_is_not_started_again(fleet: Fleet) -> None:
     fleet.server.damage = deep
     found = judged(fleet, relaunch=None)

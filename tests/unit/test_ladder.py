@@ -21,7 +21,7 @@ from tests.support import verdicts
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.records import METRICS
-from sparkwright.core.store import Store
+from sparkwright.core.store import Store, append_line
 from sparkwright.gates.core import ladder, policy, verdict_file
 from sparkwright.gates.core.ladder import GATES, Gate, climb
 from sparkwright.gates.core.verdict import (
@@ -41,7 +41,13 @@ from sparkwright.gates.core.verdict import (
     passed,
     worst,
 )
-from sparkwright.gates.core.verdict_file import VerdictFile, attempts, read_log
+from sparkwright.gates.core.verdict_file import (
+    Attempt,
+    VerdictFile,
+    attempt_log,
+    attempts,
+    read_log,
+)
 
 FOLDER = Path(policy.__file__).parents[1]
 WHEEL = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "0" * 64, 1, "vllm", "0.33.0", ("linux_aarch64",))
@@ -198,6 +204,17 @@ def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opene
     assert stored
     assert stored.states == {"G0": "pass", "G1": "pass"}
     assert [one.verdict.gate for one in read_log(file.log, WHEEL.sha256) if one.verdict] == ["G0", "G1", "G1"]
+
+
+def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Opened) -> None:
+    """The bytes are counted, so that a new file name is no new error budget; another wheel beside it does not count."""
+    run(gate("G0"), file=(file := opened()))
+    copy = attempt_log(file.log.parent, WHEEL.file.replace("-cp", "-1-cp"))
+    assert copy != file.log
+    append_line(copy, Attempt(7, WHEEL.sha256, "G8"))
+    append_line(copy, Attempt(9, "1" * 64, "G8"))
+    assert attempts(file.log, WHEEL.sha256, "G8", "") == attempts(copy, WHEEL.sha256, "G8", "") == 1
+    assert opened().attempt == 8
 
 
 EDITS: dict[str, tuple[tuple[str | int, ...], object]] = {

@@ -263,6 +263,25 @@ def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
     assert generator.specs[-1].timeout_s < 1.01
 
 
+@pytest.mark.parametrize(("rate", "requests"), [(0.5, 5), (2.0, 20), (1000.0, 64), (0.01, 1)])
+def test_quick_look_at_a_low_rate_has_as_many_requests_as_come_in_time(rate: float, requests: int) -> None:
+    """At half a request a second, 64 requests would take longer than the whole budget; the trial is a closed loop."""
+    generator = Timetable()
+    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4, concurrency=8, request_rate=rate))
+    assert look.requests == requests
+    assert [spec.request_rate for spec in generator.specs] == [None] + [rate] * 8
+
+
+def test_quick_look_shows_the_runs_that_it_has_if_a_later_one_is_late() -> None:
+    class Late(Timetable):
+        def measure(self, spec: LoadSpec) -> LoadResult:
+            if len(self.specs) == 3:
+                raise LoadError("generator-late", "it did not finish")
+            return super().measure(spec)
+
+    assert quick_look.quick_look(Late(), SPEC).runs == 2
+
+
 def test_quick_look_refuses_failed_requests() -> None:
     with pytest.raises(LoadError, match="2 of 2 requests failed: HTTP 500"):
         quick_look.quick_look(Timetable(error="HTTP 500"), SPEC)

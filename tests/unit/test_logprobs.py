@@ -224,7 +224,17 @@ def fewer(reply: dict[str, Any]) -> object:
     return reply
 
 
+def ended_early(reply: dict[str, Any]) -> object:
+    choice = reply["choices"][0]
+    if len(choice["token_ids"]) > 5:
+        choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:5]
+        choice["logprobs"] = {key: value[:5] for key, value in choice["logprobs"].items() if isinstance(value, list)}
+        reply["usage"]["completion_tokens"] = 5
+    return reply
+
+
 @pytest.mark.parametrize(("change", "expected", "state"), [
+    ({"answer": ended_early}, "token-count-wrong", "invalid"),
     ({"damage": only(lambda step: len(step.tokens) == 9, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
     ({"damage": only(lambda step: step.decoded == 7, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
     ({"answer": minus_infinity}, "not-a-number", "fail"),
@@ -238,7 +248,7 @@ def fewer(reply: dict[str, Any]) -> object:
 def test_an_answer_that_does_not_count_is_no_pass(
     server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str, state: str
 ) -> None:
-    """NaN (also in decode alone), minus infinity, a sum above 1, too few logarithms, a web page, another tokenizer, a short context."""
+    """NaN (also in decode alone), minus infinity, a sum above 1, too few logarithms or tokens, a web page, another tokenizer, a short context."""
     for name, value in change.items():
         setattr(server, name, value)
     found = compared(server, known, tmp_path)
@@ -255,6 +265,9 @@ def test_an_answer_that_does_not_count_is_no_pass(
     ({"floors": {"divergence": [0.0], "best-token": [0.0]}}, "reference-other-policy"),
     ({"floors": {"divergence": []}}, "reference-damaged"),
     ({"rows": [(0, {1: -1.0})] * 12 * 63}, "reference-unsound"),
+    ({"rows": [(0, {})] * 12 * 63}, "reference-damaged"),
+    ({"rows": [(0, {2**70: -1.0})] * 12 * 63}, "reference-damaged"),
+    ({"floors": {name: [0.05] if name in logprobs.MODES else [0.0] for name in ("divergence", "best-token", *logprobs.MODES)}}, "reference-unstable"),
 ])  # fmt: skip
 def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
     server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str

@@ -22,8 +22,9 @@ from sparkwright.bench.records import Side
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import read_lines
+from sparkwright.gates.contract.policy import UNWANTED
 from sparkwright.gates.core.verdict import failed, invalid
-from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput import gate, paired_differences, runner
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     Begun,
@@ -298,6 +299,11 @@ def test_baseline_may_have_other_kernels_which_the_journal_names(at_once: bool, 
     assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))) == "pass"
     other = {one.baseline_kernels for one in opened(tmp_path / "j").launches if "baseline" in one.profiled}
     assert other == {"kernels-moe: Marlin"}
+
+
+def test_every_reason_of_a_broken_contract_is_declared() -> None:
+    """Those of the log's lines, too."""
+    assert {reason for _, reason, _ in UNWANTED.values()} <= set(gate.REASONS)
 
 
 def test_a_baseline_that_crashes_is_started_again(tmp_path: Path) -> None:

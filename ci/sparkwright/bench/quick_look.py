@@ -87,12 +87,16 @@ def quick_look(
 
     with console.progress("quick look", MAX_RUNS) as line:
         tokens = min(TRIAL_TOKENS, spec.output_tokens)
-        trial = run(replace(spec, output_tokens=tokens, requests=spec.concurrency, warmups=1))
+        order = replace(spec, request_rate=None, requests=spec.concurrency, warmups=1)
+        trial = run(replace(order, output_tokens=tokens))
         affordable = int((RUN_S - trial.ttft) / max(trial.tpot, 1e-9))
         tokens = max(tokens, min(spec.output_tokens, affordable))
         request_s = trial.ttft + (tokens - 1) * trial.tpot
         rounds = max(1, min(MAX_ROUNDS, round(RUN_S / max(request_s, 0.001))))
-        spec = replace(spec, output_tokens=tokens, requests=rounds * spec.concurrency, warmups=0)
+        requests = rounds * spec.concurrency
+        if spec.request_rate:
+            requests = max(1, min(requests, round(RUN_S * spec.request_rate)))
+        spec = replace(spec, output_tokens=tokens, requests=requests, warmups=0)
         results: list[LoadResult] = []
         longest = 0.0
         while len(results) < MAX_RUNS:
@@ -100,7 +104,12 @@ def quick_look(
             if len(results) >= MIN_RUNS and began - start + longest > budget_s:
                 break
             line.update(len(results), f"{spec.requests} requests a run")
-            results.append(run(replace(spec, seed=spec.seed + 1 + len(results))))
+            try:
+                results.append(run(replace(spec, seed=spec.seed + 1 + len(results))))
+            except LoadError as error:
+                if error.reason != "generator-late" or len(results) < MIN_RUNS:
+                    raise
+                break
             longest = max(longest, time.monotonic() - began)
     figures = []
     for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):

@@ -108,7 +108,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: str
     settings: str
     questions: tuple[QuestionKey, ...]
-    correct: Annotated[str, Meta(pattern="^[01]*$")]
+    correct: Annotated[str, Meta(pattern="^[01]+$")]
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:

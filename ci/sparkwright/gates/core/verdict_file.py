@@ -62,12 +62,15 @@ def attempts(log: Path, wheel: str, gate: str, recipe: str) -> int:
 
 def read_log(log: Path, wheel: str) -> list[Attempt]:
     """
-    Return the lines of the attempt log at *log* about the bytes *wheel*, a sha256.
+    Return the lines about the bytes *wheel*, a sha256, in *log* and in the logs beside it.
+
+    A copy of the wheel under another file name is the same wheel.
 
     Raises:
-        file-invalid: The log has other contents.
+        file-invalid: A log has other contents.
     """
-    lines = read_lines(log, Attempt, "attempt log") if log.exists() else []
+    logs = sorted(log.parent.glob("*.attempts.jsonl"))
+    lines = [line for path in logs for line in read_lines(path, Attempt, "attempt log")]
     return [line for line in lines if line.wheel == wheel]
 
 

@@ -333,7 +333,7 @@ def _cause(policy: GenerationPolicy, server: Server) -> str:
                 depths = _depths(policy, server.kind, client)
         except ServerInvalid as error:
             return f"without {' and '.join(switches)} no answer arrived: {error.message}"
-        if not any(depths.values()):
+        if all(depth is None for depth in depths.values()):
             return f"{switches[-1]} decides: without it the tokens are sound"
     return "neither graphs nor speculation decides"
 
@@ -349,7 +349,7 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
     deep, salt = policy.deep, uuid.uuid4().hex
     prompt = client.tokenize(long_text(policy.line, deep.prompt))[: deep.prompt]
     every = min(deep.every, kind.deep // 8)
-    places, damaged = range(every, kind.deep, every), {}
+    damaged = dict[str, int | None]()
     for variant in ("prefix miss", "prefix hit"):
         answer = client.complete(
             prompt,
@@ -359,22 +359,29 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
             ignore_eos=True,
             cache_salt=salt,
         )
+        places = range(every, len(answer.tokens), every)
         probes = [
             client.complete(
                 [*prompt, *answer.tokens[:place]],
                 max_tokens=1,
                 logprobs=policy.top,
+                ignore_eos=True,
                 cache_salt=uuid.uuid4().hex,
             )
             for place in places
         ]
+        if not all(probe.tokens for probe in probes):
+            raise ServerInvalid("answer-unreadable", "a completion of one token has none")
         decoded = [(answer.tokens[place], answer.logprobs[place]) for place in places]
         expected = [(probe.tokens[0], probe.logprobs[0]) for probe in probes]
         p, q = (distributions.scores(rows, policy.top + 1) for rows in (expected, decoded))
         unsound = distributions.unsound(p) | distributions.unsound(q)
         kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
         distances = list(zip(places, kl.tolist(), strict=True))
-        damaged[variant] = checks.damaged_from(distances, deep.kl_max)
+        depth = checks.damaged_from(distances, deep.kl_max)
+        # An answer that ends although it must not is damaged from its end on.
+        ended = len(answer.tokens) if len(answer.tokens) < kind.deep else None
+        damaged[variant] = ended if depth is None else depth
     return damaged
 
 

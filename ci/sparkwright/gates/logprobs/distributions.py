@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 from scipy.stats import bootstrap
 
-from sparkwright.bench.server.client import ServerInvalid
+from sparkwright.bench.server.client import ServerInvalid, TokenId
 from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: A token, and logarithms of probabilities at its position.
-Row = tuple[int, Mapping[int, float]]
+Row = tuple[TokenId, Annotated[Mapping[TokenId, float], Meta(min_length=1)]]
 
 Floats = NDArray[np.float64]
 

@@ -86,6 +86,8 @@ REASONS: Mapping[str, str] = {
     "Lower `tokens` or lengthen the corpus.",
     "too-few-logprobs": "The server gives fewer logarithms per position than asked for. Raise its "
     "--max-logprobs.",
+    "token-count-wrong": "A completion has fewer tokens than were asked for with ignore_eos. The "
+    "server ends answers early.",
     "distribution-differs": "The distributions differ from the reference's by more than the policy "
     "allows: a kernel, a scale or a weight is wrong, however well the text reads.",
     "text-differs": "Some texts differ although the average may be good: damage that depends on "
@@ -237,6 +239,12 @@ def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
     message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
     if not (floor <= policy.floor_max and other <= policy.other_best_max):
         raise ReferenceInvalid("reference-unstable", message)
+    # A reference that is damaged in decode would widen the limits for the same damage.
+    most = max(policy.floor_max, policy.decode_kl_max)
+    for name in MODES:
+        if not (decoded := fmean(known.floors[name])) <= most:
+            message = f"its generated tokens ({name}) differ from prefill by {decoded:.2g} nat"
+            raise ReferenceInvalid("reference-unstable", message)
     figures = [
         Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
         Figure("A/A other best tokens", other, count=policy.texts, bound=policy.other_best_max),
@@ -294,7 +302,7 @@ def _decode(
         salt, prompt = uuid.uuid4().hex, prompts[number]
         if cached:
             server.complete(prompt, max_tokens=1, cache_salt=salt)
-        return server.complete(
+        answer = server.complete(
             prompt,
             max_tokens=policy.decode_tokens,
             temperature=temperature,
@@ -304,6 +312,10 @@ def _decode(
             ignore_eos=True,
             cache_salt=salt,
         )
+        if (count := len(answer.tokens)) < policy.decode_tokens:
+            message = f"an answer ended after {count} of {policy.decode_tokens} tokens"
+            raise ServerInvalid("token-count-wrong", f"{message}, in spite of ignore_eos")
+        return answer
 
     before = server.metrics()
     with ThreadPoolExecutor(policy.decode_batch if batched else 1) as pool:

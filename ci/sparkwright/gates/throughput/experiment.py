@@ -223,7 +223,8 @@ class Experiment:
             stock = paired_differences.calibration_key(
                 machine.fingerprint(), model, at_once=spec.at_once
             )
-            stored = self._store.get(paired_differences.STORED, stock, dict) or {}
+            kind = dict[str, list[tuple[str, float]]]
+            stored = self._store.get(paired_differences.STORED, stock, kind) or {}
             policy = self.policy
             alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
             rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)

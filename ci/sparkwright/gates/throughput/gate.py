@@ -49,8 +49,8 @@ CHECKS = (
 #: Of those of G3: why a server of ours ended, and how a launch breaks the kernel contract.
 _OF_LAUNCH = (
     "server-died", "server-late", "graph-memory-negative", "log-unreadable", "line-missing",
-    "backend-wrong", "backend-refused", "emulation", "fallback-unlisted", "kernel-unseen",
-    "kernel-forbidden", "profile-missing", "profile-unreadable",
+    "backend-wrong", "backend-refused", "emulation", "fallback-unlisted", "variable-unknown",
+    "kernel-unseen", "kernel-forbidden", "profile-missing", "profile-unreadable",
 )  # fmt: skip
 
 REASONS: Mapping[str, str] = {
@@ -103,7 +103,7 @@ def checks(result: Result) -> tuple[Check, ...]:
     shown = [_load(cell, counted) for cell in result.cells]
     return (
         *_stopped(result), *rows, *shown, _measurements(result, counted),
-        *_served(result), _roofline(result, counted),
+        *_served(result, counted), _roofline(result, counted),
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     return passed("legs", message, figures=figures, samples=samples)
 
 
-def _served(result: Result) -> Iterator[Check]:
+def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
     if not result.recipe:
         message = "to check it, name a --recipe"
@@ -204,9 +204,8 @@ def _served(result: Result) -> Iterator[Check]:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
         yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
-    profiled = [one for one in result.launches if "candidate" in one.profiled]
-    blocks = {one.block for one in result.legs if one.counts and one.side == "candidate"}
-    if not result.launches or not blocks <= {one.block for one in profiled}:
+    profiled = {(one.number, side) for one in result.launches for side in one.profiled}
+    if not profiled or not {(one.launch, one.side) for one in counted} <= profiled:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
     message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
