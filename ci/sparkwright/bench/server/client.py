@@ -327,7 +327,8 @@ class Client:
             "return_tokens_as_token_ids": True,
         }
         size = 16 * len(prompt) + max_tokens * PER_LOGPROB * ((logprobs or 0) + 1)
-        size += len(prompt) * PER_LOGPROB * ((prompt_logprobs or 0) + 2)
+        if prompt_logprobs is not None:
+            size += len(prompt) * PER_LOGPROB * (prompt_logprobs + 2)
         choice, usage = self._generate("/v1/completions", request, max_tokens, size)
         tokens, read = choice.token_ids or (), choice.prompt_token_ids or codes or []
         if usage.completion_tokens != len(tokens):
