@@ -22,7 +22,7 @@ from sparkwright.core.errors import UsageError
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import REASONS, GateOptions, ServerUnderTest
-from sparkwright.gates.core.verdict import Ladder
+from sparkwright.gates.core.verdict import Ladder, Verdict, merge, not_run, passed
 from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -98,6 +98,49 @@ def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
         gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common]))
 
 
+def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, silent: str, tmp_path: Path) -> None:
+    """A wheel that lies in the output folder is not taken for the one that it serves."""
+    output = tmp_path / "out"
+    output.mkdir(exist_ok=True)
+    wheel.rename(output / "vllm-1.0-py3-none-any.whl")
+    with refusal("measurement-invalid"):
+        gate_verb.gate(parse(["gate", "--server", silent, "--only", "G4", *common]))
+    assert [path.name for path in output.iterdir()] == ["vllm-1.0-py3-none-any.whl"]
+
+
+def test_a_verdict_that_is_not_run_replaces_none() -> None:
+    passing = Verdict("G4", "", "", "", (passed("prompts", ""),))
+    unseen = replace(passing, checks=(*passing.checks, not_run("wheel-served", "", "wheel-unseen")))
+    before, now = (Ladder("2026.11", None, (one,)) for one in (passing, unseen))
+    assert merge(before, now).verdicts == (passing,)
+    assert merge(now, before).verdicts == (passing,)
+
+
+def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest() -> None:
+    policies = policy.load(ROOT)
+    weaker = {
+        "generation": replace(policies.generation, tie=9.0),
+        "logprobs": replace(policies.logprobs, perplexity_max=9.0),
+        "soak": replace(policies.soak, gone=9),
+    }
+    digests = {replace(policies, **{name: one}).digest("G7") for name, one in weaker.items()}
+    assert len(digests - {policies.digest("G7")}) == 3
+
+
+def test_a_load_generator_that_cannot_be_fetched_is_not_run(common: list[str], served: GateOptions) -> None:
+    options = replace(served, baseline_python=served.python)
+    with GateBuilder(checkout(parse(["gate", "--offline", *common])), options, {}) as builder:
+        (check,) = builder.gate("G8").run()
+    assert (check.state, check.reason) == ("not-run", "generator-missing")
+
+
+def test_an_identity_has_no_path_of_the_store(served: GateOptions, tmp_path: Path) -> None:
+    server = ServerUnderTest(served, {}, tmp_path, flags=("--profiler-config", str(tmp_path)))
+    assert str(tmp_path) in server.launch().flags
+    assert server.identity.flags is not None
+    assert str(tmp_path) not in server.identity.flags
+
+
 @pytest.fixture(name="served")
 def _served(tmp_path: Path) -> GateOptions:
     """Return an environment that says it has vLLM, and a model to serve from it."""
@@ -139,9 +182,9 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
             for name in names if options is theirs else ("G4",):
                 rows = {check.name: check for check in builder.gate(name).run()}
                 assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
-    with GateBuilder(context, ours, {}) as builder, refusal("measurement-invalid") as refused:
-        builder.record(wheel.parent / "reference")
-    assert "would name a wheel that did not answer" in refused.value.what
+        with GateBuilder(context, options, {}) as builder, refusal("measurement-invalid") as refused:
+            builder.record(wheel.parent / "reference")
+        assert "would name a wheel that did not answer" in refused.value.what
 
 
 def test_a_server_that_does_not_start_says_so_and_leaves_its_log(

@@ -92,7 +92,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     options.refuse(
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
-        (arguments.record and not arguments.wheel, "--record DIR needs the WHEEL that serves."),
+        (
+            arguments.record and not (arguments.wheel and arguments.serve),
+            "--record DIR needs the WHEEL, and --serve DIR with --python FILE.",
+        ),
         *(
             (path and not path.exists(), f"There is no {path}.")
             for path in (arguments.wheel, arguments.serve, arguments.model_folder)
@@ -101,7 +104,9 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     context, facts = options.checkout(arguments), machine_facts()
     named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
-    gate_options = GateOptions(**{**named, "wheel": arguments.wheel or _newest_wheel(context)})
+    if not arguments.wheel and not arguments.server:
+        named["wheel"] = _newest_wheel(context)
+    gate_options = GateOptions(**named)
     names = [name for name in GATES if not arguments.only or name in arguments.only]
     with GateBuilder(context, gate_options, facts) as builder:
         if arguments.record:

@@ -37,8 +37,6 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 
-TITLE = "tasks, paired with the baseline"
-
 #: The checks of each task, in order: ``gsm8k-baseline``.
 PARTS = ("baseline", "answers", "paired", "floor")
 CHECKS = tuple(

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sparkwright.bench.server.client import Client
     from sparkwright.bench.server.launch import Server
 
-TITLE = "what the server says it runs"
-
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
     *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),

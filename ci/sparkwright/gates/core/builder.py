@@ -23,6 +23,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
 from sparkwright.gates.accuracy import harness
@@ -303,7 +304,12 @@ class GateBuilder:
         options = self._options
         # Two servers and their load need the machine alone.
         self.server.end()
-        result = self._experiment.result()
+        try:
+            result = self._experiment.result()
+        except SourceError as error:
+            if error.reference not in {"offline", "source-unreachable"}:
+                raise
+            return (not_run("legs", error.what, "generator-missing"),)
         # Kept even if the verdicts cannot be stored: hours were measured.
         path = throughput.write_result(self._context.store, self._context.output, result)
         self.evidence = sha256_file(path)
@@ -323,7 +329,7 @@ class GateBuilder:
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
         server, task, store = self.server, self._options.task, self._context.store
-        if self._options.serve and self._served.state != "pass":
+        if self._served.state != "pass":
             what = "The reference would name a wheel that did not answer."
             raise GateError("measurement-invalid", what, details=[self._served.message])
         if self._options.serve and (ended := self._ended()):
@@ -339,7 +345,7 @@ class GateBuilder:
             rules = self._policies.accuracy.tasks[task]
             result = harness.ask(self._context, task, rules, client, identity)
             store.write(answers.absolute(), msgspec.json.encode(result))
-            if not self._recipe or not self._options.serve or not self._options.python:
+            if not self._recipe or not self._options.python:
                 return scored, answers
             trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
         except ServerInvalid as error:

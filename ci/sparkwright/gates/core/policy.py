@@ -55,6 +55,8 @@ class GatePolicies(msgspec.Struct, frozen=True):
             settings: Those of the server beside the recipe's, which make it another policy.
         """
         parts = [getattr(self, PACKAGES[gate])]
+        if gate == "G7":  # asks the questions of G4 and G5 again
+            parts += [self.generation, self.logprobs]
         if gate in SERVED:
             parts += filter(None, (recipe, settings if any(settings) else ()))
         if gate in ("G4", "G7"):

@@ -125,9 +125,9 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
     """
-    Return whether two servers serve one model: by its digest, and never by its name alone.
+    Return whether two servers serve one model, by the digests of its files.
 
-    Without the files of either, equal names are not refused; only the texts are compared then.
+    Only if neither digest is known, the last parts of the names are compared.
     """
     if one.model or other.model:
         return one.model == other.model
@@ -227,7 +227,8 @@ class ServerUnderTest:
         wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
         flags, backends = None, None
         if self._options.serve and self._options.python:
-            flags = self.launch().flags
+            # Those of the gates themselves name a folder of this machine.
+            flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
             if self._recipe:
                 contract = self._recipe.contract_for(wheel_identity.version(self._options.python))
                 backends = {kind: layer.backend for kind, layer in contract.layers.items()}

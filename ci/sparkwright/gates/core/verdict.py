@@ -225,7 +225,7 @@ class Ladder(msgspec.Struct, frozen=True):
 
     def passes(self, recipe: str) -> bool:
         """Return whether all gates before G8 that ran for *recipe* passed."""
-        own = [verdict for verdict in self.verdicts if verdict.recipe == recipe != ""]
+        own = [verdict for verdict in self.verdicts if recipe and verdict.recipe == recipe]
         return worst(verdict.state for verdict in own if verdict.gate != "G8") == "pass"
 
     @property
@@ -245,13 +245,12 @@ def merge(before: Ladder, now: Ladder) -> Ladder:
     """
     Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
 
-    Both are about one wheel and stack. A gate that could not run now does not replace an earlier
-    measurement.
+    Both are about one wheel and stack. A verdict that is not-run replaces none.
     """
     verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
     for new in now.verdicts:
         key = (new.gate, new.recipe)
-        verdicts[key] = new if new.measured else verdicts.get(key, new)
+        verdicts[key] = verdicts.get(key, new) if new.state == "not-run" else new
     ordered = tuple(verdicts[key] for key in sorted(verdicts))
     return Ladder(now.stack, now.wheel, ordered, now.device_code or before.device_code)
 

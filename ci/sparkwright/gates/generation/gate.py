@@ -42,8 +42,6 @@ from sparkwright.gates.generation.checks import (
 )
 from sparkwright.gates.logprobs import distributions
 
-TITLE = "generated text"
-
 #: The check of each ability that a recipe may declare.
 ABILITIES: Mapping[Ability, str] = {
     "chat": "chat",

@@ -48,8 +48,6 @@ from sparkwright.gates.logprobs.distributions import (
     Scores,
 )
 
-TITLE = "next-token distributions"
-
 #: How tokens are generated, by check: temperature, concurrency 1 or the policy's, prefix cached.
 MODES: Mapping[str, tuple[float, bool, bool]] = {
     "decode-greedy": (0.0, False, False),

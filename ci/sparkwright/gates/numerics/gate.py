@@ -42,8 +42,6 @@ from sparkwright.gates.numerics.converters import (
     Unit,
 )
 
-TITLE = "numerics without a GPU"
-
 #: The end of the name of a converter's check, which begins with the converter's name.
 SUFFIXES: Mapping[Kind, str] = {
     "encode": "sweep",

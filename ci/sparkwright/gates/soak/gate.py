@@ -37,9 +37,7 @@ from sparkwright.gates.core.verdict import (
 )
 from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, Watched
 
-__all__ = ["CHECKS", "REASONS", "TITLE", "SoakPolicy", "run"]
-
-TITLE = "hours of mixed load"
+__all__ = ["CHECKS", "REASONS", "SoakPolicy", "run"]
 
 CHECKS = (
     *declare("duration", "requests", "words-under-load", measured=True),

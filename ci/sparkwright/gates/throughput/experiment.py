@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -182,21 +183,28 @@ class Experiment:
             what = "Some cells need a file of prompts."
             raise UsageError("usage", what, todo="Name it with --texts FILE.")
         self.cells = cells
-        self._generator = generator or vllm_bench.obtain(
-            context.project.root, self._generator_policy.stack, self._store, offline=context.offline
-        )
+        self._context, self._given_generator = context, generator
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
         self.digest = sha256_bytes(canonical((*policies, self._contract_policy, spec.recipe)))
+
+    @cached_property
+    def _generator(self) -> LoadGenerator:
+        stack, root = self._generator_policy.stack, self._context.project.root
+        return self._given_generator or vllm_bench.obtain(
+            root, stack, self._store, offline=self._context.offline
+        )
 
     def result(self) -> Result:
         """
         Measure, and return the result; an interrupted journal of the same experiment is continued.
 
         Raises:
+            offline, source-unreachable: The load generator is not in the store.
             SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
                 for another vLLM, another measurement at the same time.
         """
         spec = self._spec
+        generator = self._generator
         if spec.recipe and spec.model:
             servers = 2 if spec.at_once and spec.baseline else 1
             for advice in preflight.check(
@@ -217,7 +225,7 @@ class Experiment:
             hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
             if not hindrance:
                 try:
-                    accuracy = check_generator(self._generator, self._generator_policy)
+                    accuracy = check_generator(generator, self._generator_policy)
                 except LoadError as error:
                     hindrance = Reason(error.reason, error.message)
             stock = paired_differences.calibration_key(
@@ -236,7 +244,7 @@ class Experiment:
                 self._contract(subjects),
             )  # fmt: skip
             measuring = MeasurementContext(
-                self._generator, machine, policy,
+                generator, machine, policy,
                 lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
                 name, spec.model, spec.texts, self._workloads.rule, machine_policy.cooldown,
             )  # fmt: skip

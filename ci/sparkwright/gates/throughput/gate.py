@@ -36,8 +36,6 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.throughput import measurement, runner
 from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 
-TITLE = "throughput, against a baseline"
-
 CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
@@ -63,8 +61,8 @@ REASONS: Mapping[str, str] = {
     "fails.",
     runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "
     "temperature, power and other load; then run it again, and it continues where it was.",
-    "slower": "The candidate is slower than tolerated, by evidence that a wheel which is not gives "
-    "with a probability of at most alpha.",
+    "slower": "The candidate is slower than tolerated. A wheel that is not fails with a "
+    "probability of at most alpha.",
     "undecided": "Neither is a slowdown of the margin excluded, nor one above the tolerated shown: "
     "the machine's noise is too large for these blocks, or the truth lies between the two.",
     "interrupted": "The launch was interrupted; its measurements were repeated.",
@@ -72,6 +70,8 @@ REASONS: Mapping[str, str] = {
     "is shown for the recipe. Leave out --flag and --variable, or write them into the recipe.",
     "above-roofline": "More bytes per second than memory gives: look at the bytes per token, at "
     "caches, and at uncounted speculation.",
+    "generator-missing": "The load generator is not in the store and cannot be fetched. Run the "
+    "gate once with a connection.",
     "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
     "small enough for caches.",
 }
@@ -204,6 +204,11 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
         yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
+    if result.stopped and result.stopped.reference in _OF_LAUNCH:
+        stopped = result.stopped
+        judge = failed if result.state == "fail" else invalid
+        yield judge("contract", stopped.message, stopped.reference)
+        return
     profiled = {(one.number, side) for one in result.launches for side in one.profiled}
     if not profiled or not {(one.launch, one.side) for one in counted} <= profiled:
         yield not_run("contract", "not every launch was profiled", "profile-missing")

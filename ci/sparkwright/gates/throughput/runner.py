@@ -40,7 +40,7 @@ UNSTEADY = "machine-unsteady"
 #: The reference of a candidate whose server ended after it had started.
 CRASHED = "candidate-crashed"
 
-#: Starts fresh servers for sides, at the same time, and ends them behind its block.
+#: Starts a fresh server for each side, all at the same time; leaving its ``with`` block ends them.
 Launcher = Callable[[Sequence[Side]], contextlib.AbstractContextManager[dict[Side, RunningServer]]]
 
 
@@ -71,7 +71,10 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class MeasurementJournal:
     """
-    The journal at *path*, which is continued if it is about the same; else it is kept beside.
+    The journal at *path*.
+
+    If its experiment is about *about* it is continued. Otherwise it is renamed to
+    ``NAME.before``, and a new one begins.
 
     Args:
         about: See `Begun`.
@@ -145,14 +148,14 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         cells: Workloads, deciding ones and others.
-        rule: When it is decided; None for a bench, which measures *blocks* launches of the
+        rule: The decision rule; None for a bench, which measures *blocks* launches of the
             candidate alone.
-        blocks: The most.
-        attempts: At a measurement or a launch, before the run is given up.
+        blocks: The maximum.
+        attempts: How often a measurement or a launch is tried before the run stops.
         at_once: Whether both servers run at the same time.
         history: Earlier A/A blocks, by series.
         control: Measure an A/A block first.
-        whole: Measure every block, whatever is decided; a calibration does.
+        whole: Measure all blocks even after a decision, as a calibration does.
         contract: Profiles a server at the end of its launch, and returns the check of the recipe's
             kernel contract that it breaks; None without a recipe.
     """
