@@ -239,7 +239,7 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),
         (["--server", "http://127.0.0.1:1", "--model-folder", "no-folder"], "no-folder"),
-        (["no-wheel-1-py3-none-any.whl", "--record", "folder"], "no-wheel"),
+        (["no-wheel-1-py3-none-any.whl"], "no-wheel"),
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], options: list[str], names: str) -> None:
