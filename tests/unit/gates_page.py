@@ -44,7 +44,7 @@ def reasons(gate: str) -> dict[str, str]:
     for module in pkgutil.walk_packages(sparkwright.gates.__path__, "sparkwright.gates."):
         parts = module.name.split(".")
         # Scripts for another environment are not modules of this one.
-        if parts[2] == folder and "inside" not in parts:
+        if parts[2] == folder and "target_env_scripts" not in parts:
             found |= getattr(importlib.import_module(module.name), "REASONS", {})
     return found
 

@@ -264,7 +264,7 @@ CHATS: Mapping[str, tuple[str, Message, str, str]] = {
 
 def chats(fleet: Fleet, recipe: Recipe | None) -> dict[str, Check]:
     """Return the checks of the abilities alone."""
-    server = generation.Server(fleet.server.client, POLICY.profiles["default"], recipe, None, 4096)
+    server = generation.QuestionedServer(fleet.server.client, POLICY.profiles["default"], recipe, None, 4096)
     return {check.name: check for check in generation._chats(POLICY, server)}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +44,7 @@ class Still(MachineMonitor):
     def __init__(self, *trouble: Reason) -> None:
         self._trouble = trouble
 
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         return Snapshot(1.0, 1.0)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
@@ -140,7 +139,7 @@ class Throttled(Still):
     def __init__(self, *, before: bool) -> None:
         self._before, self._shots = before, 0
 
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         self._shots += 1
         return Snapshot(float(self._shots), float(self._shots))
 

@@ -27,7 +27,7 @@ from sparkwright.gates.core.verdict import failed, invalid
 from sparkwright.gates.throughput import gate, paired_differences, runner
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
-    Begun,
+    ExperimentStart,
     JournalLine,
     MeasurementJournal,
     Runner,
@@ -62,7 +62,7 @@ def simulated(noise: Noise | None = None, seed: int = 1) -> SimulatedServers:
 
 def opened(path: Path, wheel: str = "same") -> MeasurementJournal:
     about = {"wheel": wheel}
-    return MeasurementJournal(path, about, lambda: Begun(about, 7, 0.0))
+    return MeasurementJournal(path, about, lambda: ExperimentStart(about, 7, 0.0))
 
 
 def ran(path: Path, servers: SimulatedServers, spec: RunSpec | None = None) -> RunOutcome:

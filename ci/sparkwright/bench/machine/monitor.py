@@ -89,16 +89,9 @@ class Telemetry:
         }
         return {name: str(value) for name, value in facts.items() if value}
 
-    def snapshot(
-        self,
-        server: Sequence[psutil.Process] = (),
-        readings: Sequence[Reading] = (),
-    ) -> Snapshot:
-        """Return the state now; this program, *server* and their children are not others."""
-        own = [psutil.Process(), *server]
-        for parent in tuple(own):
-            with contextlib.suppress(psutil.Error):
-                own += parent.children(recursive=True)
+    def snapshot(self, readings: Sequence[Reading] = ()) -> Snapshot:
+        """Return the state now; this program and its children, servers too, are not others."""
+        own = [psutil.Process(), *psutil.Process().children(recursive=True)]
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
@@ -291,12 +284,12 @@ class MachineMonitor:
             self._store.put("probe", key, normal)
         return reasons
 
-    def snapshot(self, server: Sequence[psutil.Process] = ()) -> Snapshot:
-        """Return the state now; *server* are the processes of the server that is measured."""
+    def snapshot(self) -> Snapshot:
+        """Return the state now, with new readings of the probe."""
         try:
-            return self._telemetry.snapshot(server, self._readings())
+            return self._telemetry.snapshot(self._readings())
         except ProbeError as error:
-            return replace(self._telemetry.snapshot(server), probe_error=str(error))
+            return replace(self._telemetry.snapshot(), probe_error=str(error))
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""

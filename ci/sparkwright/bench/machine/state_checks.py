@@ -191,7 +191,7 @@ def normal_reasons(
     normal: Normal, fastest: Normal | None, policy: ProbePolicy
 ) -> tuple[Reason, ...]:
     """
-    Return the reasons against the first readings of a session as what is normal.
+    Return the reasons not to take the first readings of a session as normal.
 
     A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
 

@@ -1,8 +1,8 @@
 """
-G3: the kernels and settings that serve, compared with the recipe's contract.
+Compare the kernels and settings that serve with the recipe's contract (G3).
 
-A log states an intention. So a profile of one request decides which kernels served prefill and
-decode, and the lines of the log are a second witness.
+The log shows which kernels vLLM selected; a profile of one request shows which ran in prefill and
+decode. The profile decides; the log is checked, too.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.device import operators
-from sparkwright.gates.device.operators import Bounds, Case
+from sparkwright.gates.device.operators import Case, ErrorBounds
 
 DRIVER = Path(__file__).parent / "target_env_scripts" / "driver.py"
 PTX = Path(__file__).parent / "e2m1_probe.ptx"
@@ -126,7 +126,7 @@ class OperatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     libraries: tuple[str, ...]
     seconds: Seconds
     repeats: Annotated[int, Meta(ge=2)]
-    bounds: Bounds
+    bounds: ErrorBounds
     required: tuple[str, ...]
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ _SCALAR_TYPES = {True: 2 | 1 << 8 | 1 << 16 | 1 << 49, False: 4 << 8 | 8 << 17 |
 _MARLIN_ORDER = [i + 8 * j for i in range(8) for j in range(8)]
 
 
-class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ErrorBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The constants n, m and b of the bounds.
 
@@ -103,7 +103,7 @@ class Operator(NamedTuple):
     fp4: bool = False
 
 
-def cases(name: str, bounds: Bounds) -> dict[str, Case]:
+def cases(name: str, bounds: ErrorBounds) -> dict[str, Case]:
     """Return the cases of the check *name* by their shapes, the same each time."""
     random, operator = np.random.default_rng(0), OPERATORS[name]
     return {
@@ -119,7 +119,7 @@ def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
 
 
 def rounded(
-    bounds: Bounds, kind: np.dtype[Any], values: Array, magnitudes: Array | None = None
+    bounds: ErrorBounds, kind: np.dtype[Any], values: Array, magnitudes: Array | None = None
 ) -> Expected:
     """Return *values* with the errors of their rounding; s is *magnitudes*, or |values|."""
     scale = np.abs(values if magnitudes is None else magnitudes)
@@ -127,7 +127,7 @@ def rounded(
 
 
 def product(
-    bounds: Bounds, kind: np.dtype[Any], a: Array, b: Array, factor: Any = 1.0, bits: int = 23
+    bounds: ErrorBounds, kind: np.dtype[Any], a: Array, b: Array, factor: Any = 1.0, bits: int = 23
 ) -> Expected:
     """Return ``a × bᵀ × factor`` with its allowed errors, for an accumulator of *bits*."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -177,7 +177,7 @@ def _case(
     return Case(outputs, steps, expected)
 
 
-def _fp8_quantise(random: np.random.Generator, _: Bounds, rows: int, columns: int) -> Case:
+def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, columns: int) -> Case:
     x = _normal(random, rows, columns)
     values = x.astype(np.float64)
     scale = np.abs(values).max(axis=1, keepdims=True) / 448
@@ -202,7 +202,7 @@ def _fp8_quantise(random: np.random.Generator, _: Bounds, rows: int, columns: in
 def _scaled_mm(
     kind: np.dtype[Any],
     random: np.random.Generator,
-    bounds: Bounds,
+    bounds: ErrorBounds,
     rows: int,
     columns: int,
     depth: int,
@@ -228,7 +228,7 @@ def _fp4(random: np.random.Generator, *shape: int) -> tuple[Array, Array, Array]
     return codes, scales, nvfp4.dequantise(codes, scales)
 
 
-def _fp4_quantise(random: np.random.Generator, _: Bounds, rows: int, columns: int) -> Case:
+def _fp4_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, columns: int) -> Case:
     x = _normal(random, rows, columns)
     factor = np.float32(2688 / np.abs(x.astype(np.float32)).max())
 
@@ -247,7 +247,7 @@ def _fp4_quantise(random: np.random.Generator, _: Bounds, rows: int, columns: in
 
 
 def _fp4_gemm(
-    random: np.random.Generator, bounds: Bounds, rows: int, columns: int, depth: int
+    random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int, depth: int
 ) -> Case:
     (a, a_scales, left), (b, b_scales, right) = (
         _fp4(random, size, depth) for size in (rows, columns)
@@ -262,7 +262,7 @@ def _fp4_gemm(
 
 
 def _by_expert(
-    bounds: Bounds,
+    bounds: ErrorBounds,
     steps: Sequence[Mapping[str, Any]],
     rows: Array,
     experts: Array,
@@ -285,7 +285,11 @@ def _by_expert(
 
 
 def _fp4_moe(
-    random: np.random.Generator, bounds: Bounds, counts: Sequence[int], columns: int, depth: int
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    counts: Sequence[int],
+    columns: int,
+    depth: int,
 ) -> Case:
     experts = np.repeat(np.arange(len(counts)), counts)
     a, a_scales, rows = _fp4(random, len(experts), depth)
@@ -345,7 +349,7 @@ def _marlin_call(
 
 
 def _marlin(
-    fp4: bool, random: np.random.Generator, bounds: Bounds, rows: int, columns: int, depth: int
+    fp4: bool, random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int, depth: int
 ) -> Case:
     kind = BF16 if fp4 else FP16
     packed, scales, values, factor = _marlin_weights(random, columns, depth, fp4)
@@ -357,7 +361,12 @@ def _marlin(
 
 
 def _marlin_moe(
-    random: np.random.Generator, bounds: Bounds, tokens: int, count: int, columns: int, depth: int
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    tokens: int,
+    count: int,
+    columns: int,
+    depth: int,
 ) -> Case:
     top, block = 4, 16
     experts = _routing(random, tokens, top, count)
@@ -400,7 +409,7 @@ def aligned(experts: Array, count: int, block: int) -> tuple[Array, Array, int]:
 
 
 def _moe_align(
-    random: np.random.Generator, _: Bounds, tokens: int, top: int, count: int, block: int
+    random: np.random.Generator, _: ErrorBounds, tokens: int, top: int, count: int, block: int
 ) -> Case:
     experts = _routing(random, tokens, top, count)
     ids, blocks, used = aligned(experts, count, block)
@@ -422,7 +431,7 @@ def _moe_align(
     return Case(outputs, [step], expected, derived=derived, repeatable=False)
 
 
-def _moe_sum(random: np.random.Generator, bounds: Bounds, *shape: int) -> Case:
+def _moe_sum(random: np.random.Generator, bounds: ErrorBounds, *shape: int) -> Case:
     x = _normal(random, *shape)
     values = x.astype(np.float64)
     total = rounded(bounds, BF16, values.sum(axis=1), np.abs(values).sum(axis=1))
@@ -430,7 +439,7 @@ def _moe_sum(random: np.random.Generator, bounds: Bounds, *shape: int) -> Case:
 
 
 def _topk_softmax(
-    random: np.random.Generator, _: Bounds, tokens: int, experts: int, top: int
+    random: np.random.Generator, _: ErrorBounds, tokens: int, experts: int, top: int
 ) -> Case:
     gates = _normal(random, tokens, experts, kind=FP32)
     powers = np.exp(gates.astype(np.float64))
@@ -445,14 +454,14 @@ def _topk_softmax(
     return Case(outputs, [step], expected)
 
 
-def _activation(random: np.random.Generator, bounds: Bounds, rows: int, columns: int) -> Case:
+def _activation(random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int) -> Case:
     x = _normal(random, rows, 2 * columns)
     gate, up = np.split(x.astype(np.float64), 2, axis=1)
     step = _call("_C.silu_and_mul", result="@out", out="@out", input=x)
     return _case([step], {"out": rounded(bounds, BF16, gate / (1 + np.exp(-gate)) * up)})
 
 
-def _rms_norm(random: np.random.Generator, bounds: Bounds, rows: int, columns: int) -> Case:
+def _rms_norm(random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int) -> Case:
     x, residual = _normal(random, rows, columns), _normal(random, rows, columns)
     weight = _normal(random, columns)
 
@@ -471,7 +480,7 @@ def _rms_norm(random: np.random.Generator, bounds: Bounds, rows: int, columns: i
     return Case(outputs, steps, {"out": normed(x), **sums})
 
 
-def _rotary(random: np.random.Generator, bounds: Bounds, tokens: int, heads: int) -> Case:
+def _rotary(random: np.random.Generator, bounds: ErrorBounds, tokens: int, heads: int) -> Case:
     size, longest = 128, 4096
     angles = np.outer(np.arange(longest), 10000.0 ** (-np.arange(64) / 64))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(BF16)
@@ -487,7 +496,7 @@ def _rotary(random: np.random.Generator, bounds: Bounds, tokens: int, heads: int
     return Case({"query": query}, [step], {"query": rounded(bounds, BF16, values, sizes)})
 
 
-def _cache(random: np.random.Generator, _: Bounds, tokens: int) -> Case:
+def _cache(random: np.random.Generator, _: ErrorBounds, tokens: int) -> Case:
     slots = random.permutation(256)[:tokens]
     slots[3] = -1
     inputs = {name: _normal(random, tokens, 8, 128) for name in ("key", "value")}

@@ -49,7 +49,7 @@ def _require_pattern(answer: str) -> None:
         raise ValueError(f"the answer {answer} is in every text")
 
 
-class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DetectorBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     From where on a measure of an answer is an alarm.
 
@@ -178,7 +178,7 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Count
     top: Count
     tie: Positive
-    bounds: Bounds
+    bounds: DetectorBounds
     profiles: dict[str, Profile]
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
     line: Annotated[str, Meta(pattern=r"\{number\}")]
@@ -291,7 +291,7 @@ class Detector(msgspec.Struct, frozen=True):
     Attributes:
         name: Of the check. *reason*: why it fails. *label*: what is measured.
         measure: From the tokens and the text of an answer.
-        bound: Its field of `Bounds`.
+        bound: Its field of `DetectorBounds`.
         above: Whether it alarms from the bound on, or below it.
     """
 
@@ -348,7 +348,9 @@ DETECTORS: tuple[Detector, ...] = (
 )
 
 
-def detected(answers: Mapping[str, Completion], detector: Detector, bounds: Bounds) -> Check:
+def detected(
+    answers: Mapping[str, Completion], detector: Detector, bounds: DetectorBounds
+) -> Check:
     """Return whether *detector* is silent on every answer."""
     values = {
         name: float(detector.measure(answer.tokens, answer.text))

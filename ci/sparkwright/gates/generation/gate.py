@@ -122,7 +122,7 @@ FACT_TOKENS = 24
 Relaunch = Callable[[Sequence[str]], AbstractContextManager[Client]]
 
 
-class Server(NamedTuple):
+class QuestionedServer(NamedTuple):
     """
     The server that is questioned.
 
@@ -154,7 +154,7 @@ def run(
 
     Args:
         profile: The kind of model, a name of *policy*'s profiles.
-        recipe, relaunch: As of `Server`.
+        recipe, relaunch: As of `QuestionedServer`.
         quick: Judge the answers to the prompts alone, as after a soak.
 
     Raises:
@@ -166,7 +166,7 @@ def run(
     kind, found = policy.profiles[profile], dict[str, Check]()
     found["replies"] = passed("replies", "each reply arrived complete")
     try:
-        server = Server(client, kind, recipe, relaunch, client.max_model_len())
+        server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
         for check in _judged(policy, server, quick):
             reason = kind.not_run.get(check.name)
             found[check.name] = (
@@ -181,7 +181,7 @@ def run(
     return tuple(found.values())
 
 
-def _judged(policy: GenerationPolicy, server: Server, quick: bool) -> Iterator[Check]:
+def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
     client, kind = server.client, server.kind
     texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
@@ -239,7 +239,7 @@ def _complete(
     return answers
 
 
-def _contexts(policy: GenerationPolicy, server: Server) -> Iterator[Check]:
+def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
     """Yield, for each length of the kind, whether all facts in a text so long are retrieved."""
     wrap, room = server.kind.wrap, server.limit - FACT_TOKENS
     for length in server.kind.context:
@@ -255,14 +255,14 @@ def _contexts(policy: GenerationPolicy, server: Server) -> Iterator[Check]:
         yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
 
 
-def _too_short(name: str, tokens: int, server: Server) -> Check:
+def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
     """Return the check that did not run, as the server's limit is below, perhaps by design."""
     designed = server.recipe is not None and server.recipe.plan.max_model_len <= server.limit
     message = f"{tokens} tokens are needed, and --max-model-len is {server.limit}"
     return not_run(name, message, "context-too-short", required=not designed)
 
 
-def _chats(policy: GenerationPolicy, server: Server) -> Iterator[Check]:
+def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
     """Yield a check for each ability."""
     recipe = server.recipe
     for ability, name in ABILITIES.items():
@@ -301,7 +301,7 @@ def _chat_fault(client: Client, chat: Chat) -> str:
     return checks.chat_fault(chat, answer)
 
 
-def _deep_decode(policy: GenerationPolicy, server: Server) -> Check:
+def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation follows from its text, and which switch decides if not."""
     name, wanted = "deep-decode", server.kind.deep
     if policy.deep.prompt + wanted > server.limit:
@@ -321,7 +321,7 @@ def _deep_decode(policy: GenerationPolicy, server: Server) -> Check:
     return judged(name, message, "deep-damage", not damaged, figures)
 
 
-def _cause(policy: GenerationPolicy, server: Server) -> str:
+def _cause(policy: GenerationPolicy, server: QuestionedServer) -> str:
     """Repeat a damaged generation with fewer features, and return which of them decides."""
     if server.relaunch is None:
         return "not repeated, as the gate did not start the server"
@@ -385,7 +385,7 @@ def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str
 
 def _speculation(
     policy: GenerationPolicy,
-    server: Server,
+    server: QuestionedServer,
     texts: Mapping[str, str],
     answers: Mapping[str, Completion],
     drafts: bool,

@@ -224,9 +224,11 @@ def _values(bits: NDArray[Any], form: Format) -> NDArray[np.float32]:
 
 def _encode(converter: Converter) -> Cases:
     """
-    Return all inputs of 16 bits; or of fp32 all bf16 and fp16 values, every tie and code with its
-    neighbours, and each 65,537th pattern, which reach every exponent with mantissas that neither
-    bf16 nor fp16 has.
+    Return the inputs of *converter*.
+
+    For bf16 and fp16 these are all 65,536 patterns. For fp32: all bf16 and fp16 values, every tie
+    and code with both neighbours, and each 65,537th pattern, which reach every exponent with
+    mantissas that neither bf16 nor fp16 has.
     """
     lanes = converter.lanes
     bits: NDArray[Any] = _HALVES

@@ -170,7 +170,10 @@ def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> SoakEnd:
 
 
 def is_gone(policy: SoakPolicy, outcomes: Sequence[Mapping[str, int]]) -> bool:
-    """Return whether requests failed and none was answered in each of the last intervals."""
+    """
+    Return whether in each of the last `SoakPolicy.gone` intervals some request failed and none was
+    answered.
+    """
     last = outcomes[-policy.gone :]
     silent = [each.get("failed") and not any(map(each.get, ANSWERS)) for each in last]
     return len(silent) == policy.gone and all(silent)

@@ -56,7 +56,7 @@ from sparkwright.gates.throughput.records import (
     ThroughputPolicy,
 )
 from sparkwright.gates.throughput.runner import (
-    Begun,
+    ExperimentStart,
     MeasurementJournal,
     Runner,
     RunOutcome,
@@ -228,11 +228,11 @@ class Experiment:
                     accuracy = check_generator(generator, self._generator_policy)
                 except LoadError as error:
                     hindrance = Reason(error.reason, error.message)
-            stock = paired_differences.calibration_key(
+            key = paired_differences.calibration_key(
                 machine.fingerprint(), model, at_once=spec.at_once
             )
             kind = dict[str, list[tuple[str, float]]]
-            stored = self._store.get(paired_differences.STORED, stock, kind) or {}
+            stored = self._store.get(paired_differences.STORED, key, kind) or {}
             policy = self.policy
             alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
             rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
@@ -254,7 +254,7 @@ class Experiment:
             # A run that the machine spoiled continues where it was, once the machine is better.
             spoiled = (*state_checks.REASONS, runner.UNSTEADY)
             if not hindrance and not (outcome.stopped and outcome.stopped[1].reference in spoiled):
-                self._store.put(paired_differences.STORED, stock, outcome.history)
+                self._store.put(paired_differences.STORED, key, outcome.history)
                 journal.end()
         return result
 
@@ -300,10 +300,10 @@ class Experiment:
         if spec.fresh:
             path.unlink(missing_ok=True)
 
-        def begin() -> Begun:
+        def begin() -> ExperimentStart:
             log = verdict_file.attempt_log(self._output, candidate.wheel)
             number = verdict_file.attempts(log, candidate.sha256, "G8", recipe)
-            return Begun(about, time.time_ns() % 2**31, time.time(), max(1, number))
+            return ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
 
         journal = MeasurementJournal(path, about, begin)
         if journal.refused:

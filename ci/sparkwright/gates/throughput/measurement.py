@@ -126,20 +126,20 @@ def measure(
     """
     Return *blank* with the result of a load on *server*, and the reasons if it does not count.
 
-    The first reason is the server's own if it ended; it had started if there is a state `before`.
+    If the server ended, its reason is the first; `before` is None if it ended before the load.
     """
     if not server.guard():
         return _ended(server, replace(blank, began=time.time()))
-    order = context.load(server.url, cell, seed)
+    spec = context.load(server.url, cell, seed)
     before = context.machine.snapshot()
     started = replace(blank, began=before.time, before=before)
     try:
         counters = context.counters(server.url)
         with console.progress(f"{cell.name}, {blank.side}", 0) as line:
-            line.update(0, f"{order.requests} requests")
-            run = context.generator.measure(order)
+            line.update(0, f"{spec.requests} requests")
+            run = context.generator.measure(spec)
         change = counter_change(counters, context.counters(server.url))
-        if change and change.tokens != change.finished * order.output_tokens:
+        if change and change.tokens != change.finished * spec.output_tokens:
             # The client may have the last token before the server has counted the request.
             time.sleep(SETTLE_S)
             change = counter_change(counters, context.counters(server.url))
@@ -148,7 +148,7 @@ def measure(
             return _ended(server, started)
         return replace(started, reasons=(Reason(error.reason, error.message),))
     after = context.machine.snapshot()
-    wrong = invalid_reasons(order, run, change, context.policy.prefix_hits)
+    wrong = invalid_reasons(spec, run, change, context.policy.prefix_hits)
     earlier = {one.reference for one in context.machine.disturbances(before, before)}
     disturbed = [
         one
@@ -213,7 +213,7 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
 
 
 def invalid_reasons(
-    order: LoadSpec, run: LoadResult, change: CounterChange | None, prefix_hits: float
+    spec: LoadSpec, run: LoadResult, change: CounterChange | None, prefix_hits: float
 ) -> tuple[Reason, ...]:
     """
     Return why a measurement does not count; nothing for one that does.
@@ -225,22 +225,30 @@ def invalid_reasons(
         return (Reason("counters-missing", f"{_FINISHED} or {_GIVEN} is missing or went back"),)
     errors = [one.error for one in run.requests if one.error]
     whole = [one for one in run.requests if not one.error]
-    answers = [one.output_tokens for one in whole if one.output_tokens != order.output_tokens]
-    prompts = [one.prompt_tokens for one in whole if one.prompt_tokens != order.prompt_tokens]
+    answers = [one.output_tokens for one in whole if one.output_tokens != spec.output_tokens]
+    prompts = [one.prompt_tokens for one in whole if one.prompt_tokens != spec.prompt_tokens]
     other = change.finished - change.by_length
     # Warm-ups and the generator's own trial have the same length.
-    counted = change.tokens == change.finished * order.output_tokens
+    counted = change.tokens == change.finished * spec.output_tokens
     impossible = any(not 0 < one.ttft <= one.latency for one in whole)
-    mismatch = not counted or change.finished < order.requests
-    tokens = f"{change.tokens} tokens in {change.finished} answers of {order.output_tokens}"
+    mismatch = not counted or change.finished < spec.requests
+    tokens = f"{change.tokens} tokens in {change.finished} answers of {spec.output_tokens}"
     faults = (
-        (errors, "request-failed", f"{len(errors)} of {order.requests} failed: {errors[:1]}"[:300]),
-        (answers, "answer-other", f"answers of {answers[:3]} tokens, not {order.output_tokens}"),
+        (
+            errors,
+            "request-failed",
+            f"{len(errors)} of {spec.requests} failed: {errors[:1]}"[:300],
+        ),
+        (
+            answers,
+            "answer-other",
+            f"answers of {answers[:3]} tokens, not {spec.output_tokens}",
+        ),
         (other, "answer-other", f"{other} of {change.finished} requests ended otherwise"),
         (
-            prompts and order.prompt_file is None,
+            prompts and spec.prompt_file is None,
             "prompt-other",
-            f"prompts of {prompts[:3]} tokens, not {order.prompt_tokens}",
+            f"prompts of {prompts[:3]} tokens, not {spec.prompt_tokens}",
         ),
         (impossible, "times-impossible", "a request or its first token has no possible time"),
         (mismatch, "usage-mismatch", f"the server counts {tokens}"),
@@ -252,11 +260,11 @@ def invalid_reasons(
     )
     wrong = tuple(Reason(reference, text) for fault, reference, text in faults if fault)
     if counted and not other and {one.reference for one in wrong} <= {"answer-other"}:
-        return merged_stream(order, run, change) or wrong
+        return merged_stream(spec, run, change) or wrong
     return wrong
 
 
-def merged_stream(order: LoadSpec, run: LoadResult, change: CounterChange) -> tuple[Reason, ...]:
+def merged_stream(spec: LoadSpec, run: LoadResult, change: CounterChange) -> tuple[Reason, ...]:
     """
     Return a reason if a busy machine merged a stream of which the server counts every token.
 
@@ -265,10 +273,10 @@ def merged_stream(order: LoadSpec, run: LoadResult, change: CounterChange) -> tu
     """
     limit = SHORTEST_STEP_S / (change.speculation.length if change.speculation else 1.0)
     pieces = [one.output_tokens for one in run.requests]
-    if not all(0 < count <= order.output_tokens for count in pieces):
+    if not all(0 < count <= spec.output_tokens for count in pieces):
         return ()
     merged = sum(
-        one.output_tokens < order.output_tokens or (one.output_tokens > 1 and one.tpot < limit)
+        one.output_tokens < spec.output_tokens or (one.output_tokens > 1 and one.tpot < limit)
         for one in run.requests
     )
     text = f"the tokens of {merged} of {len(pieces)} answers came in fewer pieces, or at once"

@@ -1,6 +1,6 @@
 """
-From measurements to series: one paired difference per block, metric and cell, the machine's noise
-from A/A blocks, and what both say of a wheel.
+Make series of measurements: one paired difference per block, metric and cell; estimate the
+machine's noise from A/A blocks; and decide by both.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ CRASHED = "candidate-crashed"
 Launcher = Callable[[Sequence[Side]], contextlib.AbstractContextManager[dict[Side, RunningServer]]]
 
 
-class Begun(msgspec.Struct, frozen=True):
+class ExperimentStart(msgspec.Struct, frozen=True):
     """
     An experiment.
 
@@ -64,7 +64,7 @@ class Begun(msgspec.Struct, frozen=True):
 class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line: the experiment (again each time it continues), a measurement, or a launch."""
 
-    begun: Begun | None = None
+    begun: ExperimentStart | None = None
     measurement: Measurement | None = None
     launch: LaunchRecord | None = None
 
@@ -77,7 +77,7 @@ class MeasurementJournal:
     ``NAME.before``, and a new one begins.
 
     Args:
-        about: See `Begun`.
+        about: See `ExperimentStart`.
         begin: Begins an experiment; called unless one continues.
 
     Attributes:
@@ -90,13 +90,15 @@ class MeasurementJournal:
         disk-full: There is no room; what was written stays. `add` raises it, too.
     """
 
-    def __init__(self, path: Path, about: dict[str, str], begin: Callable[[], Begun]) -> None:
+    def __init__(
+        self, path: Path, about: dict[str, str], begin: Callable[[], ExperimentStart]
+    ) -> None:
         self._path, self.resumed = path, -1
         self.measurements: list[Measurement] = []
         self.launches: list[LaunchRecord] = []
         what = "journal of a throughput gate"
         lines = read_lines(path, JournalLine, what) if path.exists() else []
-        earlier: Begun | None = lines[0].begun if lines else None
+        earlier: ExperimentStart | None = lines[0].begun if lines else None
         then = earlier.about if earlier else about
         differing = (name for name in {*about, *then} if about.get(name) != then.get(name))
         self.refused = tuple(sorted(differing))
