@@ -38,7 +38,7 @@ def main() -> None:
     policy = strict_yaml.load(
         context.project.root / "ci" / "gates" / "numerics.yaml", NumericsPolicy
     )
-    trees, _ = numerics.source_trees(context, policy)
+    trees = numerics.source_trees(context, policy)
     includes = numerics.include_folders(toolchain.obtain(context))
     seconds, spent = [], []
     for _ in range(options.runs + 1):

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 import measure
 from index import child
-from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.records import Side
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
@@ -149,7 +149,7 @@ class Books:
                         Request(0.1 * at, 0.3, 0.3 + each * (answer - 1) * self.random.gauss(1, 0.002), prompt, answer) for at in range(8)
                     )
                     run = LoadResult("made up", "e" * 64, max(one.start + one.latency for one in requests), requests)
-                    yield Measurement(name, block, block, side, 0, position, 0, 0.0, run)
+                    yield Measurement(name, block, block, side, position, run=run)
 
     def night(self, number: int) -> None:
         """Record a night; some fail, some are missing, each third measures."""

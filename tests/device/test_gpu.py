@@ -16,8 +16,7 @@ from tests.support.fake_gpu import POLICY
 
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.device import gate as device
-from sparkwright.gates.device import gpu as gpus
-from sparkwright.gates.device.gpu import Gpu
+from sparkwright.gates.device.gate import Gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 
@@ -34,7 +33,7 @@ _NATIVE = (
 @pytest.fixture(name="gpu", scope="module")
 def _gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     """Return the first GPU; without one the tests are skipped."""
-    found = gpus.ask(60, tmp_path_factory.mktemp("gpu"))
+    found = device.ask(60, tmp_path_factory.mktemp("gpu"))
     if isinstance(found, str):
         pytest.skip(f"needs a CUDA GPU: {found}")
     return found
@@ -70,12 +69,12 @@ def swept(gpu: Gpu, folder: Path, first: str = "gt", nan: int = 7) -> Check:
         lines += ["selp.u32 one, 1, 0, above;", "add.u32 code, code, one;"]
     lines += ["shr.u32 one, input, 31;", "shl.b32 one, one, 3;", "or.b32 code, code, one;"]
     lines += ["setp.gt.u32 above, sign, 0x7F800000;", f"selp.u32 code, {nan}, code, above;"]
-    text = gpus.PTX.read_text("utf-8")
+    text = device.PTX.read_text("utf-8")
     assert _NATIVE in text
     text = text.replace(_NATIVE, "\n".join(lines) + "\n")
     text = text.replace("  cvt.rn.satfinite.e2m1x2.f32 none, zero, zero;\n", "")
     (folder / "software.ptx").write_text(text, "utf-8")
-    return gpus.conversion_check(gpu, 120, folder, folder / "software.ptx")
+    return device.conversion_check(gpu, 120, folder, folder / "software.ptx")
 
 
 def test_the_probe_counts_every_mismatch(gpu: Gpu, tmp_path: Path) -> None:

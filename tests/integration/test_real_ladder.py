@@ -15,8 +15,9 @@ from sparkwright.builder import pipeline
 from sparkwright.cli import gate
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder, machine_facts
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.ladder import GATES, SERVED, machine_facts
+from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release.decide import policy
 from sparkwright.release.publish import sequence
 from sparkwright.release.publish.prepare import Publisher
@@ -65,12 +66,13 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(demo_session: RunContext,
     release = sequence.publish(publisher, msgspec.structs.replace(request, channel="candidate"))
     assert refused.value.data == {"missing": {name: list(lacks) for name, lacks in release.missing.items()}}
     missing = {fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())] for fork, path in paths.items()}
-    # The miniature sources lack the real converters, and the fake server refuses a part of what G4 asks: both gates say so.
-    found = [("G1", "fail", "converter-missing"), ("G2", "not-run", "no-gpu"), ("G4", "invalid", "server-refused")]
+    # The miniature sources lack the real converters, and the fake server's tokenizer cannot hold the prompts of G4: both gates say so.
+    found = [("G1", "fail", "converter-missing"), ("G2", "not-run", "no-gpu"), ("G4", "invalid", "prompt-unencodable")]
     # Throughput is asked for once, the other served gates for a recipe of each group.
     wanted = [(name, "not-run", "not-climbed") for name in (*SERVED, *SERVED[:-1])]
     assert sorted(missing["vllm"]) == sorted([*found, *wanted])
     assert missing["flashinfer"] == missing["cutlass"] == [("set", "not-run", "companion-unbound")]
     assert {verdict.recipe for verdict in ladder.verdicts} == {"", RECIPE}
     log = next(demo_session.output.glob("mini_vllm-*.attempts.jsonl")).read_text().splitlines()
-    assert len(log) == 1 + sum(verdict.measured for verdict in ladder.verdicts)
+    # A line for each gate that began, and one for each that measured.
+    assert len(log) == sum(bool(verdict.policy) + verdict.measured for verdict in ladder.verdicts)

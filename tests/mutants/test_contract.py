@@ -16,9 +16,9 @@ from tests.support.serving import _server, _toy, _vllm_python
 
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
-from sparkwright.gates.contract import backend_table, gate, kernel_trace
-from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
@@ -71,7 +71,7 @@ def served_by(own: ObservedServer, folder: Path, old: str, new: str, phases: str
 def linear(own: ObservedServer) -> str:
     """Return the operator that serves the dense layers on this machine."""
     assert own.trace
-    return backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)["decode linear"]
+    return kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)["decode linear"]
 
 
 @pytest.mark.parametrize("phases", ["context|generation", "generation"])
@@ -97,8 +97,8 @@ def test_log_that_lies(own: ObservedServer, sound: tuple[Check, ...], tmp_path: 
 def test_changed_backend(own: ObservedServer, sound: tuple[Check, ...], tmp_path: Path, kill: Kill) -> None:
     """Another kernel than in the last release, which the contract's pattern alone would let pass."""
     assert own.trace
-    table = backend_table.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
-    backend_table.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
+    table = kernel_trace.kernels(kernel_trace.read(own.trace), POLICY, CPU.contract)
+    kernel_trace.save(BackendTable(ServerIdentity(wheel="a" * 64), CPU.name, table), tmp_path / "backends.json")
     loose = replace(CPU, contract=replace(CPU.contract, attention=replace(CPU.contract.attention, prefill="attention", decode="attention")))
     mutant = served_by(own, tmp_path, "_C::cpu_attention_with_kv_cache", "_C::slow_attention")
     checks = gate.run(POLICY, loose, mutant, baseline=tmp_path / "backends.json")
@@ -130,7 +130,7 @@ def test_variable_of_an_older_release(server: Server, sound: tuple[Check, ...], 
     """What chose the kernel in vLLM 0.20 is not read any more."""
     with started(server, tmp_path, VLLM_NVFP4_GEMM_BACKEND="marlin") as mutant:
         checks = gate.run(POLICY, CPU, observed(mutant))
-    assert named(checks, "fail") == {"variables", "no-unknown-variable"}
+    assert named(checks, "fail") == {"no-unknown-variable"}
     kill(mutant="unknown variable (VLLM_NVFP4_GEMM_BACKEND)", gate="G3", sound=sound, mutant_checks=checks)
 
 
@@ -174,9 +174,9 @@ def test_line_that_no_sound_server_prints(
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_spoiled_stream(fault: str, server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
-    """The real server behind a proxy that breaks its streams."""
+def test_spoiled_reply(fault: str, server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
+    """The real server behind a proxy that breaks its replies."""
     with Proxy(server.url, fault) as proxy:
         checks = gate.run(POLICY, CPU, replace(own, client=Client(proxy.url)))
-    assert named(checks, "invalid") == {"stream"}
-    kill(mutant=f"stream: {fault}", gate="G3", sound=sound, mutant_checks=checks)
+    assert named(checks, "invalid") == {"server"}
+    kill(mutant=f"reply: {fault}", gate="G3", sound=sound, mutant_checks=checks)

@@ -9,7 +9,6 @@ from tests.mutants.conftest import Kill
 from tests.support import fake_gpu
 
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.device import operators
 
 pytestmark = pytest.mark.mutants
 
@@ -57,8 +56,7 @@ def test_g2_kills_every_wrong_operator(
 ) -> None:
     """An operator that is wrong in one way fails its check, for that reason."""
     name, reason = FAULTS[fault]
-    if name in fake_gpu.SMALL:
-        monkeypatch.setitem(operators.CASES, name, fake_gpu.SMALL[name])
+    fake_gpu.shrink(name, monkeypatch)
     if name not in _SOUND:
         _SOUND[name] = fake_gpu.check(name, tmp_path / "sound")
 

@@ -15,14 +15,13 @@ from tests.support.serving import _vllm_python
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.accuracy import result as results
-from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy import harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.logprobs import distributions as recorded
 from sparkwright.gates.logprobs import gate as distributions
-from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
@@ -63,7 +62,7 @@ def distances(taught: Broken, known: Path) -> tuple[Check, ...]:
 def _known(taught: Broken, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of the reference, recorded from the server before it is broken."""
     path = tmp_path_factory.mktemp("reference") / "logprobs.json"
-    reference.save(distributions.record(POLICY, patient(taught.url), OFFICIAL), path)
+    recorded.save(distributions.record(POLICY, patient(taught.url), OFFICIAL), path)
     return path
 
 
@@ -86,7 +85,7 @@ def test_a_server_that_still_reads_well_dies(kill: Kill, taught: Broken, known: 
 
 def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Path, sound: tuple[Check, ...]) -> None:
     """A token that stands in the first half of a few texts makes garbage of what follows it: those texts fail, whatever the average."""
-    texts = reference.load(known).texts.tolist()
+    texts = recorded.load(known).texts
     begun = [set(text[: POLICY.tokens // 2]) for text in texts]
     trigger = next(token for token in sorted(set().union(*begun)) if 1 <= sum(token in text for text in texts) <= 3)
     with taught.fault("garbage", trigger=trigger):
@@ -100,13 +99,14 @@ def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Path, 
 def _before(taught: Broken, context: RunContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the recorded answers of the server before it is broken."""
     path = tmp_path_factory.mktemp("before") / "largest.json"
-    results.save(runner.ask(context, "largest", TASKS.tasks["largest"], taught.url, ServerIdentity("b" * 64)), path)
+    result = harness.ask(context, "largest", TASKS.tasks["largest"], taught.client(), ServerIdentity("b" * 64))
+    path.write_bytes(msgspec.json.encode(result))
     return path
 
 
 def answered(taught: Broken, context: RunContext, before: Path) -> tuple[Check, ...]:
     """Return the checks of G6."""
-    return accuracy.run(TASKS, "largest", context, taught.url, before, identity=ServerIdentity("a" * 64), floor=0.8)
+    return accuracy.run(TASKS, "largest", context, taught.client(), before, identity=ServerIdentity("a" * 64), floor=0.8)
 
 
 @pytest.fixture(scope="module", name="equal")

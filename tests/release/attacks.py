@@ -44,7 +44,7 @@ from sparkwright.cli import main  # noqa: E402
 from sparkwright.core import http  # noqa: E402
 from sparkwright.core.files import sha256_file  # noqa: E402
 from sparkwright.gates.core import verdict_file  # noqa: E402
-from sparkwright.gates.core.ladder import Ladder  # noqa: E402
+from sparkwright.gates.core.verdict import Ladder  # noqa: E402
 from sparkwright.release.decide import facts  # noqa: E402
 from sparkwright.release.evidence import make, predicates  # noqa: E402
 from sparkwright.release.manifest import places, times  # noqa: E402

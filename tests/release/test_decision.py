@@ -25,16 +25,19 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
+from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
+    Ladder,
     State,
     Verdict,
     declarations,
     failed,
+    inconclusive,
     passed,
 )
+from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release import decision, gate_results, policy, wheel_facts
 from sparkwright.release.gate_results import GateResults
@@ -311,7 +314,7 @@ HOLLOW: dict[str, tuple[Callable[[Result], Result], str]] = {
     "a short answer": (_short, "not of the workload"),
     "other differences": (lambda one: _series(one, differences=(-0.1, -0.1, -0.1)), "differences"),
     "a smaller spread": (lambda one: _series(one, sigma=1e-5), "spread"),
-    "a spread that nobody measured": (lambda one: replace(one, calibration=()), "A/A block"),
+    "a spread that nobody measured": (lambda one: replace(one, calibration={}), "A/A block"),
     "no A/A block of the gate": (
         lambda one: replace(one, legs=tuple(leg for leg in one.legs if leg.block >= 0)),
         "A/A block",
@@ -357,6 +360,16 @@ def test_rows_of_g8_are_those_of_the_measurement(case: Case) -> None:
     row = next(one.name for one in case.ladder.verdicts[-1].checks if one.name.startswith("tpot"))
     with refusal("verdict-hollow", match="does not follow"):
         decided(case, with_check(case.ladder, "G8", row, lambda _: None))
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_each_launch_of_g8_that_counts_was_profiled(case: Case, side: str) -> None:
+    """One launch without a profile of its kernels, of two in a block, and nothing is shown for the recipe."""
+    *_, last = (one for one in case.result.launches if one.profiled == (side,))
+    others = tuple(one for one in case.result.launches if one is not last)
+    for launches in (others, (*others, replace(last, profiled=()))):
+        rows = {one.name: one for one in throughput.checks(replace(case.result, launches=launches))}
+        assert (rows["contract"].state, rows["contract"].reason) == ("not-run", "profile-missing")
 
 
 def test_a_pass_of_g8_of_another_recipe_than_the_measurement_does_not_count(case: Case) -> None:
@@ -594,6 +607,9 @@ def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     made.write_result(tmp_path / path.name, case.result)
     found = gate_results.read_beside(path, tmp_path)
     assert (found.ladder, found.throughput) == (case.ladder, case.result)
+    made.write_result(tmp_path / path.name, replace(case.result, seconds=1.0))
+    with refusal("verdict-hollow"):
+        gate_results.read_beside(path, tmp_path)
     page = tmp_path / f"{path.name.removesuffix('.whl')}.throughput.json"
     page.write_bytes(msgspec.json.encode(replace(case.result, format=9)))
     with refusal("verdict-hollow", match="agree"):
@@ -720,7 +736,7 @@ def test_the_policy_of_the_repository_is_read() -> None:
         ("gpu, cubins, fp4", "gpu, kernels, fp4", "G2: kernels"),
         ('"*-answers", "*-paired"', '"*-answers", "*-pairs"', "G6: *-pairs"),
         ("gsm8k-floor]", "gsm8k-ceiling]", "G6: gsm8k-ceiling"),
-        ("[server, stream, version", "[log, stream, version", "G3: log"),
+        ("[server, version", "[log, version", "G3: log"),
         ('optional: ["tpot-*",', 'optional: ["itl-*",', "G8: itl-*"),
     ],
 )
@@ -758,3 +774,12 @@ def test_a_made_up_pass_is_one(case: Case) -> None:
     """The checks that tests make up are those that the gate's own constructors make."""
     check = next(one for one in case.ladder.verdicts[0].checks)
     assert check == passed(check.name, check.message, figures=check.figures, samples=check.samples)
+
+
+def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidate(case: Case) -> None:
+    """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
+    toy = replace(for_recipe(case, TOY)[-1], checks=(inconclusive("tpot", "noise", "undecided"),))
+    both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
+    proved = decided(case, both, replace(case.result, recipe=TOY, state="inconclusive"))
+    assert lacking(proved) == [("G8", "not-climbed")]
+    assert [one.state for one in proved.gates if one.name == "G8"] == ["inconclusive"]

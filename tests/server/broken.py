@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -18,12 +19,21 @@ from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
+from sparkwright.gates.generation.checks import filled_text, long_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORDS = ROOT / "ci" / "gates" / "generation.yaml"
-#: What the learnt model follows from.
-SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS, ROOT / "ci" / "sparkwright" / "gates" / "generation" / "policy.py")
+#: What the learnt model follows from, beside the text of `long_text` and `filled_text`.
+SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS)
+
+
+def digest(*sources: Path) -> str:
+    """Return a name for the model that follows from *sources*."""
+    code = inspect.getsource(long_text) + inspect.getsource(filled_text)
+    return sha256_bytes(code.encode() + b"".join(path.read_bytes() for path in sources))[:12]
+
+
 class Broken:
     """A running server whose fault can be chosen, and what is known of it."""
 
@@ -58,19 +68,19 @@ class Broken:
 
 
 @contextlib.contextmanager
-def serving(python: Path, model: Path, folder: Path) -> Iterator[Broken]:
-    """Yield a server of *model* that has no fault yet; its log and its switch lie in *folder*."""
+def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Broken]:
+    """Yield a server of *model* that has no fault yet, with further *flags*; its log and its switch lie in *folder*."""
     switch = folder / "fault.json"
     switch.write_text("{}")
     variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
-    with Server(launch(python, model, **variables), folder / "server.log") as server:
+    with Server(launch(python, model, *flags, **variables), folder / "server.log") as server:
         assert server.ready, f"{server.failure}\n{server.log.read_text(errors='replace')[-4000:]}"
         yield Broken(server, switch)
 
 
 def make(python: Path, cache: Path) -> Path:
     """Return the folder of the model that has learnt the answers of the words gate, made in a minute on the first use."""
-    key = sha256_bytes(b"".join(path.read_bytes() for path in SOURCES))[:12]
+    key = digest(*SOURCES)
     folder = cache / f"learnt-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "learnt.lock"):

@@ -44,7 +44,7 @@ def rows(made: Any, file: Path) -> list[tuple[list[int], int]]:
     """Return each prompt and each question for a fact with its answer as tokens, and how many of them are the prompt's."""
     import msgspec
 
-    from sparkwright.gates.generation.policy import GenerationPolicy, filled_text
+    from sparkwright.gates.generation.checks import GenerationPolicy, filled_text
 
     policy = msgspec.convert(yaml.safe_load(file.read_text("utf-8")), GenerationPolicy)
     answers = yaml.safe_load(TEXTS.read_text("utf-8"))

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from tests.server.broken import HERE, ROOT, SOURCES, Broken, serving
+from tests.server.broken import HERE, ROOT, SOURCES, Broken, digest, serving
 
 from sparkwright.bench.server.client import Client
 from sparkwright.cli.options import default_cache
-from sparkwright.core.files import sha256_bytes
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.accuracy import runner
+from sparkwright.gates.accuracy import harness
 
 GATES = ROOT / "ci" / "gates"
 
@@ -32,8 +31,7 @@ def patient(url: str) -> Client:
 def _trained(vllm_python: Path) -> Path:
     """Return the model, made in two minutes on the first use."""
     cache = default_cache() / "tests"
-    sources = (*SOURCES, HERE / "trained.py", GATES / "logprobs.yaml")
-    key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
+    key = digest(*SOURCES, HERE / "trained.py", GATES / "logprobs.yaml")
     folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "trained.lock"):
@@ -56,5 +54,5 @@ def _taught(vllm_python: Path, trained: Path, tmp_path_factory: pytest.TempPathF
 def _context(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """Return a run on this checkout with the user's store, which has the harness afterwards."""
     context = RunContext(Project(ROOT, "2026.11"), Store(default_cache()), (), tmp_path_factory.mktemp("dist"))
-    runner.obtain(context)
+    harness.obtain(context)
     return context

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.server.broken import Broken
@@ -14,11 +15,12 @@ from tests.server.taught import GATES, _context, _taught, _trained
 from tests.support.badserver import Listener, Say, completing, head, silent, whole
 from tests.support.serving import _vllm_python
 
+from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy import gate, result, runner
+from sparkwright.gates.accuracy import gate, harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
-from sparkwright.gates.accuracy.result import TaskResult
+from sparkwright.gates.accuracy.harness import TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
 
@@ -51,17 +53,22 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 """
 
 
-def checked(context: RunContext, url: str, baseline: Path | str, name: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
-    checks = gate.run(policy, name, context, url, baseline, identity=CANDIDATE, floor=0.8)
+def saved(result: TaskResult, folder: Path) -> Path:
+    path = folder / "baseline.json"
+    path.write_bytes(msgspec.json.encode(result))
+    return path
+
+
+def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
+    checks = gate.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
     assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
     return {check.name.removeprefix(f"{name}-"): check for check in checks}
 
 
 def test_a_server_equal_to_its_baseline_passes(taught: Broken, context: RunContext, tmp_path: Path) -> None:
     """1000 questions, nothing gained, nothing lost, well above the floor."""
-    before = runner.ask(context, "largest", POLICY.tasks["largest"], taught.url, BASELINE)
-    result.save(before, tmp_path / "baseline.json")
-    checks = checked(context, taught.url, tmp_path / "baseline.json")
+    before = harness.ask(context, "largest", POLICY.tasks["largest"], taught.client(), BASELINE)
+    checks = checked(context, taught.url, saved(before, tmp_path))
 
     assert worst(check.state for check in checks.values()) == "pass"
     assert checks["paired"].figures[0].value == 0
@@ -71,13 +78,13 @@ def test_a_server_equal_to_its_baseline_passes(taught: Broken, context: RunConte
 def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """lm-eval's own task runs offline from the hub cache; without the data it is not run, before any server is asked."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    missing = checked(context, "http://127.0.0.1:9", "http://127.0.0.1:10", "gsm8k")
+    missing = checked(context, "http://127.0.0.1:9", tmp_path / "none", "gsm8k")
     assert (missing["baseline"].state, missing["baseline"].reason) == ("not-run", "task-data-missing")
 
-    subprocess.run([runner.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
+    subprocess.run([harness.obtain(context), "-I", "-c", PREPARE, tmp_path / "datasets"], check=True)
     few = replace(POLICY.tasks["gsm8k"], questions=400, tokens=8, fewshot=2)
-    url = taught.url.replace("127.0.0.1", "localhost")
-    checks = checked(context, url, taught.url, "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
+    before = harness.ask(context, "gsm8k", few, taught.client(), BASELINE)
+    checks = checked(context, taught.url, saved(before, tmp_path), "gsm8k", replace(POLICY, tasks={"gsm8k": few}))
     assert (checks["baseline"].reason, checks["baseline"].figures[0].count) == ("task-uninformative", 400)
 
 
@@ -97,7 +104,7 @@ def long(status: str, piece: bytes, times: int) -> Say:
     [
         (whole(b"<html>welcome</html>"), "harness-failed"),
         (whole({"choices": []}), "harness-failed"),
-        (whole({"choices": [{"index": 0, "text": None}]}), "answers-missing"),
+        (whole({"choices": [{"index": 0, "text": None}]}), "harness-failed"),
         (long("200 OK", b" " * (1 << 20), 8_000), "harness-failed"),
         (long("500 Error", b"no " * (1 << 20), 300), "harness-failed"),
         (silent, "harness-slow"),
@@ -109,10 +116,10 @@ def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: byte
     seconds = 20 if reason == "harness-slow" else 600
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
-    settings = runner.settings_digest(context, policy.tasks["largest"])
-    result.save(TaskResult(BASELINE, "toy", "largest", settings, keys, "1" * 1000), tmp_path / "baseline.json")
+    settings = harness.settings_digest(context, policy.tasks["largest"])
+    path = saved(TaskResult(BASELINE, "toy", "largest", settings, keys, "1" * 1000), tmp_path)
     with contextlib.closing(Listener(completing(reply))) as server:
-        checks = checked(context, server.url, tmp_path / "baseline.json", policy=policy)
+        checks = checked(context, server.url, path, policy=policy)
 
     assert (checks["answers"].state, checks["answers"].reason) == ("invalid", reason)
     assert sum(len(sample.actual) for sample in checks["answers"].samples) < 10_000

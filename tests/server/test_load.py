@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.load_spec import LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadSpec
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store

@@ -15,9 +15,9 @@ from sparkwright.bench.server.launch import Server
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 
 __all__ = ["_server", "_taught", "_toy", "_trained", "_vllm_python"]
 
@@ -34,7 +34,7 @@ CANDIDATE = ServerIdentity("c" * 64, "m" * 64, {}, ("--no-enable-prefix-caching"
 def _known(taught: Broken, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of the sound server's reference."""
     path = tmp_path_factory.mktemp("reference") / "logprobs.json"
-    reference.save(logprobs.record(POLICY, patient(taught.url), OFFICIAL), path)
+    distributions.save(logprobs.record(POLICY, patient(taught.url), OFFICIAL), path)
     return path
 
 
@@ -49,7 +49,7 @@ def test_a_server_alone_repeats_itself(taught: Broken, known: Path) -> None:
     checks = judged(patient(taught.url), known)
 
     assert worst(check.state for check in checks.values() if check.required) == "pass"
-    assert reference.load(known).floor[:, 0].max() < 1e-6
+    assert max(distributions.load(known).floors["divergence"]) < 1e-6
     assert checks["divergence"].figures[0].value < 1e-6
 
 

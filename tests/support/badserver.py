@@ -26,21 +26,14 @@ def whole(body: object, status: str = "200 OK") -> bytes:
     return head(length=len(data), status=status) + data
 
 
-def event(token: int = 5, finish: str | None = None, **other: Any) -> dict[str, Any]:
-    """Return an event of a stream, as vLLM 0.32.0 sends it."""
-    choice = {"index": 0, "text": f"<{token}>", "logprobs": None, "finish_reason": finish, "token_ids": [token], "prompt_token_ids": None}
-    return {"id": "cmpl-1", "object": "text_completion", "model": "toy", "choices": [choice | other.pop("choice", {})], **other}
-
-
-USAGE = {"model": "toy", "choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}}
-
-
-def stream(*events: object, done: bool = True) -> bytes:
-    lines = [f"data: {json.dumps(one)}" if not isinstance(one, str) else one for one in events]
-    return head("text/event-stream") + "\n\n".join([*lines, *(["data: [DONE]"] if done else []), ""]).encode()
-
-
-SOUND = (event(5, choice={"prompt_token_ids": [7, 8]}), event(6, "length"), USAGE)
+def completion(**choice: Any) -> dict[str, Any]:
+    """Return the reply to a completion of two tokens after a prompt of two, as vLLM 0.32.0 sends it; *choice* changes its only choice."""
+    sound = {
+        "index": 0, "text": "<5><6>", "logprobs": None, "finish_reason": "length", "token_ids": [5, 6], "prompt_token_ids": [7, 8],
+        "prompt_logprobs": None,
+    }  # fmt: skip
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    return {"id": "cmpl-1", "object": "text_completion", "model": "toy", "choices": [sound | choice], "usage": usage}
 
 
 class Listener:

@@ -25,6 +25,8 @@ from sparkwright.bench.server.client import Client
 Floats = NDArray[np.float64]
 #: Ends a text.
 END = 4
+#: In the words of vLLM 0.32.0.
+NOT_A_NUMBER = {"error": {"message": "Out of range float values are not JSON compliant", "code": 400}}
 BLOCK = 16
 
 
@@ -150,18 +152,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with own.lock:
             own.counts["running"] += 1
         try:
-            reply, stream = (self._chat if "chat" in self.path else self._completion)(request), request.get("stream")
+            reply = (self._chat if "chat" in self.path else self._completion)(request)
         finally:
             with own.lock:
                 own.counts["running"] -= 1
-        if "error" in reply:
-            return self._send(reply, 400)
-        if not stream:
-            return self._send(own.answer(reply))
-        usage = reply.pop("usage")
-        events = [reply, {"model": own.name, "choices": [], "usage": usage}]
-        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-        return self._send("".join([*lines, "data: [DONE]\n\n"]), kind="text/event-stream")
+        return self._send(reply, 400) if "error" in reply else self._send(own.answer(reply))
 
     def _chat(self, request: Message) -> Message:
         own, content = self.server, request["messages"][-1]["content"]
@@ -169,7 +164,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         image = "".join(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
         question = image or parts[-1]["text"]
         message, finish = own.chats.get(question, ({"content": "I do not know."}, "stop"))
-        choice = {"index": 0, "delta" if request.get("stream") else "message": message, "finish_reason": finish}
+        # vLLM 0.32.0 sends null for what was not asked for.
+        choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": None, "logprobs": None}
         return {"model": own.name, "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
     def _completion(self, request: Message) -> Message:
@@ -183,8 +179,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             steps = [Step(prompt[:at], 0, 0, own.counts["running"]) for at in range(1, len(prompt))]
             rows = [own.logprobs(step) for step in steps]
             if any(np.isnan(row).any() for row in rows):
-                # In vLLM's own words, of 0.32.0.
-                return {"error": {"message": "Out of range float values are not JSON compliant", "code": 400}}
+                return NOT_A_NUMBER
             pairs = zip(prompt[1:], rows, strict=True)
             choice["prompt_logprobs"] = [
                 None,
@@ -197,6 +192,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "finish_reason": finish,
         }
         if top is not None:
+            if any(value is None for row in names for value in row.values()):
+                return NOT_A_NUMBER
             own_logprobs = [row[f"token_id:{token}"] for token, row in zip(tokens, names, strict=True)]
             choice["logprobs"] = {
                 "tokens": [f"token_id:{token}" for token in tokens],

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.core.process import Limits
-from sparkwright.gates.numerics.converter_specs import Converter, Unit
+from sparkwright.gates.numerics.converters import Converter, Unit
 from sparkwright.gates.numerics.gate import NumericsPolicy
 
 HEADER = "csrc/converters.cuh"
@@ -145,12 +145,21 @@ UNIT = Unit(
 )
 
 _SIGNED = "return code & 8 ? -table[code & 7] : table[code & 7];"
-TABLE = Unit("mini", (PYTHON,), (Converter("mini-python", "decode", _SIGNED),), table="VALUES")
+TABLE = Unit(
+    "mini",
+    (PYTHON,),
+    (Converter("mini-python", "decode", _SIGNED),),
+    python=r"^VALUES\b[^=\n]*=[^\[\n]*(?:\n[^\[\n]*)?\[([-+.\d,\s]+)\]",
+    header="constexpr float table[] = {@};",
+)
 TEMPLATE = Unit(
     "mini",
     (PYTHON,),
     (Converter("mini-dsl", "encode", "return convert(x);", lanes=8),),
-    template="convert",
+    python=r'^def convert\((?:(?!^def ).)*?"""([^"]*\$0[^"]*)"""',
+    header="#include <cstdint>\ninline std::uint32_t convert(float (&x)[8]) {\nstd::uint32_t y;\n"
+    'asm volatile("@" : "=r"(y) : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(x[4]), "f"(x[5]),'
+    ' "f"(x[6]), "f"(x[7]));\nreturn y;\n}',
 )
 LIMITS = Limits(seconds=240, memory=4096, written=64)
 POLICY = NumericsPolicy(LIMITS, (UNIT, TABLE, TEMPLATE))

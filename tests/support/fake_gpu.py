@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import pytest
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.core.verdict import Check
@@ -18,21 +19,24 @@ ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 
 
-def _one(name: str, index: int) -> operators.Cases:
-    """Return the cases of *name* without all but one."""
-    cases = operators.CASES[name]
-    return lambda random, bounds: iter([list(cases(random, bounds))[index]])
-
-
 #: Fewer or smaller shapes of the products, which take a CPU minutes.
-SMALL: Mapping[str, operators.Cases] = {
-    "fp4-gemm": _one("fp4-gemm", -1),
-    "fp4-moe": _one("fp4-moe", 0),
-    "marlin-fp4": _one("marlin-fp4", -1),
-    "marlin-int4": _one("marlin-int4", -1),
-    "fp8-gemm": operators.scaled_mm(operators.FP8, (17, 96, 4096), (1, 64, 512)),
-    "int8-gemm": operators.scaled_mm(np.dtype(np.int8), (17, 96, 512)),
+SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {
+    "fp4-gemm": ((129, 256, 384),),
+    "fp4-moe": (((3, 0, 17, 129), 256, 512),),
+    "marlin-fp4": ((129, 256, 1024),),
+    "marlin-fp4-moe": ((37, 16, 256, 512),),
+    "marlin-int4": ((129, 256, 14336),),
+    "fp8-gemm": ((17, 96, 4096), (1, 64, 512)),
+    "int8-gemm": ((17, 96, 512),),
+    "rms-norm": ((7, 4096),),
 }
+
+
+def shrink(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the check *name* its shapes of `SMALL`."""
+    operator = operators.OPERATORS[name]
+    small = operator._replace(shapes=SMALL.get(name, operator.shapes))
+    monkeypatch.setitem(operators.OPERATORS, name, small)
 
 
 def environment(folder: Path, fault: str = "") -> Path:

@@ -39,6 +39,18 @@ FakeServer(msgspec.structs.replace(behaviour, name=known.served_model_name), kno
 '''
 
 
+#: What the machine's probe needs of torch, by NumPy.
+TORCH = '''
+import types
+import numpy
+from numpy import float32, matmul
+__version__ = "of the tests"
+cuda = types.SimpleNamespace(is_available=lambda: False)
+def ones(shape, dtype, device):
+    return numpy.ones(shape, dtype)
+'''
+
+
 def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Path:
     """Make an environment in *root* whose vLLM has *behaviour*, and return its Python."""
     venv.create(root, with_pip=False, symlinks=True)
@@ -49,6 +61,7 @@ def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Pa
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (package / "main.py").write_text(_CLI)
+    (site / "torch.py").write_text(TORCH)
     info = site / f"vllm-{version}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
@@ -71,7 +84,7 @@ def project(root: Path, **changes: float) -> Path:
     for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
         shutil.copytree(CODE.parent / name, root / name)
     gates = root / "ci" / "gates"
-    _edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, max_fall=10**6, clock_jump=60)
+    _edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1, clock_jump=60)
     _edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
     profile = "  - {ttft: 0.02, tpot: 0.002, event_tokens: 1, output_tokens: 8, concurrency: 1}"
     generator = re.sub(r"(?<=profiles:\n)(  - .*\n)+", profile + "\n", (gates / "load_generator.yaml").read_text("utf-8"))

@@ -32,6 +32,11 @@ WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
 FLAGS = (
     "--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "1024", "--max-num-seqs", "16", "--max-num-batched-tokens", "2048"
 )  # fmt: skip
+#: Beside them: a prefix cache of short blocks, and drafts that repeat earlier text.
+CACHED = ("--enable-prefix-caching", "--block-size=32")
+DRAFTED = (
+    '--speculative-config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}',
+)  # fmt: skip
 #: Without torch's compiler, which vLLM uses for one line of the logprobs even so, and which takes half a minute.
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 
@@ -101,6 +106,7 @@ def _toy(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of that model, which serves, and writes profiles to the folder ``profiles`` beside its log."""
     folder = tmp_path_factory.mktemp("server")
-    with Server(launch(vllm_python, toy, *profiled.flags(folder / "profiles")), folder / "server.log") as server:
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", *profiled.flags(folder / "profiles"))
+    with Server(launch(vllm_python, toy, *flags), folder / "server.log") as server:
         assert server.ready, f"{server.failure}\n{server.log.read_text()[-4000:]}"
         yield server

@@ -58,7 +58,7 @@ def result(sha256: str, seed: int, slower: float, at: str) -> Result:
     """Return a small gate of the wheel *sha256*; *slower*: than others, as a share."""
     maker = Maker(seed, points=CELLS)
     maker.speed, maker.requests = 0.024 * (1 + slower), 3
-    made = maker.gate(blocks=4, quads=1)
+    made = maker.gate(blocks=4)
     moment = times.moment(at).timestamp()
     return replace(made, candidate=replace(FORK, sha256=sha256), began=moment)
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support import endings
+from tests.support.checkpoints import write
 
 VERSION = "0.33.0"
 
@@ -116,13 +117,9 @@ def environment(folder: Path, version: str = VERSION) -> Path:
 
 def model(folder: Path) -> Path:
     """Write the smallest model that holds together to *folder*."""
-    folder.mkdir(parents=True, exist_ok=True)
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "torch_dtype": "bfloat16", **shape}
-    (folder / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    return folder
+    return write(folder, config, [("weight", "F32", [2])])
 
 
 def free_port() -> int:

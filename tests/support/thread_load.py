@@ -9,7 +9,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request, percentile
+from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request, percentile
 
 
 class ThreadLoad:

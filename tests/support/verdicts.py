@@ -13,8 +13,10 @@ has no say in them. Evidence and states of G8 follow from the legs by the gate's
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import random
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,7 +26,7 @@ from msgspec.structs import replace
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.load.load_spec import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
@@ -34,11 +36,12 @@ from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import GATES, SERVED, Gate, Ladder
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.ladder import GATES, SERVED, Gate
+from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
+    Ladder,
     Sample,
     State,
     failed,
@@ -47,13 +50,14 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.records import (
     CONTROL_BLOCK,
+    LaunchRecord,
     Measurement,
     Result,
     Subject,
@@ -132,8 +136,13 @@ def ladder(
         for recipe in served if name in SERVED else ("",):
             judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
             gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
-            made.append(ladders.verdict(gate, checks, subject, facts, began=BEGAN, seconds=60.0))
+            made.append(ladders.verdict_of(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0, evidence=evidence(path) if name == "G8" else ""))
     return Ladder(stack, subject, tuple(made))
+
+
+def evidence(path: Path) -> str:
+    """Return the sha256 of the file that `write_result` writes of the default result."""
+    return hashlib.sha256(msgspec.json.encode(result(path))).hexdigest()
 
 
 def _checks(path: Path, gate: str) -> Iterator[Check]:
@@ -162,7 +171,8 @@ def _given(gate: str) -> tuple[str, ...]:
     if gate == "G1":
         # Without any tree the gate itself still names every check that it would make of them.
         rules = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
-        return tuple(one.name for one in numerics.run({}, rules, (), Path("nowhere")))
+        with tempfile.TemporaryDirectory() as scratch:
+            return tuple(one.name for one in numerics.run({}, rules, (), Path(scratch)))
     if gate == "G3":
         contract = recipes.load(wheels.ROOT, RECIPE).contract
         return tuple(f"kernels-{kind}" for kind in contract.layers) + tuple(f"line-{name}" for name in (*contract.layers, *contract.lines))
@@ -198,7 +208,7 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
         for cell in asked
         for name in paired_differences.series_names(cell)
     }
-    history = paired_differences.control_history(earlier, legs, asked, "sequential")
+    history = paired_differences.extended(earlier, BEGAN, paired_differences.aa_block(legs, asked, CONTROL_BLOCK))
     today = paired_differences.day(BEGAN)
     rule = DecisionRule(
         attempt_alpha(rule_policy.alpha, 1), rule_policy.min_blocks, rule_policy.max_blocks
@@ -212,18 +222,19 @@ def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: t
     return Result(
         kind="gate", state=state, says=decision.message, candidate=candidate, baseline=stock,
         cells=paired_differences.cell_results(asked, legs, range(blocks), series, decision, compared=True),
-        legs=legs, culprits=decision.culprits,
+        legs=legs, launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
+        culprits=decision.culprits,
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
-        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12, quads=1,
+        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12,
         generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        calibration=paired_differences.calibrated(asked, history, rule_policy, today), policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
+        calibration=history, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
     )  # fmt: skip
 
 
 def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) -> Iterator[Measurement]:
     for position, side in enumerate(runner.sides(1, block)):
         run = _run(chance, cell, slower if side == "candidate" else 0.0)
-        yield Measurement(cell.name, block, 2 * block + position // 2, side, 0, position, 0, BEGAN + 40.0 * block, run)
+        yield Measurement(cell.name, block, 4 * block + position, side, position, 0, BEGAN + 40.0 * block, run)
 
 
 def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> LoadResult:

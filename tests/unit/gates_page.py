@@ -17,8 +17,8 @@ import msgspec
 
 import sparkwright.gates
 from sparkwright.gates.core import ladder, policy, server_under_test
-from sparkwright.gates.core.ladder import GATES, Ladder
-from sparkwright.gates.core.verdict import State
+from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core.verdict import Ladder, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
@@ -44,7 +44,7 @@ def reasons(gate: str) -> dict[str, str]:
     for module in pkgutil.walk_packages(sparkwright.gates.__path__, "sparkwright.gates."):
         parts = module.name.split(".")
         # Scripts for another environment are not modules of this one.
-        if parts[2] == folder and "inside" not in parts:
+        if parts[2] == folder and "target_env_scripts" not in parts:
             found |= getattr(importlib.import_module(module.name), "REASONS", {})
     return found
 

@@ -27,8 +27,7 @@ from sparkwright.audit.wheel import audit
 from sparkwright.builder import toolchain
 from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.wheel import archive, elf, graft
-from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.graft import CompiledUnit
+from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.stack import Project

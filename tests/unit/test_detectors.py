@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sparkwright.bench.server.client import Completion, Usage
 from sparkwright.core import strict_yaml
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.checks import DETECTORS
-from sparkwright.gates.generation.policy import GenerationPolicy
+from sparkwright.gates.generation.checks import DETECTORS, GenerationPolicy
 
 BOUNDS = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "generation.yaml", GenerationPolicy).bounds
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.
@@ -28,8 +27,6 @@ CASES: dict[str, tuple[str, list[int]]] = {
     for tokenizer in ("cl100k", "deepseek")
     if name != "matrix"
 }
-tokens = st.lists(st.integers(0, 5), max_size=60)
-texts = st.text(max_size=200)
 
 #: A walk through 1,000 tokens that repeats nothing, and words to go with it.
 PLAIN = [1 + (37 * at) % 1000 for at in range(200)]
@@ -38,7 +35,8 @@ WORDS = " ".join(f"{zlib.crc32(str(at).encode()):x}" for at in range(90))
 
 def alarms(ids: Sequence[int], text: str) -> tuple[str, ...]:
     """Return the detectors that an answer sets off."""
-    return checks.alarms(Completion(tuple(ids), text, "length", Usage(1, len(ids))), BOUNDS)
+    answers = {"one": Completion(tuple(ids), text, "length", Usage(1, len(ids)))}
+    return tuple(one.name for one in DETECTORS if checks.detected(answers, one, BOUNDS).state == "fail")
 
 
 def scattered(share: float) -> list[int]:
@@ -63,15 +61,10 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [detector.name for detector in DETECTORS])
 def test_each_detector_finds_what_no_other_finds(name: str) -> None:
     """Were a detector left out, an answer of its kind would pass."""
     assert alarms(*ALONE[name]) == (name,)
-
-
-def test_every_detector_has_an_answer_of_its_own() -> None:
-    """The table above is complete."""
-    assert list(ALONE) == [detector.name for detector in DETECTORS]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,50 +102,6 @@ def test_the_last_character_may_be_cut() -> None:
     assert checks.replacement_share("\ufffd" + chinese) > 0.01
 
 
-@given(tokens)
-def test_a_run_is_found_wherever_it_stands(ids: list[int]) -> None:
-    """The longest run is at least 1, at most everything, and the same read backwards."""
-    run = checks.longest_run(ids)
-
-    assert run == checks.longest_run(ids[::-1])
-    assert (run >= 1) if ids else (run == 0)
-    assert run == max((checks.longest_run(ids, of) for of in set(ids)), default=0)
-    assert checks.longest_run([*ids, *[6] * 61]) == 61
-
-
-@given(tokens, st.permutations(range(6)))
-def test_names_of_tokens_do_not_matter(ids: list[int], names: list[int]) -> None:
-    """Another numbering of the vocabulary gives the same measures, but for that of token 0."""
-    renamed = [names[one] for one in ids]
-
-    for measure in (checks.longest_run, checks.top_share, checks.distinct):
-        assert measure(ids) == measure(renamed)
-
-
-@given(tokens)
-def test_shares_are_shares(ids: list[int]) -> None:
-    """Shares lie between 0 and 1, whatever comes."""
-    assert 0 <= checks.top_share(ids) <= 1
-    assert 0 < checks.distinct(ids) <= 1
-
-
-@given(st.lists(st.integers(), min_size=1, max_size=20, unique=True), st.integers(2, 12))
-def test_a_loop_is_as_distinct_as_its_period(period: list[int], times: int) -> None:
-    """A loop has as many different runs of four as tokens in its period, if it goes around often enough."""
-    ids = period * times
-
-    expected = min(len(period), max(0, len(ids) - 3))
-    assert checks.distinct(ids) == (pytest.approx(expected / (len(ids) - 3)) if len(ids) >= 4 else 1.0)
-
-
-@given(texts)
-def test_any_text_has_a_ratio(text: str) -> None:
-    """No text breaks the measure, half of a surrogate pair included, and saying it ten times compresses more."""
-    assert 0 <= checks.zlib_ratio(text) <= 10
-    assert 0 <= checks.replacement_share(text) <= 1
-    assert checks.zlib_ratio("\ud800" * 3) > 0
-
-
 @given(st.lists(st.floats(1e-6, 1), min_size=2, max_size=40), st.integers(1, 40))
 def test_the_entropy_of_what_is_listed_is_a_lower_bound(weights: list[float], listed: int) -> None:
     """Merging what is not listed into one outcome never raises the entropy, and listing everything gives it."""
@@ -174,7 +123,6 @@ def collapse(*steps: dict[int, float]) -> str:
 
 def test_a_probability_that_is_no_number_is_no_entropy() -> None:
     """NaN is not averaged away, and a distribution on one token has none."""
-    assert collapse({1: -0.1}, {1: math.nan}) == "logprob-nan"
+    assert collapse({1: -0.1}, {1: math.nan}) == "not-a-number"
     assert collapse({1: 0.0, 2: -math.inf}) == "entropy-collapsed"
     assert collapse({1: -0.7, 2: -0.7}) == ""
-    assert collapse() == "no-answers"

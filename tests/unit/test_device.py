@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.refusals import refusal
 from tests.support import fake_gpu
@@ -13,10 +12,8 @@ from tests.support.fake_gpu import POLICY
 
 from sparkwright.core import strict_yaml
 from sparkwright.gates.device import gate as device
-from sparkwright.gates.device import gpu as gpus
 from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import CHECKS, REASONS, DevicePolicy
-from sparkwright.gates.device.gpu import Gpu, WheelCode
+from sparkwright.gates.device.gate import CHECKS, REASONS, DevicePolicy, Gpu, WheelCode
 
 ROOT = Path(__file__).parents[2]
 REVIEWED = ROOT / "ci" / "gates" / "device.yaml"
@@ -44,7 +41,7 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
     assert [check.name for check in checks] == [entry.name for entry in CHECKS]
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     informing = {check.name for check in checks if not check.required}
-    assert informing == {"marlin-int4", "int8-gemm"}
+    assert informing == {"marlin-int4", "int8-gemm", *operators.UNTESTED}
 
 
 @pytest.mark.parametrize(
@@ -53,21 +50,29 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
 def test_the_architecture_comes_from_the_wheel(
     target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a wheel nothing runs; a GPU that does not load its code is foreign."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, ""))
+    """Without a wheel nothing runs, and a GPU that does not load its code is foreign."""
+    body = 'for _ in cubins if command == "load" else (): print(json.dumps(dict(functions=2, error="")))'
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    monkeypatch.setattr(device, "unpack", lambda *_: code(tmp_path))
     wheel = Path("a.whl") if target else None
-    if not reason:
-        assert device._unable(GB10, wheel, target) is None
+    checks = {one.name: one for one in device.run(POLICY, tmp_path, wheel=wheel, target=target)}
+    assert [*checks] == [entry.name for entry in CHECKS]
+    assert checks["fp4-gemm"].required == (target != "sm_90a")
+    if reason:
+        assert {check.reason for check in checks.values()} == {reason}
         return
-    checks = device.run(POLICY, tmp_path, wheel=wheel, target=target)
-    assert {check.reason for check in checks} == {reason}
-    required = {check.name for check in checks if check.required}
-    assert ("fp4-gemm" in required) == (target != "sm_90a")
+    assert {checks[name].state for name in ("gpu", "cubins")} == {"pass"}
+    assert {checks[name].reason for name in operators.OPERATORS} == {"no-environment"}
+    untested = [checks[name] for name in operators.UNTESTED]
+    assert {(one.state, one.reason, one.required) for one in untested} == {
+        ("not-run", "op-untested", False)
+    }
 
 
 def code(folder: Path, count: int = 3) -> WheelCode:
     """Return a wheel's device code of *count* cubins."""
-    return WheelCode([(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)])
+    cubins = [(f"_C.so, unit {n}", folder / f"{n}.cubin") for n in range(count)]
+    return WheelCode(cubins, [], [])
 
 
 @pytest.mark.parametrize(
@@ -96,8 +101,8 @@ def test_every_cubin_has_to_load(
     body: str, state: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that the driver refuses fails; one at which it crashes or hangs is invalid, and named."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = gpus.load_check(code(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    check = device.load_check(code(tmp_path), 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     if reason in ("probe-crashed", "probe-slow"):
         assert "unit 1" in check.message
@@ -107,9 +112,9 @@ def test_every_cubin_has_to_load(
 
 def test_a_wheel_without_fitting_or_readable_code_does_not_pass(tmp_path: Path) -> None:
     """No cubin for the GPU fails; a damaged library is invalid."""
-    assert gpus.load_check(WheelCode(), 1, tmp_path).reason == "code-foreign"
-    damaged = WheelCode(unreadable=[("_C.so", "cut off")])
-    assert gpus.load_check(damaged, 1, tmp_path).reason == "code-unreadable"
+    assert device.load_check(WheelCode([], [], []), 1, tmp_path).reason == "code-foreign"
+    damaged = WheelCode([], [("_C.so", "cut off")], [])
+    assert device.load_check(damaged, 1, tmp_path).reason == "code-unreadable"
 
 
 @pytest.mark.parametrize(
@@ -131,17 +136,16 @@ def test_the_conversion_of_the_gpu_is_judged(
     body: str, state: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong numbers, wrong NaNs, and a program without a result are told apart."""
-    monkeypatch.setattr(gpus, "DRIVER", fake_gpu.driver(tmp_path, body))
-    check = gpus.conversion_check(GB10, 2 if reason == "probe-slow" else 60, tmp_path)
+    monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
+    check = device.conversion_check(GB10, 2 if reason == "probe-slow" else 60, tmp_path)
     assert (check.state, check.reason) == (state, reason)
     assert "sm_121a" in (tmp_path / "probe.ptx").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", [*operators.CASES])
+@pytest.mark.parametrize("name", [*operators.OPERATORS])
 def test_sound_operators_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that computes in another way than the reference passes, with its error."""
-    if name in fake_gpu.SMALL:
-        monkeypatch.setitem(operators.CASES, name, fake_gpu.SMALL[name])
+    fake_gpu.shrink(name, monkeypatch)
     check = fake_gpu.check(name, tmp_path / "scratch")
     assert check.state == "pass", check.message
     assert check.figures[1].value <= 1
@@ -185,27 +189,9 @@ def test_an_environment_without_torch_has_no_operators(tmp_path: Path) -> None:
     assert (check.state, check.reason) == ("not-run", "op-absent")
 
 
-def test_products_have_bounds_of_rounding() -> None:
-    """BF16 rounding is within the bound, a dropped block of K, or a wrong element, is not."""
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal((64, 4096)) for _ in range(2))
-    expected = operators.product(POLICY.operators.bounds, operators.BF16, a, b, 1.0, 13)
-    result = expected.values.astype(operators.BF16)
-    assert operators.error_ratio(expected, result) < 0.5
-    assert operators.error_ratio(expected, a[:, :-64] @ b[:, :-64].T) > 1
-    result[3, 5] += 100
-    assert operators.error_ratio(expected, result) > 1
-    result[3, 5] = np.nan
-    assert operators.error_ratio(expected, result) == 1e9
-
-
-def test_the_probe_compiles_for_the_driver_alone() -> None:
-    """The PTX names its target once, and needs no toolkit."""
-    assert gpus.PTX.read_text("utf-8").count("TARGET") == 1
-
-
 def test_every_reason_is_explained() -> None:
     """Each reason in the source of G2 has its line in REASONS, and REASONS has no other."""
+    assert device.PTX.read_text("utf-8").count("TARGET") == 1
     package = ROOT / "ci" / "sparkwright" / "gates" / "device"
     text = "".join(path.read_text("utf-8") for path in package.glob("*.py"))
     used = {reason for reason in REASONS if text.count(f'"{reason}"') > 1}

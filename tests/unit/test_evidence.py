@@ -33,8 +33,7 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import Check, passed
+from sparkwright.gates.core.verdict import Check, Ladder, passed
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release.decide import decision, facts
 from sparkwright.release.evidence import agreement, check, inside, make
@@ -204,7 +203,8 @@ def test_only_a_whole_pass_is_passed(case: Case, signer: KeySigner, state: Any, 
     tests, summary = made["test-result"].predicate, made["summary"].predicate
 
     assert tests["result"] == result
-    assert f"G4 {verdicts.RECIPE}/prompts" in tests["warnedTests" if result == "WARNED" else "failedTests"]
+    worse = next(one for one in ladder.verdicts if one.gate == "G4")
+    assert f"{worse.label}/{worse.checks[0].name}" in tests["warnedTests" if result == "WARNED" else "failedTests"]
     assert (summary["verificationResult"], summary["verifiedLevels"]) == ("FAILED", ["FAILED"])
     assert [one["gate"] for one in summary["sparkwright_missing"]] == ["G4"]
     assert checked(other, signer, signed(other, signer)).gates["G4"] == state

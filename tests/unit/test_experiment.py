@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,16 +16,19 @@ from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour, started
 from tests.support.thread_load import ThreadLoad
 
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.records import Side
-from sparkwright.cli import gate, main, options
+from sparkwright.cli import bench, main, options
+from sparkwright.core.files import sha256_file
+from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
+from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import worst
-from sparkwright.gates.throughput import experiment, paired_differences, published_figures
+from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
+from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.records import CONTROL_BLOCK, Result
-from sparkwright.gates.throughput.runner import ServerMode
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
@@ -38,7 +40,7 @@ def _place(tmp_path: Path) -> Path:
     model = tmp_path / "toy"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    return refserved.project(tmp_path / "project", min_blocks=3, max_blocks=4, quads=1)
+    return refserved.project(tmp_path / "project", min_blocks=3, max_blocks=4)
 
 
 def context(place: Path) -> RunContext:
@@ -62,7 +64,7 @@ def question(place: Path, **changes: object) -> ExperimentSpec:
     candidate = changes.pop("candidate", None) or environment(place, "candidate")
     assert isinstance(candidate, Environment)
     model = place.parent / "toy"
-    plain = ExperimentSpec("bench", candidate, model=model, workloads=CELLS, mode="concurrent")
+    plain = ExperimentSpec("bench", candidate, model=model, workloads=CELLS, at_once=True)
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -89,18 +91,18 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert found["tpot"].launches == 3
     assert result.candidate.version == "0.33.0"
     assert result.qualified
-    path = gate.keep_result(context(place), result)
+    path = throughput.write_result(context(place).store, place, result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
 
 @pytest.mark.server
 @pytest.mark.launches
-@pytest.mark.parametrize("mode", ["concurrent", "sequential"])
-def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, mode: ServerMode) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, at_once: bool) -> None:
     """Without a calibration, and with one server at a time as with two."""
     slow = environment(place, "slow", Behaviour(ttft=0.08, tpot=0.016))
     base = environment(place, "base")
-    result = answered(place, question(place, kind="gate", candidate=slow, baseline=base, mode=mode))
+    result = answered(place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once))
     assert (result.state, ratio(result) > 2) == ("fail", True), result.says
     assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
     checks = throughput.checks(result)
@@ -141,11 +143,9 @@ def test_a_candidate_that_is_wrong_under_load_never_passes(
     wrong = msgspec.convert({**msgspec.to_builtins(TRUE), "faults": {fault: 5}}, Behaviour)
     candidate, base = environment(place, "wrong", wrong), environment(place, "base")
     result = answered(place, question(place, kind="gate", candidate=candidate, baseline=base))
-    references = {reason.reference for leg in result.legs for reason in leg.reasons}
-    assert reference in references
     assert result.state == state
     stopped = throughput.checks(result)[0]
-    assert (stopped.name, stopped.state) == ("measured", state)
+    assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
 
 @pytest.mark.server
@@ -156,37 +156,33 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     made = answered(
         place, question(place, kind="calibration", candidate=base, baseline=base, blocks=2)
     )
-    assert all(len(one.differences) == 2 for one in made.calibration), made.says
-    asked = question(place, kind="gate", candidate=environment(place, "other"), baseline=base)
-    first, second = answered(place, asked), answered(place, asked)
-    assert [len(one.differences) for one in second.calibration] == [4, 4]
+    assert [len(values) for values in made.calibration.values()] == [2, 2], made.says
+    wheel = place.parent / "a.whl"
+    wheel.write_bytes(b"wheel")
+    other = Environment(environment(place, "other").python, wheel)
+    asked = question(place, kind="gate", candidate=other, baseline=base)
+    log, sha256 = verdict_file.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
+    append_line(log, Attempt(1, sha256, "G8", "another recipe"))
+    append_line(log, Attempt(2, sha256, "G8"))
+    first = answered(place, asked)
+    append_line(log, Attempt(3, sha256, "G8"))
+    second = answered(place, asked)
+    assert [len(values) for values in second.calibration.values()] == [4, 4]
     assert (first.attempt, second.attempt) == (1, 2)
     assert second.alpha == pytest.approx(first.alpha / 4)
-    assert any("gate number 2 of this wheel" in note for note in second.qualified)
+    row = next(check for check in throughput.checks(second) if check.name == "legs")
+    assert "gate number 2 of this wheel and recipe" in row.message
 
 
 def test_a_calibration_outlives_an_update_of_driver_and_wheel() -> None:
-    """Its key holds the machine and the model, nothing else."""
-    host = {
-        "gpu": "GB10",
-        "processor": "X925",
-        "memory": "128 GB",
-        "driver": "580",
-        "kernel": "6.14",
-    }
-    key = paired_differences.calibration_key(host, "model")
-    assert key == paired_differences.calibration_key(
-        {**host, "driver": "590", "kernel": "7"}, "model"
-    )
-    assert key != paired_differences.calibration_key({**host, "gpu": "H200"}, "model")
-    assert key != paired_differences.calibration_key(host, "another")
+    """Its key holds the machine, the model and whether both servers ran at once, nothing else."""
 
+    def key(model: str = "model", at_once: bool = False, **changes: str) -> str:
+        host = {"gpu": "GB10", "processor": "X925", "memory": "128 GB", "driver": "580", **changes}
+        return paired_differences.calibration_key(host, model, at_once=at_once)
 
-def test_attempts_are_counted_by_wheel(place: Path) -> None:
-    """Each wheel has a count of its own."""
-    store = context(place).store
-    numbers = [experiment.next_attempt(store, {"candidate": name}) for name in ("a", "a", "b")]
-    assert numbers == [1, 2, 1]
+    assert key() == key(driver="590", kernel="7")
+    assert len({key(), key("another"), key(at_once=True), key(gpu="H200")}) == 4
 
 
 @pytest.mark.launches
@@ -201,7 +197,7 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
         "from tests.unit.test_experiment import *\n"
         "place = Path(sys.argv[1])\n"
         "one, other = Environment(Path(sys.argv[2])), Environment(Path(sys.argv[3]))\n"
-        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, mode='concurrent')\n"
+        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, at_once=True)\n"
         "answered(place, ask)\n"
     )
     words = [sys.executable, "-c", program, str(place), str(slow.python), str(base.python)]
@@ -210,7 +206,7 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
     )
     journal: list[Path] = []
     until = time.monotonic() + 120
-    while time.monotonic() < until and not (journal and b'"closed"' in journal[0].read_bytes()):
+    while time.monotonic() < until and not (journal and b'"launch":{' in journal[0].read_bytes()):
         journal = list((place.parent / "cache" / "logs" / "throughput").glob("gate-*.jsonl"))
         time.sleep(0.02)
     os.kill(child.pid, signal.SIGKILL)
@@ -223,52 +219,50 @@ def test_a_killed_gate_goes_on(place: Path) -> None:
     assert result.attempt == 1
 
 
-def test_a_recipe_says_how_both_are_served(place: Path) -> None:
-    """A recipe of another release is refused before anything starts."""
-    asked = question(place, recipe=recipes.load(place, "toy-cpu"))
-    assert "--enforce-eager" in asked.launches({"candidate": "0.33.0"})["candidate"].flags
-    with refusal("recipe-unfit"):
-        asked.launches({"candidate": "0.16.0"})
-
-
-def test_a_launch_whose_log_is_gone_does_not_keep_the_contract(place: Path) -> None:
-    """What cannot be read shows nothing; it is the candidate's fault only where the log says so."""
-    asked = question(place, kind="gate", recipe=recipes.load(place, "toy-cpu"), baseline=environment(place, "base"))
-    fault = Experiment(context(place), asked, ThreadLoad())._contract_fault(place / "no.log")
-    assert fault
-    assert fault.reference == "log-unreadable"
-
-
 @pytest.mark.parametrize(
     ("recipe", "name"), [("toy-cpu", "toy"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")]
 )
-def test_servers_have_the_models_own_name(place: Path, recipe: str, name: str) -> None:
-    """Both sides of a gate count NaN logits, as for its other gates; a bench serves as users would."""
-    plan, base = recipes.load(place, recipe), environment(place, "base")
-    both: dict[Side, str] = {"candidate": "0.33.0", "baseline": "0.33.0"}
+def test_a_recipe_says_how_both_sides_are_served(place: Path, recipe: str, name: str) -> None:
+    """
+    Under the model's own name, and never with a prefix cache; both sides of a gate count NaN
+    logits, as for its other gates. A recipe of another release is refused before anything starts.
+    """
+    one, plan = environment(place, "one"), recipes.load(place, recipe)
     for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
-        launches = question(place, kind=kind, recipe=plan, baseline=base).launches(both)
-        assert {one.name for one in launches.values()} == {name}
-        assert {one.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") for one in launches.values()} == {
-            counts
-        }
-    assert question(place, recipe=plan, name="mine").launches(both)["candidate"].name == "mine"
+        launch = question(place, kind=kind, recipe=plan).launch(one, "0.33.0")
+        assert launch.name == name
+        assert set(plan.flags(plan.variant("0.33.0"))) < set(launch.flags)
+        assert "--no-enable-prefix-caching" in launch.flags
+        assert launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") == counts
+    assert question(place, recipe=plan, name="mine").launch(one, "0.33.0").name == "mine"
+    with refusal("recipe-unfit"):
+        question(place, recipe=plan).launch(one, "0.16.0")
 
 
-def test_prefix_caching_is_always_off(place: Path) -> None:
-    """Whatever the recipe says, servers that are measured keep no prefixes."""
-    assert (
-        "--no-enable-prefix-caching"
-        in question(place).launches({"candidate": "0.33.0"})["candidate"].flags
+def test_a_recipe_counts_only_as_it_is_served_and_profiled(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A launch of which there is no profile does not count, as nothing shows its kernels, not even a
+    baseline's, which may have others; flags that the recipe does not have are recorded, and then
+    nothing is shown for the recipe.
+    """
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
+    asked = question(
+        place, kind="gate", recipe=recipes.load(place, "toy-cpu"), baseline=environment(place, "base"), flags=("--seed=7",)
     )
-
-
-def test_a_question_names_what_it_needs(place: Path) -> None:
-    """A comparison without a baseline, a server beside an environment, and an environment without a model are refused."""
-    one = environment(place, "one")
-    for wrong in ({"kind": "gate"}, {"url": "http://127.0.0.1:1"}, {"model": None}):
-        with refusal("usage"):
-            question(place, candidate=one, **wrong)
+    result = answered(place, asked)
+    assert result.state == "invalid", result.says
+    assert result.stopped
+    assert result.stopped.reference == "profile-missing"
+    assert result.added == ("--seed=7",)
+    assert result.baseline
+    assert "--seed=7" in result.baseline.flags
+    assert result.candidate.variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
+    assert states["measured"] == ("invalid", result.stopped.reference)
+    assert states["flags"] == ("invalid", "flags-added")
+    assert states["contract"] == ("invalid", result.stopped.reference)
 
 
 def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
@@ -295,31 +289,23 @@ def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
 
 
 @pytest.mark.launches
-def test_a_claim_is_held_against_what_was_measured(place: Path) -> None:
-    """A figure that others published holds, is exceeded, or is not reached; without enough launches it is open."""
-    plain = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
+def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
+    """Others measured far slower times, so all are exceeded; of three times the speed none is."""
+    recipe = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
     result = answered(place, question(place, workloads=("128/128 c1",)))
-    found = published_figures.held(plain, result, 0.05)
-    assert found
-    assert {one.agreement for one in found if one.metric == "tpot"} == {"faster"}
-    assert all(one.source for one in found)
-    assert published_figures.only(question(place, workloads=()), plain).workloads
+    bench.compare_published(recipe, result, 0.05)
+    (figure, *_) = (one for one in recipe.published[0].figures if one.cell == "128/128 c1")
+    fast = msgspec.structs.replace(figure, metric="tpot", value=1e6, unit="tok/s", runs=None)
+    report = msgspec.structs.replace(recipe.published[0], figures=(fast,))
+    with refusal("gate-failed"):
+        bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
+    with refusal("gate-not-run"):
+        bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
 
 
-def test_the_gate_verb_shows_it_as_a_gate(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """G8 without its baseline is a row that did not run, and says what it needs."""
-    words = [
-        "gate",
-        "--json",
-        "--only",
-        "G8",
-        "--root",
-        str(place),
-        "--cache-dir",
-        str(place.parent / "cache"),
-    ]
-    assert main.main(words) == 4
-    document = json.loads(capfd.readouterr().out)
-    assert document["ladder"]["verdicts"][0]["checks"][0]["message"].endswith(
-        "name a --baseline-python"
-    )
+@pytest.mark.parametrize("words", [[], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"]])
+def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
+    """Neither, both, or a model without an environment is refused before anything starts."""
+    arguments = main.parse(["bench", *words])
+    with refusal("usage"):
+        arguments.run(arguments)

@@ -18,13 +18,12 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
-from sparkwright.core.errors import FileError
-from sparkwright.core.files import sha256_file
+from sparkwright.core.errors import UsageError
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest
+from sparkwright.gates.core.server_under_test import REASONS, GateOptions, ServerUnderTest
+from sparkwright.gates.core.verdict import Ladder, Verdict, merge, not_run, passed
+from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
@@ -74,45 +73,72 @@ def test_gates_without_their_options_did_not_run(cli: Cli, common: list[str]) ->
     assert all("name" in check["message"] for check in checks)
 
 
-def test_a_server_that_is_not_there_stops_the_ladder(cli: Cli, common: list[str], silent: str) -> None:
-    """The gate is invalid, not failed: nothing is known of the wheel; the next one is not tried; people see a table."""
-    done = cli("gate", "--server", silent, "--only", "G4", "--only", "G7", *common)
-    document = json.loads(done.stdout)
-
-    assert (done.returncode, document["error"]["reference"]) == (1, "measurement-invalid")
-    assert states(document) == {"G4": "invalid", "G7": "not-run"}
-    assert document["ladder"]["verdicts"][0]["checks"][0]["reason"] == "server-unreachable"
-    assert "G4 the text that the server generates: invalid" in done.stderr
-
-
 def test_verdicts_of_one_wheel_are_merged_and_attempts_counted(
-    cli: Cli, common: list[str], wheel: Path, silent: str, tmp_path: Path
+    common: list[str], wheel: Path, silent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gate that is run again replaces its verdict, one that is only listed does not; other bytes begin anew, another stack is refused."""
-    kept = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
+    """A server that is not there is invalid and stops the ladder; a gate that is only listed replaces no verdict; another stack is refused."""
+    path = tmp_path / "out" / "tiny-1.0-py3-none-any.verdicts.json"
 
-    def after(attempt: int, *options: str) -> Ladder:
-        done = cli("gate", str(wheel), *options, *common)
-        assert f"this is attempt {attempt} of this wheel" in done.stderr
-        made = verdict_file.read(kept.read_bytes())
-        assert made.wheel is not None
-        assert {made.wheel.sha256, *(verdict.wheel for verdict in made.verdicts)} == {sha256_file(wheel)}
-        assert str(tmp_path) not in kept.read_text()
-        return made
+    def after(attempt: int, reference: str, *options: str) -> Ladder:
+        with refusal(reference):
+            gate_verb.gate(parse(["gate", str(wheel), *options, *common]))
+        assert f"attempt {attempt} of this wheel" in capsys.readouterr().err
+        assert str(tmp_path) not in path.read_text()
+        return verdict_file.read(path.read_bytes())
 
-    first = after(1, "--server", silent, "--only", "G4", "--only", "G7")
+    first = after(1, "measurement-invalid", "--server", silent, "--only", "G4", "--only", "G7")
     assert first.states == {"G4": "invalid", "G7": "not-run"}
-    listed = after(2, "--only", "G4", "--only", "G8")
+    assert first.verdicts[0].checks[0].reason == "server-unreachable"
+    listed = after(2, "gate-not-run", "--only", "G4", "--only", "G8")
     assert listed.states == {"G4": "invalid", "G7": "not-run", "G8": "not-run"}
     assert listed.verdicts[0] == first.verdicts[0]
-    assert after(3, "--server", silent, "--only", "G4").verdicts[0].attempt == 3
-    recipe = after(4, "--server", silent, "--only", "G4", "--recipe", "toy-cpu")
-    assert [one.recipe for one in recipe.verdicts] == ["", "toy-cpu", "", ""]
-    refused = cli("gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common)
-    assert json.loads(refused.stdout)["error"]["reference"] == "evidence-invalid"
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr("more.py", "")
-    assert after(1, "--only", "G8").states == {"G8": "not-run"}
+    recipe = after(2, "measurement-invalid", "--server", silent, "--only", "G4", "--recipe", "toy-cpu")
+    assert [(one.recipe, one.attempt) for one in recipe.verdicts] == [("", 1), ("toy-cpu", 2), ("", 1), ("", 2)]
+    with refusal("file-invalid"):
+        gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", "--stack", "2026.05", *common]))
+
+
+def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, silent: str, tmp_path: Path) -> None:
+    """A wheel that lies in the output folder is not taken for the one that it serves."""
+    output = tmp_path / "out"
+    output.mkdir(exist_ok=True)
+    wheel.rename(output / "vllm-1.0-py3-none-any.whl")
+    with refusal("measurement-invalid"):
+        gate_verb.gate(parse(["gate", "--server", silent, "--only", "G4", *common]))
+    assert [path.name for path in output.iterdir()] == ["vllm-1.0-py3-none-any.whl"]
+
+
+def test_a_verdict_that_is_not_run_replaces_none() -> None:
+    passing = Verdict("G4", "", "", "", (passed("prompts", ""),))
+    unseen = replace(passing, checks=(*passing.checks, not_run("wheel-served", "", "wheel-unseen")))
+    before, now = (Ladder("2026.11", None, (one,)) for one in (passing, unseen))
+    assert merge(before, now).verdicts == (passing,)
+    assert merge(now, before).verdicts == (passing,)
+
+
+def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest() -> None:
+    policies = policy.load(ROOT)
+    weaker = {
+        "generation": replace(policies.generation, tie=9.0),
+        "logprobs": replace(policies.logprobs, perplexity_max=9.0),
+        "soak": replace(policies.soak, gone=9),
+    }
+    digests = {replace(policies, **{name: one}).digest("G7") for name, one in weaker.items()}
+    assert len(digests - {policies.digest("G7")}) == 3
+
+
+def test_a_load_generator_that_cannot_be_fetched_is_not_run(common: list[str], served: GateOptions) -> None:
+    options = replace(served, baseline_python=served.python)
+    with GateBuilder(checkout(parse(["gate", "--offline", *common])), options, {}) as builder:
+        (check,) = builder.gate("G8").run()
+    assert (check.state, check.reason) == ("not-run", "generator-missing")
+
+
+def test_an_identity_has_no_path_of_the_store(served: GateOptions, tmp_path: Path) -> None:
+    server = ServerUnderTest(served, {}, tmp_path, flags=("--profiler-config", str(tmp_path)))
+    assert str(tmp_path) in server.launch().flags
+    assert server.identity.flags is not None
+    assert str(tmp_path) not in server.identity.flags
 
 
 @pytest.fixture(name="served")
@@ -133,44 +159,56 @@ def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: Ga
     assert launch.environment()["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
 
 
-def test_a_model_without_a_floor_is_an_error_at_the_start(cli: Cli, common: list[str], served: GateOptions, tmp_path: Path) -> None:
+def test_a_model_without_a_floor_is_an_error_at_the_start(common: list[str], served: GateOptions, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
-    options = ["--serve", str(served.serve), "--python", str(served.python), "--against", str(tmp_path), "--only", "G6"]
-    error = json.loads(cli("gate", *options, *common).stdout)["error"]
-    assert error["reference"] == "recipe-unfit"
-    assert error["what"] == "G6 has no floor of gsm8k for a server without --recipe."
-    assert not (tmp_path / "cache" / "work").exists() or not list((tmp_path / "cache" / "work").iterdir())
-    ready = json.loads(cli("gate", *options, "--recipe", "qwen3-30b-a3b-nvfp4", "--offline", *common).stdout)
-    assert ready["ladder"]["verdicts"][0]["checks"][0]["reason"] == "harness-missing"
+    context, options = checkout(parse(["gate", "--offline", *common])), replace(served, against=tmp_path)
+    with GateBuilder(context, options, {}) as builder, refusal("recipe-unfit") as refused:
+        builder.gate("G6")
+    assert refused.value.what == "G6 has no floor of gsm8k for a server without --recipe."
+    with refusal("not-provided"):
+        GateBuilder(context, replace(options, recipe="qwen3-30b-a3b-nvfp4"), {})
+    options = replace(options, serve=None, server="http://127.0.0.1:1", recipe="qwen3-30b-a3b-nvfp4")
+    with GateBuilder(context, options, {}) as builder:
+        assert builder.gate("G6").blocked is None
 
 
 def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(served: GateOptions, wheel: Path, common: list[str], silent: str) -> None:
     """An environment with other files fails each served gate, a server that was not started here is not run; neither can be recorded as that wheel."""
     context, names = checkout(parse(["gate", *common])), ("G4", "G5", "G7")
-    ours = replace(served, wheel=wheel, against=silent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    ours = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
     theirs = replace(ours, serve=None, server=silent)
     for options, state, reason in ((ours, "fail", "wheel-not-served"), (theirs, "not-run", "wheel-unseen")):
         with GateBuilder(context, options, {}) as builder:
             for name in names if options is theirs else ("G4",):
                 rows = {check.name: check for check in builder.gate(name).run()}
                 assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == (state, reason, True)
-    with GateBuilder(context, ours, {}) as builder, refusal("measurement-invalid") as refused:
-        builder.record(wheel.parent / "reference")
-    assert "would name a wheel that did not answer" in refused.value.what
+        with GateBuilder(context, options, {}) as builder, refusal("measurement-invalid") as refused:
+            builder.record(wheel.parent / "reference")
+        assert "would name a wheel that did not answer" in refused.value.what
+
+
+def test_a_server_that_does_not_start_says_so_and_leaves_its_log(
+    served: GateOptions, common: list[str], wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each gate tells why there is no server, and nothing is recorded of it."""
+    context = checkout(parse(["gate", *common]))
+    options = replace(served, wheel=wheel, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
+    with GateBuilder(context, options, {}) as builder:
+        ended, _ = builder.gate("G4").run()
+    assert (ended.name, ended.state, ended.reason in REASONS, "does not run" in ended.message) == ("ladder", "invalid", True, True)
+    (log,) = (tmp_path / "cache").rglob("server.log")
+    assert str(log) in capsys.readouterr().err.replace("\n", "")
 
 
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
-    common: list[str], wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    common: list[str], served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8's journal has ended by then, so its result is kept whatever happens to the verdicts."""
-
-    def climb(context: object, options: object, builder: GateBuilder, *_: object) -> None:
-        builder.throughput = verdicts.result(wheel)
-        raise FileError("file-invalid", "made up")
-
-    monkeypatch.setattr(gate_verb, "climb", climb)
-    with refusal("file-invalid"):
-        gate_verb.gate(parse(["gate", str(wheel), "--only", "G8", *common]))
+    """G8's result is on the disk before its checks are judged."""
+    monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
+    monkeypatch.setattr(Experiment, "result", lambda _: verdicts.result(wheel))
+    options = replace(served, wheel=wheel, baseline_python=served.python, workload=("quick",))
+    with GateBuilder(checkout(parse(["gate", *common])), options, {}) as builder:
+        assert builder.gate("G8").run()
     assert (tmp_path / "out" / "tiny-1.0-py3-none-any.throughput.json").exists()
 
 
@@ -199,14 +237,14 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(
         (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "There is no recipe"),
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
-        (["--variable", "VLLM_X"], "NAME=VALUE"),
         (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),
+        (["--server", "http://127.0.0.1:1", "--model-folder", "no-folder"], "no-folder"),
+        (["no-wheel-1-py3-none-any.whl"], "no-wheel"),
     ],
 )
-def test_options_that_do_not_go_together_are_wrong_usage(cli: Cli, common: list[str], options: list[str], names: str) -> None:
+def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], options: list[str], names: str) -> None:
     """Nothing is started, and the message names what there is."""
     gates = [word for name in ("G3", "G4", "G6") for word in ("--only", name)]
-    done = cli("gate", *gates, *options, *common)
-
-    assert done.returncode == 2
-    assert names in done.stderr
+    with pytest.raises(UsageError) as refused:
+        gate_verb.gate(parse(["gate", *gates, *options, *common]))
+    assert names in f"{refused.value.what} {refused.value.todo}"

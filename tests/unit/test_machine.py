@@ -6,7 +6,9 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,25 +18,24 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
+from tests.support import refserved
+from tests.support.fake_openai_server import Behaviour
 
-from sparkwright.bench.machine import monitor
-from sparkwright.bench.machine.monitor import MachineMonitor, Telemetry
-from sparkwright.bench.machine.oom_watchdog import watch_memory
-from sparkwright.bench.machine.probe import GemvProbe, ProbeError
+from sparkwright.bench.machine import monitor, watchdog
+from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError, Telemetry
 from sparkwright.bench.machine.state_checks import (
     REASONS,
     THROTTLE_REASONS,
     MachinePolicy,
-    MemoryPolicy,
     Normal,
     Snapshot,
     disturbances,
     normal_reasons,
     start_reasons,
 )
+from sparkwright.bench.machine.watchdog import KernelLog, watch_memory
 from sparkwright.bench.model import decode_bytes
 from sparkwright.bench.records import Reason
-from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
 
@@ -46,7 +47,7 @@ SMALL = replace(
     memory=replace(POLICY.memory, discrete_floor=1),
     max_other_load=1.0,
 )
-NORMAL = Normal(0.00113, 0.00115, 0.00117, 0.0023, "a GPU")
+NORMAL = Normal(0.00113, 0.00115, 0.00117, 0.0023)
 QUIET = Snapshot(1e9, 1000.0, gemv=0.00115, copy=0.0023, temperature=55, available=100_000, other_load=0.01)
 
 #: What differs from a quiet machine → the reason.
@@ -65,15 +66,15 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 def references(reasons: tuple[Reason, ...]) -> list[str]:
     assert {one.reference for one in reasons} <= REASONS.keys()
-    assert all(one.says for one in reasons)
+    assert all(one.message for one in reasons)
     return [one.reference for one in reasons]
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"period": 0.6}, "memory"), ({"floor": 0}, "memory"), ({"band": 0}, "probe"), ({"readings": 2}, "probe"), ({"min_ratio": 1.0}, "probe"),
-        ({"start_temperature": 99}, ""), ({"max_other_load": 1.5}, ""), ({"discards": -1}, ""), ({"clock_jump": 0.0}, ""),
+        ({"floor": 0}, "memory"), ({"band": 0}, "probe"), ({"readings": 2}, "probe"), ({"min_ratio": 1.0}, "probe"),
+        ({"max_other_load": 1.5}, ""), ({"discards": -1}, ""), ({"clock_jump": 0.0}, ""),
         ({"throttle_reasons": ["low spirits"]}, ""), ({"unknown": 1}, ""),
     ],
 )  # fmt: skip
@@ -112,19 +113,21 @@ def test_clock_that_was_set_or_began_again_is_a_jump(time_passed: float, monoton
 
 
 def test_first_readings_in_the_slow_state_are_refused() -> None:
-    assert references(normal_reasons(replace(NORMAL, median=0.0038), POLICY.probe)) == ["slow-state"]
-    assert normal_reasons(NORMAL, POLICY.probe) == ()
+    """By the copy, or by the fastest session of the same versions."""
+    faster = replace(NORMAL, median=0.0011)
+    assert references(normal_reasons(replace(NORMAL, median=0.0038), None, POLICY.probe)) == ["slow-state"]
+    assert references(normal_reasons(NORMAL, faster, POLICY.probe)) == ["slow-state"]
+    assert normal_reasons(NORMAL, None, POLICY.probe) == normal_reasons(faster, NORMAL, POLICY.probe) == ()
 
 
 #: A program in the place of Python that answers as the probe does, with the milliseconds in the file beside it.
 FAKE_PROBE = """#!{python}
 import json, pathlib, sys
-print(json.dumps({{"kind": "cuda", "name": "fake", "uuid": ""}}), flush=True)
-for line in sys.stdin:
-    ms = float(pathlib.Path(__file__).with_suffix(".ms").read_text())
-    if ms <= 0:
-        sys.exit("CUDA error: out of memory")
-    print(json.dumps({{"gemv": ms / 1e3, "copy": 0.002, "reduce": 0.0005, "bytes": 10**9}}), flush=True)
+ms = float(pathlib.Path(__file__).with_suffix(".ms").read_text())
+if ms <= 0:
+    sys.exit("CUDA error: out of memory")
+reading = {{"gemv": ms / 1e3, "copy": 0.002}}
+print(json.dumps({{"gpu": True, "name": "fake", "uuid": "", "bytes": 10**9, "readings": [reading] * int(sys.argv[-1])}}))
 """
 
 
@@ -138,23 +141,19 @@ def _fake(tmp_path: Path) -> Path:
 
 
 def test_probe_measures_this_processor(tmp_path: Path) -> None:
-    probe = GemvProbe(SMALL.probe, Path(sys.executable), tmp_path / "log")
-    device, reading = probe.device(), probe.reading()
-    assert (device.kind, device.uuid) == ("cpu", "")
-    assert "NumPy" in device.name
-    assert 0 < reading.gemv < 10
-    assert 1e7 < probe.bandwidth() < 1e13
-    probe.stop()
-    probe.stop()
+    result = monitor.probe(refserved.environment(tmp_path, Behaviour()), SMALL.probe, 8, 2)
+    assert (result.gpu, result.uuid, len(result.readings)) == (False, "", 2)
+    assert "CPU by torch" in result.name
+    assert all(0 < reading.gemv < 10 and 0 < reading.copy < 10 for reading in result.readings)
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (None, "does not run"),
-        ("exit 1", "it has ended"),
-        ("echo no CUDA >&2; echo '[]'; sleep 60", r"gives no reading.*no CUDA"),
-        ("exec sleep 60", "did not answer within 0 s"),
+        (None, "is not installed"),
+        ("echo no CUDA >&2; exit 1", "status 1.*no CUDA"),
+        ("echo '[]'", "gives no reading"),
+        ("exec sleep 60", "did not end within"),
     ],
 )
 def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: str) -> None:
@@ -163,56 +162,41 @@ def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: 
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
     timeout = 0.2 if "exec" in (script or "") else 60
-    with pytest.raises(ProbeError, match=message):
-        GemvProbe(replace(SMALL.probe, start_timeout=timeout), python, tmp_path / "log").reading()
-
-
-def test_probe_is_started_again_after_a_failure(tmp_path: Path, fake: Path) -> None:
-    probe = GemvProbe(SMALL.probe, fake, tmp_path / "log")
-    assert probe.reading().gemv == 0.001
-    fake.with_suffix(".ms").write_text("0")
-    with pytest.raises(ProbeError, match="out of memory"):
-        probe.reading()
-    fake.with_suffix(".ms").write_text("2.0")
-    assert probe.reading().gemv == 0.002
-    probe.stop()
+    with pytest.raises(ProbeError, match=f"(?i){message}"):
+        monitor.probe(python, replace(SMALL.probe, timeout=timeout), 8)
 
 
 def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp_path: Path, fake: Path) -> None:
     store, milliseconds = Store(tmp_path / "cache"), fake.with_suffix(".ms")
-    with MachineMonitor(SMALL, store, python=fake) as machine:
-        machine.preheat(0.01)
-        assert machine.settle() == ()
-        assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002, "fake")
-        assert machine.bandwidth == decode_bytes.stored_bandwidth(store) == decode_bytes.Bandwidth(2000.0, "measured", "fake")
-        before = machine.snapshot()
-        milliseconds.write_text("1.5")
-        assert references(machine.disturbances(before, machine.snapshot())) == ["slow-state"]
-        milliseconds.write_text("0")
-        assert references(machine.disturbances(before, machine.snapshot())) == ["probe-silent"]
-        milliseconds.write_text("1.04")
-        assert references(machine.settle()) == ["slow-state"]
-        milliseconds.write_text("1.02")
-        assert machine.settle() == ()
-        milliseconds.write_text("0")
-        assert references(machine.settle()) == ["probe-silent"]
+    machine = MachineMonitor(SMALL, store, python=fake)
+    assert machine.settle(0.01) == ()
+    assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002)
+    assert machine.bandwidth == decode_bytes.stored_bandwidth(store) == decode_bytes.Bandwidth(1000.0, "measured", "fake")
+    before = machine.snapshot()
+    milliseconds.write_text("1.5")
+    assert references(machine.disturbances(before, machine.snapshot())) == ["slow-state"]
+    milliseconds.write_text("0")
+    assert references(machine.disturbances(before, machine.snapshot())) == ["probe-silent"]
+    milliseconds.write_text("1.04")
+    assert references(machine.settle(0)) == ["slow-state"]
+    milliseconds.write_text("1.02")
+    assert machine.settle(0) == ()
+    milliseconds.write_text("0")
+    assert references(machine.settle(0)) == ["probe-silent"]
 
 
-def test_session_without_a_gpu_measures_the_bandwidth_alone(tmp_path: Path) -> None:
-    with MachineMonitor(SMALL, Store(tmp_path), python=None) as machine:
-        machine.preheat(5)
-        assert machine.settle() == ()
-        shot = machine.snapshot()
-        assert machine.disturbances(shot, machine.snapshot()) == ()
-    assert (machine.normal, shot.gemv, machine.policy.memory.floor) == (None, None, 1)
-    assert machine.bandwidth
+def test_session_without_an_environment_probes_nothing(tmp_path: Path) -> None:
+    machine = MachineMonitor(SMALL, Store(tmp_path), python=None)
+    assert machine.settle(5) == ()
+    shot = machine.snapshot()
+    assert machine.disturbances(shot, machine.snapshot()) == ()
+    assert (machine.normal, machine.bandwidth, shot.gemv, machine.policy.memory.floor) == (None, None, None, 1)
     assert shot.available
 
 
 def test_session_whose_probe_does_not_start_is_refused(tmp_path: Path) -> None:
-    with MachineMonitor(SMALL, Store(tmp_path / "cache"), python=tmp_path / "none") as machine:
-        assert references(machine.settle()) == ["probe-silent"]
-    assert "slow state would not be noticed" in machine.notes[0]
+    machine = MachineMonitor(SMALL, Store(tmp_path / "cache"), python=tmp_path / "none")
+    assert references(machine.settle(0)) == ["probe-silent"]
 
 
 @pytest.fixture(name="gpu")
@@ -290,96 +274,71 @@ def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest
     assert monitor._other_load([ours]) == pytest.approx(0.1)  # type: ignore[list-item]  # as a process
 
 
-#: Never reached: no floor, and no fall.
-HARMLESS = MemoryPolicy(floor=1, discrete_floor=1, max_fall=10**8, period=0.02)
+@contextlib.contextmanager
+def watched(floor: int, kills: Queue[tuple[str, str]], log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Watch the memory in a thread during the block."""
+    monkeypatch.setattr(watchdog, "PERIOD", 0.02)
+    stopped = threading.Event()
+    thread = threading.Thread(target=watch_memory, args=(floor, lambda *why: kills.put(why), stopped, log))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
-class Killing:
-    """Remembers why the watchdog kills."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
-        self.called = threading.Event()
-
-    def __call__(self, reason: str, message: str) -> None:
-        self.calls.append((reason, message))
-        self.called.set()
+@pytest.mark.parametrize("floor", [1, 5000])
+def test_watchdog_kills_once_when_memory_is_short(floor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, kills = iter([9000, 5000, 4999, 4000]), Queue[tuple[str, str]]()
+    monkeypatch.setattr(process, "available_megabytes", lambda: next(samples, 3000))
+    with watched(floor, kills, Path("/nonexistent"), monkeypatch):
+        time.sleep(0.5)
+    assert list(kills.queue) == [("memory-low", "4999 MB are available, 5000 MB must stay")] * (floor > 1)
 
 
-@pytest.mark.parametrize(
-    ("available", "changes", "message"),
-    [
-        ([9000, 5000, 4999, 4000, 3000], {"floor": 5000}, "4999 MB are available"),
-        ([9000, 8000, 7000, 6000, 5990], {"max_fall": 2999}, "fell by 3000 MB in a second"),
-        ([9000] + [9000 - 40 * step for step in range(100)], {"max_fall": 2999}, ""),
-        ([9000], {}, ""),
-    ],
-)
-def test_watchdog_kills_once_when_memory_is_short_or_falls_fast(
-    monkeypatch: pytest.MonkeyPatch, available: list[int], changes: dict[str, int], message: str
-) -> None:
-    samples, killing = iter(available), Killing()
-    last = available[-1]
-    monkeypatch.setattr(process, "available_megabytes", lambda: next(samples, last))
-    with watch_memory(replace(HARMLESS, **changes), killing, kernel_log=Path("/nonexistent")):
-        assert killing.called.wait(20 if message else 0.5) == bool(message)
-        time.sleep(0.1)
-    assert [reason for reason, _ in killing.calls] == (["memory-low"] if message else [])
-    assert message in str(killing.calls)
-
-
-def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path) -> None:
-    log, record, killing = tmp_path / "kmsg", "6,1,5140900,-;{}\n", Killing()
+def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, record, kills = tmp_path / "kmsg", "6,1,5140900,-;{}\n", Queue[tuple[str, str]]()
     log.write_text(record.format("NVRM: old: NV_ERR_NO_MEMORY"))
-    with watch_memory(HARMLESS, killing, kernel_log=log), log.open("a") as stream:
+    with watched(1, kills, log, monkeypatch), log.open("a") as stream:
+        time.sleep(0.2)
         stream.write(record.format("usb 1-1: new device"))
         stream.flush()
-        assert not killing.called.wait(0.3)
+        time.sleep(0.3)
+        assert kills.empty()
         stream.write(record.format("NVRM: nvAssertOkFailedNoLog: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"))
         stream.flush()
-        assert killing.called.wait(20)
-    ((reason, message),) = killing.calls
-    assert reason == "kernel-no-memory"
-    assert reason in REASONS
+        reason, message = kills.get(timeout=20)
+    assert kills.empty()
+    assert reason == "kernel-no-memory" in REASONS
     assert "0x00000051" in message
 
 
-#: Answers as vLLM does, ignores TERM, and has a child in a session of its own that does the same.
-SERVES = """
-import http.server, json, os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-stray = "import os, signal, time; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", stray])
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = json.dumps({"data": [{"id": "toy", "max_model_len": 64}]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_):
-        pass
-port = int(sys.argv[sys.argv.index("--port") + 1])
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
+@pytest.mark.parametrize(("text", "reason"), [
+    ("NVRM: Xid (PCI:000f:01:00): 31, pid=1234, name=python3, Ch 00000008, MMU Fault", "kernel-xid"),
+    ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel-no-memory"),
+    ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2319)", "kernel-nvrm"),
+    ("NVRM: GPU at PCI:000f:01:00 has fallen off the bus.", "kernel-nvrm"),
+    ("Out of memory: Killed process 4711 (python3) total-vm:1kB", "kernel-oom-kill"),
+    ("mce: [Hardware Error]: Machine check events logged", "kernel-hardware"),
+    ("INFO: task python3:77 blocked for more than 120 seconds.", "kernel-hardware"),
+    ("NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.95.05", ""),
+    ("python3[99]: segfault at 0", ""),
+])  # fmt: skip
+def test_faults_in_the_kernel_log_are_sorted(text: str, reason: str) -> None:
+    found = watchdog.finding(text)
+
+    assert (found.reference if found else "") == reason
 
 
-def test_watchdog_ends_a_server_that_ignores_signals_with_all_its_processes(tmp_path: Path) -> None:
-    folder = tmp_path / "modules" / "vllm" / "entrypoints" / "cli"
-    folder.mkdir(parents=True)
-    (folder / "main.py").write_text(SERVES)
-    launch = LaunchPlan(Path(sys.executable), tmp_path, (), {"PYTHONPATH": str(tmp_path / "modules")}, "toy", timeout=100, grace=90)
-    with Server(launch, tmp_path / "log") as server:
-        assert server.ready, server.failure
-        processes = server.processes()
-        assert len(processes) == 2
-        with watch_memory(replace(HARMLESS, floor=900_000_000), server.kill):
-            until = time.monotonic() + 60
-            while server.running and time.monotonic() < until:
-                server.guard()
-                time.sleep(0.02)
-        assert (server.running, server.reason) == (False, "memory-low")
-    for one in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.wait(timeout=60)
+def test_the_kernel_log_is_read_from_now_on(tmp_path: Path) -> None:
+    """Earlier records and further fields of a record do not count."""
+    path = tmp_path / "kmsg"
+    path.write_text("4,1,100,-;NVRM: Xid (PCI:0000:01:00): 13, before\n")
+    log = KernelLog(path)
+    assert list(log.findings()) == []
+    with path.open("a") as stream:
+        stream.write("6,2,200,-;all is well\n SUBSYSTEM=;NVRM: Xid (x): 1\n")
+        stream.write("3,3,300,-;NVRM: Xid (PCI:0000:01:00): 79, gone\n")
+    assert [fault.text for fault in log.findings()] == ["NVRM: Xid (PCI:0000:01:00): 79, gone"]
+    log.close()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench.load.load_spec import LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import measurement
-from sparkwright.gates.throughput.gate import REASONS
 from sparkwright.gates.throughput.measurement import (
     CounterChange,
     ExternalServer,
@@ -36,11 +33,9 @@ ROOT = Path(__file__).parents[2]
 POLICY = msgspec.structs.replace(
     strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy),
     timeout_s=20.0,
-    ceiling_min_bytes=0.0,
 )
 CELL = WorkloadCell(16, 24, 2, 4, primary=("rate",))
-ALONE = WorkloadCell(16, 24, 1, 2)
-BLANK = Measurement(CELL.name, 0, 0, "candidate", 0, 0, 0, 0.0)
+BLANK = Measurement(CELL.name, 0, 0, "candidate", 0)
 
 
 class Still(MachineMonitor):
@@ -49,7 +44,7 @@ class Still(MachineMonitor):
     def __init__(self, *trouble: Reason) -> None:
         self._trouble = trouble
 
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         return Snapshot(1.0, 1.0)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
@@ -83,7 +78,6 @@ def test_a_sound_leg_counts() -> None:
     assert found.run
     assert [one.output_tokens for one in found.run.requests] == [24] * 4
     assert found.run.tpot > 0
-    assert found.prefix_hits == 0
     assert found.speculation is None
 
 
@@ -95,8 +89,6 @@ def test_speculation_is_metered_apart() -> None:
     assert found.speculation
     assert found.speculation.length == pytest.approx(3, rel=0.05)
     assert found.speculation.acceptance == pytest.approx(0.5, rel=0.05)
-    decoded = sum(one.output_tokens - 1 for one in found.run.requests) / found.run.seconds
-    assert found.speculation.steps * found.speculation.length == pytest.approx(decoded)
 
 
 FAULTS: dict[Fault, set[str]] = {
@@ -107,7 +99,7 @@ FAULTS: dict[Fault, set[str]] = {
     "short": {"answer-other", "request-failed"},
     "usage-more": {"answer-other", "usage-mismatch", "request-failed"},
     "usage-none": {"request-failed", "answer-other"},
-    "finish-reason": {"finish-other", "request-failed"},
+    "finish-reason": {"answer-other", "request-failed"},
     "prefix-hits": {"prefix-cached"},
     # It may have no ear for anybody else any more.
     "endless": {
@@ -147,7 +139,7 @@ class Throttled(Still):
     def __init__(self, *, before: bool) -> None:
         self._before, self._shots = before, 0
 
-    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         self._shots += 1
         return Snapshot(float(self._shots), float(self._shots))
 
@@ -162,14 +154,10 @@ def test_throttling_under_the_own_load_counts() -> None:
     assert leg(QUICK, machine=Throttled(before=True)).discarded
 
 
-@pytest.mark.parametrize(("side", "running", "reference", "repeated"), [
-    ("candidate", True, "candidate-crashed", False), ("candidate", False, "server-died", False),
-    ("baseline", True, "server-died", True), ("control", False, "server-died", True),
-])  # fmt: skip
-def test_the_end_of_a_server_is_the_candidates_fault_or_a_disturbance(
-    side: Side, running: bool, reference: str, repeated: bool
-) -> None:
-    """A candidate that ends under load crashed; another server is started again."""
+@pytest.mark.parametrize("side", ["candidate", "baseline"])
+@pytest.mark.parametrize("running", [True, False])
+def test_the_end_of_a_server_is_the_first_reason(side: Side, running: bool) -> None:
+    """Another server than the candidate's is started again; one that had started has a state before."""
 
     class Dying(ExternalServer):
         alive, failure, reason = running, "status -11", "server-died"
@@ -181,7 +169,8 @@ def test_the_end_of_a_server_is_the_candidates_fault_or_a_disturbance(
     context = MeasurementContext(ThreadLoad(), Still(), POLICY, lambda _: {}, "model")
     blank = msgspec.structs.replace(BLANK, side=side)
     found = measurement.measure(context, Dying("http://127.0.0.1:9"), CELL, blank, 1)
-    assert (found.reasons[0].reference, found.discarded) == (reference, repeated)
+    assert (found.reasons[0].reference, found.discarded) == ("server-died", side == "baseline")
+    assert bool(found.before) == running
     assert not found.counts
 
 
@@ -194,60 +183,30 @@ def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise() -> None:
     assert len(wrong.reasons) > 1
 
 
-def test_more_than_memory_gives_is_invalid() -> None:
-    """A rate that would need more than the bandwidth is no measurement, for one request; the share is reported."""
-    far = leg(
-        QUICK,
-        ALONE,
-        traffic={CELL.name: 4e9, ALONE.name: 4e9},
-        bandwidth=Bandwidth(100.0, "measured"),
-    )
-    assert [one.reference for one in far.reasons] == ["above-roofline"]
-    near = leg(QUICK, ALONE, traffic={ALONE.name: 1e7}, bandwidth=Bandwidth(100.0, "measured"))
-    assert near.counts
-    assert near.run
-    assert near.roofline == pytest.approx(1e7 / near.run.tpot / 100e9)
-
-
-def test_a_batch_of_experts_may_read_less_than_is_expected() -> None:
-    """With several requests at a time the bytes are only bounded from above, so nothing is invalid for them."""
-    assert leg(
-        QUICK, traffic={CELL.name: 4e9, ALONE.name: 4e9}, bandwidth=Bandwidth(100.0, "measured")
-    ).counts
-
-
 def run(*requests: Request) -> LoadResult:
     return LoadResult("g", "", 1.0, requests)
 
 
 ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
 SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
-COUNTS = CounterChange(4, 4, 96, 0.0, 0, 0, 0)
+COUNTS = CounterChange(4, 4, 96)
 
 
-def said(
-    *requests: Request, found: CounterChange | None = COUNTS, roofline: float | None = None
-) -> list[str]:
-    return [
-        one.reference
-        for one in invalid_reasons(
-            ORDER, run(*requests), found, prefix_hits=0.01, roofline=roofline
-        )
-    ]
+def said(*requests: Request, found: CounterChange | None = COUNTS) -> list[str]:
+    return [one.reference for one in invalid_reasons(ORDER, run(*requests), found, 0.01)]
 
 
 @pytest.mark.parametrize(
     ("requests", "found", "expected"),
     [
         ((SOUND, SOUND), COUNTS, []),
-        ((SOUND,), COUNTS, ["requests-missing"]),
         ((SOUND, msgspec.structs.replace(SOUND, error="429")), COUNTS, ["request-failed"]),
-        ((SOUND, msgspec.structs.replace(SOUND, output_tokens=23)), COUNTS, ["answer-other"]),
+        ((SOUND, msgspec.structs.replace(SOUND, output_tokens=23)), msgspec.structs.replace(COUNTS, tokens=95), ["answer-other", "usage-mismatch"]),
         ((SOUND, msgspec.structs.replace(SOUND, prompt_tokens=17)), COUNTS, ["prompt-other"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.6)), COUNTS, ["times-impossible"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.0)), COUNTS, ["times-impossible"]),
         ((SOUND, SOUND), None, ["counters-missing"]),
-        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, by_length=3), ["finish-other"]),
+        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, by_length=3), ["answer-other"]),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, tokens=97), ["usage-mismatch"]),
         (
             (SOUND, SOUND),
@@ -256,12 +215,6 @@ def said(
         ),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.01), ["prefix-cached"]),
         ((SOUND, SOUND), msgspec.structs.replace(COUNTS, hits=0.0099), []),
-        ((SOUND, SOUND), msgspec.structs.replace(COUNTS, drafts=46, drafted=46, accepted=46), []),
-        (
-            (SOUND, SOUND),
-            msgspec.structs.replace(COUNTS, drafts=20, drafted=20, accepted=5),
-            ["speculation-uneven"],
-        ),
     ],
 )
 def test_every_reason_has_its_cause(
@@ -271,31 +224,23 @@ def test_every_reason_has_its_cause(
     assert said(*requests, found=found) == expected
 
 
-def again(*requests: Request, found: CounterChange = COUNTS) -> list[str]:
-    wrong = invalid_reasons(ORDER, run(*requests), found, prefix_hits=0.01, roofline=None)
-    return [one.reference for one in measurement.merged_stream(ORDER, run(*requests), found, wrong)]
-
-
 def test_tokens_that_come_in_lumps_are_measured_again() -> None:
     """Where the server counts every token, but they came at once or in fewer pieces, no time is believed, and no wheel is blamed."""
-    lump, fewer = (
-        msgspec.structs.replace(SOUND, ttft=0.49999),
-        msgspec.structs.replace(SOUND, output_tokens=13),
-    )
-    assert not again(SOUND, SOUND)
-    assert again(SOUND, lump) == ["stream-merged"]
-    assert again(SOUND, msgspec.structs.replace(SOUND, ttft=0.5)) == ["stream-merged"]
-    assert again(SOUND, fewer) == ["stream-merged"]
+    lump = msgspec.structs.replace(SOUND, ttft=0.49999)
+    fewer = msgspec.structs.replace(SOUND, output_tokens=13)
+    assert said(SOUND, lump) == ["stream-merged"]
+    assert said(SOUND, msgspec.structs.replace(SOUND, ttft=0.5)) == ["stream-merged"]
+    assert said(SOUND, fewer) == ["stream-merged"]
     short = msgspec.structs.replace(COUNTS, tokens=85)
-    assert not again(SOUND, fewer, found=short)
-    assert not again(SOUND, msgspec.structs.replace(lump, error="it broke"))
+    assert said(SOUND, fewer, found=short) == ["answer-other", "usage-mismatch"]
+    assert said(SOUND, msgspec.structs.replace(lump, error="it broke")) == ["request-failed"]
 
 
 def test_texts_may_have_any_length() -> None:
     """Real prompts are as long as they are."""
     order = msgspec.structs.replace(ORDER, prompt_file=Path("x.jsonl"))
     other = msgspec.structs.replace(SOUND, prompt_tokens=9)
-    assert not invalid_reasons(order, run(other, other), COUNTS, prefix_hits=0.01, roofline=None)
+    assert not invalid_reasons(order, run(other, other), COUNTS, 0.01)
 
 
 def metrics() -> Iterator[tuple[str, int]]:
@@ -309,7 +254,7 @@ def test_counters_are_differences(before: int, made: int) -> None:
     """What was there before a leg is not counted."""
     first = {name: float(times * before) for name, times in metrics()}
     second = {name: float(times * (before + made)) for name, times in metrics()}
-    assert counter_change(first, second) == CounterChange(made, made, 24 * made, None, 0, 0, 0)
+    assert counter_change(first, second) == CounterChange(made, made, 24 * made)
 
 
 def test_counters_that_went_back_are_none() -> None:
@@ -319,13 +264,3 @@ def test_counters_that_went_back_are_none() -> None:
         is None
     )
     assert counter_change({}, {}) is None
-
-
-def test_the_reasons_are_explained() -> None:
-    """Every reference that a leg may have is explained."""
-    every = {expected for case in FAULTS.values() for expected in case} | {
-        "above-roofline",
-        "speculation-uneven",
-        "prompt-other",
-    }
-    assert every | set(measurement.REASONS) <= set(REASONS)

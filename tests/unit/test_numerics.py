@@ -1,20 +1,26 @@
-"""G1 on a small tree: which checks it makes, what they show, and policies that are refused."""
+"""G1 on a small tree; and converters, trees and policies that are wrong, hostile or gone."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from tests.refusals import refusal
 from tests.support import converters
-from tests.support.converters import POLICY
+from tests.support.converters import HEADER, POLICY, PYTHON
 
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import strict_yaml
+from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import gate as numerics
+from sparkwright.gates.numerics.converters import Converter, ConverterInvalid, Unit, inline_ptx
 from sparkwright.gates.numerics.gate import REASONS, NumericsPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -26,12 +32,23 @@ def run(tree: Path, policy: NumericsPolicy, scratch: Path) -> dict[str, Check]:
     return {check.name: check for check in numerics.run({"mini": tree}, policy, (), scratch)}
 
 
+def judged(tmp_path: Path, header: str, seconds: float = 240) -> Check:
+    """Return the check of a converter of two values in *header*."""
+    (tmp_path / "a.hpp").write_text(header, "utf-8")
+    unit = Unit("mini", ("a.hpp",), (Converter("bad", "encode", "return convert(x);", lanes=2),))
+    limits = Limits(seconds=seconds, memory=1024, written=16)
+    return run(tmp_path, NumericsPolicy(limits, (unit,)), tmp_path / "scratch")["bad-sweep"]
+
+
 def test_a_sound_tree_passes_with_figures(tmp_path: Path) -> None:
     """Every converter of every kind passes, and states how many inputs it had."""
     checks = run(converters.tree(tmp_path / "tree"), POLICY, tmp_path / "scratch")
     assert {check.state for check in checks.values()} == {"pass"}
     assert len(checks) == 8
     assert all(check.figures[0].value == 0 < check.figures[1].value for check in checks.values())
+    without = {check.name: check for check in numerics.run({}, POLICY, (), tmp_path / "without")}
+    assert without.keys() == checks.keys()
+    assert {(one.state, one.reason) for one in without.values()} == {("not-run", "tree-missing")}
 
 
 def test_disagreements_are_shown_with_their_values(tmp_path: Path) -> None:
@@ -39,40 +56,126 @@ def test_disagreements_are_shown_with_their_values(tmp_path: Path) -> None:
     text = converters.CPP.replace(
         "size < middle || (size == middle && code % 2 == 0)", "size < middle"
     )
-    tree = converters.tree(tmp_path / "tree", {converters.HEADER: text})
+    tree = converters.tree(tmp_path / "tree", {HEADER: text})
     check = run(tree, converters.only("mini"), tmp_path / "scratch")["mini-sweep"]
     assert (check.state, check.reason) == ("fail", "converter-wrong")
     assert (check.samples[0].expected, check.samples[0].actual) == ("0x0", "0x1")
     assert "0.25" in check.samples[0].case
 
 
-@pytest.mark.parametrize(
-    "stated", [{"nan": "keeps-sign"}, {"zero": "dropped"}, {"tensor_scale": "divides"}]
-)
-def test_a_convention_that_the_tree_does_not_keep_fails(
-    tmp_path: Path, stated: dict[str, str]
-) -> None:
+def test_a_convention_that_the_tree_does_not_keep_fails(tmp_path: Path) -> None:
     """Where public references differ, the tree has to do what the policy states."""
-    index = 4 if "tensor_scale" in stated else 0
-    one = msgspec.structs.replace(converters.UNIT.converters[index], **stated)
-    unit = msgspec.structs.replace(converters.UNIT, converters=(one,))
+    stated = msgspec.structs.replace(converters.UNIT.converters[0], nan="keeps-sign")
+    unit = msgspec.structs.replace(converters.UNIT, converters=(stated,))
     policy = NumericsPolicy(POLICY.limits, (unit,))
     (check,) = run(converters.tree(tmp_path / "tree"), policy, tmp_path / "scratch").values()
     assert (check.state, check.reason) == ("fail", "policy-differs")
 
 
-def test_a_missing_tree_keeps_the_names_of_its_checks(tmp_path: Path) -> None:
-    """Without a fork's tree, or the toolkit's headers, its checks are there as not run."""
-    sound = run(converters.tree(tmp_path / "tree"), POLICY, tmp_path / "one")
-    without = {check.name: check for check in numerics.run({}, POLICY, (), tmp_path / "two")}
-    assert without.keys() == sound.keys()
-    assert {(check.state, check.reason) for check in without.values()} == {
-        ("not-run", "tree-missing")
-    }
+def test_headers_that_are_not_installed_are_not_run(tmp_path: Path) -> None:
     unit = msgspec.structs.replace(converters.UNIT, headers=("nowhere.h",))
-    policy = NumericsPolicy(POLICY.limits, (unit,))
-    checks = numerics.run({"mini": tmp_path / "tree"}, policy, (), tmp_path / "three")
+    checks = run(tmp_path, NumericsPolicy(POLICY.limits, (unit,)), tmp_path / "scratch").values()
     assert {(check.state, check.reason) for check in checks} == {("not-run", "headers-missing")}
+
+
+def test_inline_ptx_keeps_operands_and_their_order() -> None:
+    """Instructions become calls, and the expressions of the operands stay as they are."""
+    text = (
+        '# 1 "/tree/a.h"\nasm volatile("{\\n" ".reg .b8 a, b;\\n"\n'
+        '  "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\\n" "mov.b32 %0, {a, b, b, b};\\n" "}"\n'
+        '  : "=r"(out[i].x) : "f"(f(x, 1)), "f"(y));\n# 9 "/usr/b.h"\nasm("nop");\n'
+    )
+    result = inline_ptx(text, lambda name: name.startswith("/tree"))
+    assert "std::uint8_t a, b;" in result
+    assert "::sparkwright::cvt_rn_satfinite_e2m1x2_f32(a, (y), (f(x, 1)));" in result
+    assert "::sparkwright::mov_b32((out[i].x), a, b, b, b);" in result
+    assert result.endswith('asm("nop");\n')
+    with pytest.raises(ConverterInvalid, match="not understood"):
+        inline_ptx('# 1 "/tree/a.h"\nasm volatile(text : "=r"(x));\n', lambda _: True)
+
+
+def asm(ptx: str) -> str:
+    """Return the body of a converter that is the inline *ptx*."""
+    return f'unsigned y = 0; asm volatile("{ptx}" : "=r"(y) : "f"(x[0]), "f"(x[1])); return y;'
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (asm("cvt.rz.satfinite.e2m1x2.f32 %0, %2, %1;"), "converter-unreadable"),
+        (asm("@p mov.b32 %0, 1;"), "converter-unreadable"),
+        (asm(".reg .f64 d; mov.b32 %0, d;"), "converter-unreadable"),
+        (asm("mov.b32 %0, c;"), "converter-uncompilable"),
+        (asm("mov.b32 %0, %7;"), "converter-uncompilable"),
+        (asm(".reg .b8 b; mov.b32 %0, {b, b};"), "converter-uncompilable"),
+        ("return missing_name;", "converter-uncompilable"),
+        ("for (volatile bool on = true; on;) {}", "converter-slow"),
+        ("std::abort();", "converter-crashed"),
+        ("std::exit(0);", "converter-output"),
+        ('for (;;) std::fputs("more and more", stderr);', "converter-crashed"),
+        ("for (size_t n = 1 << 20;; n *= 2) std::memset(new char[n], 1, n);", "converter-crashed"),
+    ],
+)
+def test_a_converter_without_results_is_invalid(tmp_path: Path, body: str, reason: str) -> None:
+    """PTX that is not defined, a program that does not compile, loops, crashes or takes all."""
+    includes = "#include <cstdint>\n#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
+    header = f"{includes}inline unsigned convert(float (&x)[2]) {{ {body} return 0; }}"
+    check = judged(tmp_path, header, seconds=20 if reason == "converter-slow" else 240)
+    assert (check.state, check.reason) == ("invalid", reason)
+    assert str(tmp_path) not in check.message
+
+
+def test_nothing_that_a_converter_starts_goes_on(tmp_path: Path) -> None:
+    """A process that a converter starts in the background ends with the call."""
+    header = (
+        "#include <cstdlib>\n#include <unistd.h>\ninline unsigned convert(float (&)[2]) {\n"
+        'if (!fork()) { execl("/bin/sleep", "sleep", "318", nullptr); }\nstd::exit(7);\n}\n'
+    )
+    assert judged(tmp_path, header).reason == "converter-crashed"
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _sleeping():
+        time.sleep(0.05)
+    assert not _sleeping()
+
+
+def _sleeping() -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline() == ["sleep", "318"] and process.uids().real == os.getuid():
+                return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.mark.parametrize("name", [HEADER, "csrc/values.cuh", PYTHON])
+def test_a_link_that_leaves_the_tree_is_not_followed(tmp_path: Path, name: str) -> None:
+    """A file that is a link to elsewhere, named or included, is invalid."""
+    tree = converters.tree(tmp_path / "tree")
+    outside = tmp_path / "outside.hpp"
+    (tree / name).rename(outside)
+    (tree / name).symlink_to(outside)
+    checks = run(tree, POLICY, tmp_path / "scratch").values()
+    wrong = {check.name for check in checks if check.reason == "converter-outside"}
+    python = {"mini-python-table", "mini-dsl-sweep"}
+    assert wrong == (python if name == PYTHON else {check.name for check in checks} - python)
+
+
+@pytest.mark.parametrize("text", ["x = 1", "VALUES = [1, 2, x]", "VALUES = [" + "(" * 100_000])
+def test_a_file_or_value_that_is_gone_fails_and_leaves_the_others(
+    tmp_path: Path, text: str
+) -> None:
+    """A converter whose name is gone, a Python file without the values, and a header."""
+    code = converters.CPP.replace("unsigned encode(", "unsigned other_encode(", 1)
+    code = code.replace("{encode(x[i] * by)}", "{other_encode(x[i] * by)}")
+    tree = converters.tree(tmp_path / "tree", {PYTHON: text, HEADER: code})
+    checks = run(tree, POLICY, tmp_path / "scratch")
+    gone = {name for name, check in checks.items() if check.state != "pass"}
+    assert gone == {"mini-sweep", "mini-python-table", "mini-dsl-sweep"}
+    assert {(checks[name].state, checks[name].reason) for name in gone} == {
+        ("fail", "converter-missing")
+    }
+    (tree / HEADER).unlink()
+    (check,) = run(tree, converters.only("mini"), tmp_path / "again").values()
+    assert (check.state, check.reason) == ("fail", "converter-missing")
 
 
 UNIT = {"fork": "a", "files": ["x.h"], "converters": [{"name": "a", "kind": "encode", "call": ""}]}
@@ -82,27 +185,15 @@ UNIT = {"fork": "a", "files": ["x.h"], "converters": [{"name": "a", "kind": "enc
     ("change", "message"),
     [
         ({"limits": {"seconds": 0, "memory": 1, "written": 1}}, "larger than zero"),
-        ({"units": [{**UNIT, "files": ["../x.h"]}]}, "inside the tree"),
-        ({"units": [{**UNIT, "converters": []}]}, "no file or converter"),
-        (
-            {"units": [{**UNIT, "converters": [{"name": "A b", "kind": "scale", "call": ""}]}]},
-            "kebab-case",
-        ),
-        (
-            {
-                "units": [
-                    {
-                        **UNIT,
-                        "converters": [{"name": "a", "kind": "encode", "call": "", "lanes": 3}],
-                    }
-                ]
-            },
-            "3 lanes",
-        ),
+        ({"units": [{**UNIT, "files": ["../x.h"]}]}, "files"),
+        ({"units": [{**UNIT, "folders": ["a/../../b"]}]}, "folders"),
+        ({"units": [{**UNIT, "headers": ["/etc/passwd"]}]}, "headers"),
+        ({"units": [{**UNIT, "converters": []}]}, "converters"),
+        ({"units": [{**UNIT, "converters": [{"name": "A b", "kind": "scale", "call": ""}]}]}, "name"),
         ({"units": [UNIT, UNIT]}, "named twice"),
         ({"thresholds": {}}, "unknown field"),
     ],
-)
+)  # fmt: skip
 def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
     """The file is refused, with the place."""
     text = strict_yaml.dump({"limits": {"seconds": 1, "memory": 1, "written": 1}, **change})
@@ -111,19 +202,14 @@ def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], mess
     assert message in " ".join(caught.value.details)
 
 
-def test_the_reviewed_policy_names_every_fork() -> None:
-    """It has converters of all three forks and of the toolkit."""
-    policy = strict_yaml.load(REVIEWED, NumericsPolicy)
-    assert policy.forks == ("cutlass", "flashinfer", "vllm")
-    assert "" in {unit.fork for unit in policy.units}
-
-
-def test_every_reason_is_explained() -> None:
+def test_every_reason_is_explained_and_every_fork_has_converters() -> None:
     """Each reason in the source of G1 has its line in REASONS, and REASONS has no other."""
     package = ROOT / "ci" / "sparkwright" / "gates" / "numerics"
     text = "".join(path.read_text("utf-8") for path in package.glob("*.py"))
-    pattern = r'"((?:converter|policy|headers|tree|source-not)-[a-z-]+)"(?!:)'
+    pattern = r'"((?:converter|policy|headers|tree)-[a-z-]+)"(?!:)'
     assert set(re.findall(pattern, text)) == set(REASONS)
+    units = strict_yaml.load(REVIEWED, NumericsPolicy).units
+    assert {unit.fork for unit in units} == {"cutlass", "flashinfer", "vllm", ""}
 
 
 @pytest.mark.toolchain

@@ -1,7 +1,8 @@
-"""Recipes: the reviewed ones, their variants for each release, published results, and refusals."""
+"""Recipes, workloads and preflight: the reviewed files, launches for each release, and refusals."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,25 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from packaging.version import Version
 from tests.refusals import refusal
+from tests.support.checkpoints import write
 
-from sparkwright.bench.recipes import preflight, recipe, vllm_flags, workloads
-from sparkwright.bench.recipes.published_results import PublishedFigure
+from sparkwright.bench.recipes import preflight, recipe, workloads
+from sparkwright.bench.recipes.preflight import REASONS, SPARK_GIB, CheckpointSize
+from sparkwright.bench.recipes.recipe import PublishedFigure, Recipe
+from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.core import strict_yaml
 from sparkwright.gates.contract.policy import ContractPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
+RULE = WORKLOADS.rule
 NAMES = recipe.names(ROOT)
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 #: The releases of the stacks, stock and ours.
-STACKS = ("0.33.0", "0.33.0+spark.2026.11.pf71f110a.cu130", "0.23.0+spark.2026.06.p0", "0.20.1", "0.20.1+spark.2026.05.p0.cu130")
+STACKS = ("newest", "0.34.0", "0.33.0", "0.33.0+spark.2026.11.pf71f110a.cu130", "0.23.0+spark.2026.06.p0", "0.20.1", "0.20.1+spark.2026.05.p0.cu130")
 
 
 def plain() -> dict[str, Any]:
@@ -53,27 +59,19 @@ def test_reviewed_recipe_has_only_advice(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_is_launched_or_refused_for_each_stack(name: str, version: str) -> None:
     reviewed = recipe.load(ROOT, name)
-    variant = next((one for one in reviewed.versions if one.holds(Version(version))), None)
+    variant = reviewed.find_variant(version)
     if variant is None or (variant.lacks and "+spark" not in version):
         with refusal("recipe-unfit"):
             recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
         return
+    assert sum(one.holds(Version(version)) for one in reviewed.versions) == 1
     launch = recipe.launch(reviewed, version, Path("/env/bin/python"), Path("/model"))
-    flags = [vllm_flags.split_flag(flag)[0] for flag in launch.flags]
+    flags = [preflight.setting(flag) for flag in launch.flags]
     assert len(set(flags)) == len(flags)
-    assert not vllm_flags.MEASUREMENT & set(flags)
     assert not any(blank in flag for flag in launch.flags for blank in " \n\t")
     assert ("--tensor-parallel-size=2" in launch.flags) == (reviewed.nodes == 2)
     assert ("--speculative-config" in flags) == (reviewed.speculation is not None)
     assert launch.reserve == round(reviewed.plan.floor * 2**30 / 1e6)
-
-
-def test_same_backend_is_chosen_in_the_words_of_each_release() -> None:
-    marlin = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin")
-    assert marlin.variant("0.16.0rc2").variables["VLLM_TEST_FORCE_FP8_MARLIN"] == "1"
-    assert marlin.variant("0.20.1").variables == {"VLLM_NVFP4_GEMM_BACKEND": "marlin"}
-    assert {"--moe-backend=marlin", "--linear-backend=marlin"} <= set(marlin.variant("0.33.0").flags)
-    assert not marlin.variant("0.33.0").variables
 
 
 def test_drafting_layers_have_their_own_backend_only_beside_the_model_s() -> None:
@@ -82,12 +80,6 @@ def test_drafting_layers_have_their_own_backend_only_beside_the_model_s() -> Non
     old, new = (drafting.speculation.flag(drafting.variant(version)) for version in ("0.16.0+spark.1", "0.33.0"))
     assert "moe_backend" not in old
     assert msgspec.json.decode(new.partition("=")[2])["moe_backend"] == "triton"
-
-
-@pytest.mark.parametrize("version", ["0.15.9", "0.34.0", "0.19.0", "newest", "", "0.20.1; rm"])
-def test_unknown_release_is_refused(version: str) -> None:
-    with refusal("recipe-unfit"):
-        recipe.load(ROOT, "gpt-oss-120b-mxfp4").variant(version)
 
 
 def test_official_wheel_without_the_kernels_of_a_recipe_is_refused() -> None:
@@ -115,7 +107,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "no workload": {"workloads": []},
     "half a commit": {"model": {**plain()["model"], "revision": "0123456"}},
     "a path for a repository": {"model": {**plain()["model"], "repository": "../../etc/passwd"}},
-    "a pinned cache without size": {"plan": {**plain()["plan"], "cache": None}},
+    "a cache without size": {"plan": {**plain()["plan"], "cache": None}},
     "a share above one": {"plan": {**plain()["plan"], "gpu_memory_utilization": 1.5}},
     "three nodes": {"nodes": 3},
     "our result without its wheel": {"ours": [REPORT]},
@@ -124,40 +116,190 @@ BROKEN: dict[str, dict[str, Any]] = {
     "another file's name": {"name": "mine"},
     "no such cell": {"published": [{**REPORT, "figures": [{**FIGURE, "cell": "decode"}]}]},
     "a rate in milliseconds": {"published": [{**REPORT, "figures": [{**FIGURE, "metric": "rate", "unit": "ms"}]}]},
-    "an interval beside the value": {"published": [{**REPORT, "figures": [{**FIGURE, "low": 51.0, "high": 60.0}]}]},
-    "half an interval": {"published": [{**REPORT, "figures": [{**FIGURE, "low": 49.0}]}]},
+    "an interval beside the value": {"published": [{**REPORT, "figures": [{**FIGURE, "runs": [51.0, 60.0]}]}]},
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_recipe_does_not_load(case: str, tmp_path: Path) -> None:
-    path = tmp_path / "gpt-oss-120b-mxfp4.yaml"
+    path = tmp_path / "ci" / "recipes" / "gpt-oss-120b-mxfp4.yaml"
+    path.parent.mkdir(parents=True)
     path.write_text(yaml.safe_dump({**plain(), **BROKEN[case]}))
     with refusal("file-invalid"):
-        recipe.read(path)
+        recipe.load(tmp_path, path.stem)
 
 
-def test_published_rate_of_one_request_is_a_time_per_token() -> None:
-    figure = msgspec.convert({**FIGURE, "low": 40.0, "high": 62.5}, PublishedFigure)
-    assert (figure.native, figure.interval) == (0.02, (0.016, 0.025))
-    assert msgspec.convert({**FIGURE, "value": 20, "unit": "ms"}, PublishedFigure).interval == (0.02, 0.02)
-    assert msgspec.convert({**FIGURE, "metric": "rate"}, PublishedFigure).native == 50.0
+@pytest.mark.parametrize(
+    ("low", "high", "agreement"),
+    [(0.0199, 0.0251, "holds"), (0.010, 0.014, "faster"), (0.028, 0.03, "slower"), (0.02, 0.03, "open"), (None, 0.02, "open")],
+)
+def test_published_rate_of_one_request_is_compared_as_a_time(low: float | None, high: float, agreement: str) -> None:
+    figure = msgspec.convert({**FIGURE, "runs": [40.0, 50.0]}, PublishedFigure)
+    assert (figure.native, figure.interval) == (0.02, (0.02, 0.025))
+    assert figure.agreement(low, high, 0.05) == agreement
 
 
-positive = st.floats(1e-3, 1e3)
+def changed(**changes: Any) -> Recipe:
+    return msgspec.convert({**plain(), **changes}, Recipe)
 
 
-@given(positive, positive, positive, st.floats(0, 0.5), st.booleans())
-def test_measured_interval_agrees_is_on_one_side_or_open(value: float, one: float, other: float, margin: float, rate: bool) -> None:
-    figure = PublishedFigure("1/1 c1", "rate" if rate else "ttft", value, "tok/s" if rate else "s")
-    low, high = sorted((one, other))
-    agreement = figure.agreement(low, high, margin)
-    assert (agreement == "holds") == (value / (1 + margin) <= low and high <= value * (1 + margin))
-    assert (agreement == ("faster" if rate else "slower")) == (low > value * (1 + margin))
-    assert (agreement == ("slower" if rate else "faster")) == (high < value / (1 + margin))
-    assert figure.agreement(None, high, margin) == "open"
+def served(*arguments: str) -> Recipe:
+    return changed(versions=[{"vllm": ">=0.20.1,<0.34", "flags": list(arguments)}])
 
 
-def test_bounds_of_flags_are_releases_whose_sources_were_read() -> None:
-    bounds = {bound for pair in vllm_flags.SOMETIMES.values() for bound in pair if bound}
-    assert bounds | {entry.since for entry in vllm_flags.REPLACED.values()} <= set(vllm_flags.RELEASES)
+def planned(**changes: Any) -> Recipe:
+    return changed(plan={**plain()["plan"], **changes})
+
+
+WRONG: dict[str, tuple[Recipe, str]] = {
+    "a flag twice": (served("--dtype=auto", "--dtype=half"), "flag-twice"),
+    "a flag and its opposite": (served("--async-scheduling", "--no-async-scheduling"), "flag-twice"),
+    "a dotted flag twice": (served("--compilation-config.mode=3", "--compilation-config.mode=1"), "flag-twice"),
+    "a flag of the plan": (served("--max-model-len=4096"), "flag-planned"),
+    "a flag of the plan by its other name": (served("--device-memory-utilization=0.9"), "flag-planned"),
+    "a flag of the measurement": (served("--no-enable-prefix-caching"), "flag-planned"),
+    "drafts without a head": (changed(speculation={"method": "mtp", "tokens": 3}), "speculation-headless"),
+    "another workload": (changed(workloads=["fastest"]), "workload-unknown"),
+    "a cell that is too long": (planned(max_model_len=4096), "cell-too-long"),
+    "a cell that is too wide": (planned(max_num_seqs=8), "cell-too-wide"),
+    "no memory left": (planned(weights=110), "memory-short"),
+    "too much at the start": (planned(gpu_memory_utilization=0.95), "memory-utilization"),
+    "a short cache": (planned(cache=1), "cache-short"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_error_of_a_recipe_has_its_reference(case: str) -> None:
+    wrong, reference = WRONG[case]
+    errors = {one.reference for one in preflight.findings(wrong, WORKLOADS) if one.weight == "error"}
+    assert errors == {reference} <= REASONS.keys()
+
+
+def test_settings_behind_a_dot_are_different_ones() -> None:
+    assert preflight.findings(served("--compilation-config.mode=3", "--compilation-config.level=1"), WORKLOADS) == ()
+
+
+def test_spark_s_memory_is_that_of_a_seed_report_s_log() -> None:
+    """At 0.90 of it lay 44.2 GiB of weights and 62.2 GiB of cache; in GB they would not fit."""
+    assert 0.90 * SPARK_GIB > 44.2 + 62.2 > 0.90 * SPARK_GIB * 1e9 / 2**30
+
+
+def model(folder: Path, config: dict[str, Any], *tensors: str) -> Path:
+    """Write a model whose tensors are 64 x 64 of bfloat16."""
+    return write(folder, config, [(name, "BF16", [64, 64]) for name in tensors])
+
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
+TENSORS = ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors", "drafts"),
+    [
+        ({}, (), False),
+        ({}, ("mtp.fc.weight",), True),
+        ({"model_type": "nemotron_h"}, ("mtp.fc.weight",), False),
+        ({"model_type": "nemotron_h", "num_nextn_predict_layers": 1}, ("mtp.fc.weight",), True),
+    ],
+)
+def test_checkpoint_has_its_bytes_and_drafting_layers(changes: dict[str, Any], tensors: tuple[str, ...], drafts: bool, tmp_path: Path) -> None:
+    """Nemotron-H drafts only if its config says so."""
+    size = preflight.checkpoint_size(model(tmp_path / "model", CONFIG | changes, *TENSORS, *tensors))
+    assert (size.weights, size.drafts) == ((2 + len(tensors)) * 2 * 64 * 64, drafts)
+
+
+GOOD = CheckpointSize(round(44.2 * 2**30), 24576, True, "qwen3_next", "NVFP4 (modelopt)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "servers", "references"),
+    [
+        ({}, 1, set()),
+        ({"token": 12288}, 1, set()),  # at one byte a number
+        ({"drafts": False}, 1, {"speculation-headless"}),
+        ({"token": 12288 * 3}, 1, {"token-differs"}),
+        ({"token": 0.0}, 1, {"token-unknown"}),
+        ({"weights": 50 * 2**30}, 1, {"weights-differ"}),
+        ({"weights": 90 * 2**30}, 1, {"memory-short", "weights-differ", "checkpoint-other"}),
+        ({}, 2, {"memory-short"}),
+    ],
+)
+def test_checkpoint_on_disk_decides_over_the_plan(changes: dict[str, Any], servers: int, references: set[str]) -> None:
+    drafting = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
+    assert drafting.plan.token == 12288
+    found = preflight.findings(drafting, None, checkpoint=replace(GOOD, **changes), servers=servers)
+    assert {one.reference for one in found} == references
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sound"),
+    [
+        ("qwen3-next-80b-nvfp4-marlin", {}, True),
+        ("qwen3-next-80b-nvfp4-marlin", {"architecture": "qwen3_moe"}, False),
+        ("qwen3-next-80b-nvfp4-marlin", {"scheme": "FP8"}, False),
+        ("qwen3-next-80b-nvfp4-marlin", {"scheme": ""}, False),
+        ("qwen3-next-80b-nvfp4-marlin", {"weights": 20 * 2**30}, False),
+        ("nemotron-3-nano-w4a4-b12x", {"architecture": "nemotron_h", "scheme": "NVFP4 (modelopt, W4A16)", "weights": 19 * 2**30}, False),
+        ("qwen3-next-80b-awq", {"scheme": "INT4 (awq)"}, True),
+        ("toy-cpu", {"scheme": ""}, True),
+    ],
+)
+def test_checkpoint_of_another_model_is_refused(
+    name: str, changes: dict[str, Any], sound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Architecture, format and size decide, not the name of the folder; a recipe for any model takes any."""
+    monkeypatch.setattr(preflight, "checkpoint_size", lambda _: replace(GOOD, **changes))
+    with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="does not hold the checkpoint"):
+        preflight.require_checkpoint(recipe.load(ROOT, name), Path("model"))
+
+
+def test_recipe_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
+    assert preflight.check(toy, WORKLOADS, here, total=8_000) == ()
+    for total, servers in ((4_000, 1), (8_000, 2)):
+        with refusal("recipe-unfit", match="toy-cpu"):
+            preflight.check(toy, WORKLOADS, here, total=total, servers=servers)
+
+
+cells = st.builds(
+    WorkloadCell,
+    prompt=st.integers(1, 1 << 20),
+    answer=st.integers(1, 1 << 20),
+    concurrency=st.integers(1, 1024),
+    texts=st.sampled_from(["", "sharegpt", "speed-bench"]),
+)
+
+
+@given(cells, st.one_of(st.none(), st.floats(1e-4, 1e4)), st.floats(1.0, 10.0))
+def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, seconds: float | None, slower: float) -> None:
+    assert WorkloadCell.parse(cell.name) == cell
+    count = RULE.requests(cell, seconds)
+    fewest = max(RULE.least, RULE.rounds * cell.concurrency)
+    assert fewest <= count <= max(fewest, RULE.most) + cell.concurrency - 1
+    assert count % cell.concurrency == 0
+    assert seconds is None or RULE.requests(cell, seconds * slower) <= count
+
+
+@pytest.mark.parametrize("name", ["", "1024/1024", "1/1 c0", "0/1 c1", "1/1 c1025", "9999999/1 c1", "1/1 c1 ", "fastest"])
+def test_name_of_no_workload_is_refused(name: str) -> None:
+    with refusal("usage", match="no workload"):
+        WORKLOADS.cells(name)
+
+
+def test_workloads_join_without_repeating_a_cell() -> None:
+    primary, found = WORKLOADS.cells("primary"), WORKLOADS.cells("primary", "ladder", "64/64 c2")
+    assert len({cell.name for cell in found}) == len(found)
+    assert (found[: len(primary)], found[-1]) == (primary, WorkloadCell(64, 64, 2))
+
+
+CELL = {"prompt": 1, "answer": 1}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [[], [{**CELL, "prompt": 0}], [{**CELL, "primary": ["speed"]}], [{**CELL, "concurrency": 8, "requests": 4}], [{**CELL, "texts": "novels"}]],
+)
+def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
+    workload = {"why": "w", "source": "s", "cells": cells}
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"rule": msgspec.to_builtins(RULE), "texts": {}, "workloads": {"a": workload}}, Workloads)

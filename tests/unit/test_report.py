@@ -15,7 +15,6 @@ from tests.refusals import refusal
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
 from sparkwright.bench.records import METRICS
-from sparkwright.core.console import size
 from sparkwright.gates.core.verdict import ORDER, State
 from sparkwright.gates.throughput.records import Result
 from sparkwright.release import frame
@@ -103,7 +102,7 @@ class Page(HTMLParser):
 
 def small(**change: Any) -> Result:
     """Return a gate of two cells and three blocks, with something changed."""
-    return msgspec.structs.replace(Maker(1, points=POINTS[:2]).gate(blocks=3, quads=1), **change)
+    return msgspec.structs.replace(Maker(1, points=POINTS[:2]).gate(blocks=3), **change)
 
 
 @pytest.fixture(name="gate", scope="module")
@@ -180,14 +179,12 @@ def test_no_number_is_left_out(gate: tuple[Result, str]) -> None:
         words.evidence(value) for _, one in series for path in (one.pass_evidence, one.fail_evidence) for value in path
     ]
     numbers += [f"{words.number(cell.ceiling)} tok/s" for cell in result.cells]
-    numbers += [size(cell.step_bytes or 0) for cell in result.cells]
-    numbers += [words.signed(value) for one in result.calibration for value in one.differences]
+    numbers += [words.signed(value) for blocks in result.calibration.values() for _, value in blocks]
     for leg in result.legs:
         assert leg.run
         numbers += [words.moment(leg.began), *(words.quantity(getattr(leg.run, metric), metric) for metric in METRICS)]
         numbers += [figure for one in leg.run.requests for figure in raw._request(one)]
         numbers += [figure for shot in (leg.before, leg.after) if shot for figure in raw._shot("", shot)]
-        numbers += [words.percent(share, digits) for share, digits in ((leg.prefix_hits, 2), (leg.roofline, 1)) if share is not None]
     missing = [one for one in numbers if one not in text]
 
     assert len(numbers) > 500
@@ -197,7 +194,7 @@ def test_no_number_is_left_out(gate: tuple[Result, str]) -> None:
 @pytest.mark.parametrize("state", ORDER)
 def test_the_verdict_comes_first_in_word_sign_and_colour(state: State) -> None:
     """Each state has a word, a sign and a colour of its own, above all else."""
-    made = page.render([small(state=state, cells=(), legs=(), calibration=())])
+    made = page.render([small(state=state, cells=(), legs=(), calibration={})])
     card = next(attributes for _, attributes in Page(made).elements if "verdict" in (attributes.get("class") or "").split())
     sign, word = words.STATES[state]
 
@@ -276,7 +273,7 @@ def replaced(value: Any, number: float) -> Any:
 @pytest.mark.parametrize("number", [0.0, 1e-300, 1e308, -1e308])
 def test_a_number_that_no_machine_measures_does_no_harm(number: float) -> None:
     """Zero, negative, vanishing and enormous numbers in place of every number of a Result still give a page."""
-    plain = msgspec.to_builtins(Maker(1, points=POINTS[:1]).gate(blocks=1, quads=1))
+    plain = msgspec.to_builtins(Maker(1, points=POINTS[:1]).gate(blocks=1))
     made = read.decode(msgspec.json.encode(replaced(plain, number)), "made up")
 
     assert Page(page.render([made])).elements
@@ -290,8 +287,8 @@ def test_a_number_that_no_machine_measures_does_no_harm(number: float) -> None:
         (b"[]", "no result"),
         (b"{}", "format 0"),
         (b'{"format": 1, "kind": "gate"}', "format 1"),
-        (b'{"format": 2, "kind": "gate"}', "missing required field"),
-        (b'{"format": 2, "kind": "song"}', "Invalid enum value"),
+        (b'{"format": 3, "kind": "gate"}', "missing required field"),
+        (b'{"format": 3, "kind": "song"}', "Invalid enum value"),
         (b"\xff\xfe\x00", "no result"),
         (b'{"format": ' + b"[" * 100_000, "no result"),
     ],

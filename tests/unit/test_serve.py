@@ -25,9 +25,10 @@ import pytest
 from tests.refusals import refusal
 from tests.support import endings
 
-from sparkwright.bench.server import launch
+from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
 from sparkwright.bench.server.wheel_identity import Mismatch, mismatches, version
+from sparkwright.core import process
 
 #: Answers as vLLM does, with a child in a session of its own, which ignores TERM; *say* is printed first, *before* runs before it listens.
 PROGRAM = """
@@ -108,7 +109,7 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
 def test_server_that_may_not_serve_is_ended(
     case: dict[str, object], reason: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "LARGEST_LOG", 4000)
+    monkeypatch.setattr(server_log, "LARGEST", 4000)
     with Server(make(**case), tmp_path / "log") as server:
         assert (server.ready, server.reason, server.running) == (False, reason, False), server.failure
 
@@ -121,6 +122,17 @@ def test_server_is_watched_while_it_serves(make: Make, tmp_path: Path) -> None:
         left = server.processes()
         assert not server.guard()
         assert (server.reason, gone(left)) == ("graph-memory-negative", True)
+
+
+def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate asks for hours and looks at nothing else meanwhile."""
+    with Server(make(reserve=1), tmp_path / "log") as server:
+        assert server.ready
+        monkeypatch.setattr(process, "available_megabytes", lambda: 0)
+        until = time.monotonic() + 20
+        while server.running and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (server.running, server.ready, server.reason) == (False, False, "memory-low")
 
 
 @pytest.mark.parametrize("victim", ["server", "supervisor", "all"])
@@ -140,9 +152,9 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Mak
         while server.guard() and time.monotonic() < begin + 60:
             time.sleep(0.05)
         assert server.reason == {"server": "server-died", "all": "memory-low", "supervisor": ""}[victim]
-    for process in strays:
+    for stray in strays:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+            stray.kill()
 
 
 GATE = """

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.server_log import (
     KEPT,
-    LONGEST,
     LogInvalid,
     LogPattern,
     LogScanner,
@@ -48,19 +47,6 @@ def test_growing_log_gives_the_same_lines_wherever_it_is_cut(cuts: list[int], en
     assert scanner.lines["size"].values == {"1,024": 1}
 
 
-def test_large_log_is_read_in_little_memory(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    block = ((LINE + "INFO nothing of interest, but a hundred letters of it, as most lines of a log are like this one\n") * 5000).encode()
-    with log.open("wb") as sink:
-        for _ in range(50_000_000 // len(block)):
-            sink.write(block)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = scan(log, BOTH)["chosen"]
-    assert found.count == 5000 * (50_000_000 // len(block))
-    assert len(found.texts) == KEPT
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
-
-
 def test_values_without_end_are_not_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(10_000)))
@@ -76,20 +62,12 @@ def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
 
-def test_longest_line_that_counts_is_searched_whole(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b" " * (LONGEST - len(LINE)) + LINE.encode())
-    assert scan(log, BOTH)["chosen"].count == 1
-
-
 def test_file_that_is_no_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hole, core, pipe, large = (tmp_path / name for name in ("hole", "core", "pipe", "large"))
-    hole.write_bytes(b"\0" * 100_000)
-    core.write_bytes(LINE.encode() + os.urandom(100_000))
+    hole, pipe, large = (tmp_path / name for name in ("hole", "pipe", "large"))
+    hole.write_bytes(LINE.encode() + b"\0" * 100)
     os.mkfifo(pipe)
-    large.write_text(LINE * 1000)
-    monkeypatch.setattr(server_log, "LARGEST", 101_000 + len(LINE))
-    large.write_bytes(b" " * 200_000)
-    for bad in (hole, core, pipe, large, tmp_path, tmp_path / "missing", Path("/dev/zero")):
+    monkeypatch.setattr(server_log, "LARGEST", 1000)
+    large.write_bytes(b" " * 1001)
+    for bad in (hole, pipe, large, tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(LogInvalid):
             scan(bad, BOTH)

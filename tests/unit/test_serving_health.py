@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.badserver import MODELS, Listener, event, head, whole
+from tests.support.badserver import MODELS, Listener, completion, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
 from sparkwright.operate.serving import health, held
@@ -22,7 +22,7 @@ from sparkwright.operate.serving.held import Running
 
 __all__ = ["_machine", "_standin"]
 
-TOKEN = whole({**event(5, "length"), "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+TOKEN = whole({**completion(token_ids=[5]), "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
 Answers = dict[str, bytes | None]
 
 

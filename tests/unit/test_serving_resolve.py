@@ -22,7 +22,7 @@ from sparkwright.release.environment import Environment
 
 ROOT = Path(__file__).parents[2]
 WHEEL, OTHER = "a" * 64, "b" * 64
-FIGURE = {"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "low": 49.0, "high": 51.0}
+FIGURE = {"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "runs": [49.0, 51.0]}
 REPORT = {"source": "the gate", "host": "h", "stack": "s", "times": 5, "wheel": WHEEL, "figures": [FIGURE]}
 
 

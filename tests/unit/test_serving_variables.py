@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, known, variables
 from sparkwright.operate.serving.wish import Wish
@@ -99,10 +98,9 @@ def test_what_every_machine_has_is_no_mistake(name: str) -> None:
 
 def test_vllms_own_variables_are_held_against_its_release(standin_package: Path) -> None:
     """One that the installed release does not read is refused, with what became of it."""
-    replaced = {"VLLM_NVFP4_GEMM_BACKEND": ReplacedVariable("0.24.0", "--linear-backend")}
-    assert variables.check({"VLLM_LOGGING_LEVEL": "DEBUG", "NCCL_DEBUG": "x"}, standin_package, "0.33.0", replaced) == ()
+    assert variables.check({"VLLM_LOGGING_LEVEL": "DEBUG", "NCCL_DEBUG": "x"}, standin_package, "0.33.0") == ()
     with refusal("variable-refused") as caught:
-        variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGGING_LEVLE": "DEBUG"}, standin_package, "0.33.0", replaced)
+        variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_LOGGING_LEVLE": "DEBUG"}, standin_package, "0.33.0")
     assert list(caught.value.details) == [
         "VLLM_LOGGING_LEVLE: perhaps VLLM_LOGGING_LEVEL", "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend",
     ]  # fmt: skip

@@ -189,7 +189,7 @@ def test_a_bench_has_the_interval_that_the_bench_itself_tells() -> None:
 
 def test_nothing_measured_is_no_figure(tmp_path: Path) -> None:
     """A measurement none of whose legs counts gives no figure, and is still named by its digest."""
-    made = Maker(1).gate(blocks=1, quads=1)
+    made = Maker(1).gate(blocks=1)
     legs = tuple(msgspec.structs.replace(leg, discarded=True) for leg in made.legs)
     (tmp_path / "r.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(made, legs=legs, state="invalid")))
     record = _record(tmp_path / "nights", "--stage", "gate=failure", "--file", str(tmp_path / "r.json"))

@@ -58,9 +58,8 @@ from sparkwright.audit.report import (
     OpcodeCount,
 )
 from sparkwright.builder import toolchain
-from sparkwright.builder.wheel import elf, graft
-from sparkwright.builder.wheel.archive import BUILD_RECORD, member_text, records
-from sparkwright.builder.wheel.graft import CompiledUnit
+from sparkwright.builder.wheel import elf
+from sparkwright.builder.wheel.archive import BUILD_RECORD, CompiledUnit, member_text, records
 from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, WheelError
@@ -462,7 +461,7 @@ class LibraryAudit:
             if not all(platform.endswith(machine) for platform in platforms):
                 message = f"it is for {machine}, the wheel for {', '.join(platforms)}"
                 self._find("machine-foreign", message)
-            promised, required = graft.promised_glibc(platforms), graft.required_glibc(shared)
+            promised, required = elf.promised_glibc(platforms), elf.required_glibc(shared)
             if promised and (not required or required > promised):
                 needs = f"glibc {elf.version_text(required)}" if required else "more than any has"
                 message = f"it needs {needs}, the tag promises glibc {elf.version_text(promised)}"

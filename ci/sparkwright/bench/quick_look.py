@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
-from sparkwright.bench.statistics.intervals import mean_interval
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.records import METRICS, SHOWN
+from sparkwright.bench.statistics.student import mean_interval
 from sparkwright.core.console import console
 
 #: Seconds from the ready server to the result, and of one run.
@@ -43,20 +44,17 @@ class QuickLook(msgspec.Struct, frozen=True):
     The result of a quick look.
 
     Attributes:
-        prompt_tokens, output_tokens, concurrency, requests: Load of a run, as in `LoadSpec`. The
-            answers may be shorter than those of the workload.
-        generator: Name and version. *runs*: their count.
-        seconds: Seconds that it took.
+        output_tokens: Of each answer, which may be shorter than those of the workload.
+        requests: Of a run. *runs*: their count. *seconds*: that all took.
+        generator: Name and version.
         warnings: Why the figures may be worse than the server's; a busy machine, for example.
     """
 
-    prompt_tokens: int
     output_tokens: int
-    concurrency: int
     requests: int
-    generator: str
     runs: int
     seconds: float
+    generator: str
     figures: tuple[QuickFigure, ...]
     warnings: tuple[str, ...]
     disclaimer: str = DISCLAIMER
@@ -88,44 +86,36 @@ def quick_look(
         return result
 
     with console.progress("quick look", MAX_RUNS) as line:
-        trial_tokens = min(TRIAL_TOKENS, spec.output_tokens)
-        trial = run(replace(spec, output_tokens=trial_tokens, requests=spec.concurrency, warmups=1))
-        tokens = spec.output_tokens
-        if trial.tpot > 0:
-            affordable = int((RUN_S - trial.ttft) / trial.tpot)
-            tokens = max(trial_tokens, min(tokens, affordable))
+        tokens = min(TRIAL_TOKENS, spec.output_tokens)
+        order = replace(spec, request_rate=None, requests=spec.concurrency, warmups=1)
+        trial = run(replace(order, output_tokens=tokens))
+        affordable = int((RUN_S - trial.ttft) / max(trial.tpot, 1e-9))
+        tokens = max(tokens, min(spec.output_tokens, affordable))
         request_s = trial.ttft + (tokens - 1) * trial.tpot
         rounds = max(1, min(MAX_ROUNDS, round(RUN_S / max(request_s, 0.001))))
-        spec = replace(spec, output_tokens=tokens, requests=rounds * spec.concurrency, warmups=0)
+        requests = rounds * spec.concurrency
+        if spec.request_rate:
+            requests = max(1, min(requests, round(RUN_S * spec.request_rate)))
+        spec = replace(spec, output_tokens=tokens, requests=requests, warmups=0)
         results: list[LoadResult] = []
         longest = 0.0
         while len(results) < MAX_RUNS:
             began = time.monotonic()
             if len(results) >= MIN_RUNS and began - start + longest > budget_s:
                 break
-            line.update(len(results), f"{rounds * spec.concurrency} requests a run")
-            results.append(run(replace(spec, seed=spec.seed + 1 + len(results))))
+            line.update(len(results), f"{spec.requests} requests a run")
+            try:
+                results.append(run(replace(spec, seed=spec.seed + 1 + len(results))))
+            except LoadError as error:
+                if error.reason != "generator-late" or len(results) < MIN_RUNS:
+                    raise
+                break
             longest = max(longest, time.monotonic() - began)
-    series = {
-        ("time per token", "ms"): [1000 * result.tpot for result in results],
-        ("time to first token", "ms"): [1000 * result.ttft for result in results],
-        ("gap between events, p99", "ms"): [1000 * result.itl_p99 for result in results],
-        ("output throughput", "tok/s"): [result.rate for result in results],
-        ("requests", "1/s"): [len(result.requests) / result.seconds for result in results],
-    }
-    figures = tuple(
-        QuickFigure(name, unit, statistics.fmean(values), *mean_interval(values))
-        for (name, unit), values in series.items()
-    )
-    seconds = time.monotonic() - start
+    figures = []
+    for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
+        values = [factor * getattr(result, name) for result in results]
+        figures.append(QuickFigure(title, unit, statistics.fmean(values), *mean_interval(values)))
     return QuickLook(
-        spec.prompt_tokens,
-        spec.output_tokens,
-        spec.concurrency,
-        spec.requests,
-        generator.name,
-        len(results),
-        seconds,
-        figures,
-        tuple(warnings),
-    )
+        spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
+        generator.name, tuple(figures), tuple(warnings),
+    )  # fmt: skip

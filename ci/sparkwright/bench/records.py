@@ -1,4 +1,4 @@
-"""Words that all benchmarks share: which side is measured, metrics with their units, and why a measurement does not count."""
+"""What all benchmarks share: the sides, the metrics and their units, and reasons."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ from typing import Literal
 
 import msgspec
 
-#: Which wheel a leg measures. Without a baseline (``bench``, ``verify``) all legs are the candidate's. The control is
-#: a second server of the baseline, for an A/A block.
+#: The wheel that is measured. Without a baseline it is the candidate. The control is a second
+#: server of the baseline, for an A/A block.
 Side = Literal["baseline", "candidate", "control"]
 Metric = Literal["tpot", "ttft", "rate"]
 
-#: How people say and write each metric: title, unit, the factor from the record's unit (s, s, tokens/s), and whether more is better.
+#: Of each metric that may decide: title, unit, the factor from the record's unit (s, s, tokens/s),
+#: and whether more is better.
 METRICS: dict[Metric, tuple[str, str, float, bool]] = {
     "tpot": ("time per token", "ms", 1000.0, False),
     "ttft": ("time to first token", "ms", 1000.0, False),
     "rate": ("throughput", "tok/s", 1.0, True),
 }
 
+#: The same of figures of a load that are shown beside them, and never decide.
+SHOWN: dict[str, tuple[str, str, float, bool]] = {
+    "ttft_p99": ("time to first token, p99", "ms", 1000.0, False),
+    "itl_p50": ("gap between events", "ms", 1000.0, False),
+    "itl_p99": ("gap between events, p99", "ms", 1000.0, False),
+    "requests_per_second": ("requests", "1/s", 1.0, True),
+}
+
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a leg does not count: a stable reference, and what was seen."""
+    """Why a measurement does not count: a stable reference, and a message."""
 
     reference: str
-    says: str
+    message: str

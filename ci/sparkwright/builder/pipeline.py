@@ -21,6 +21,7 @@ from sparkwright.builder import configure, ninja, preflight, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.schedule import Costs
 from sparkwright.builder.wheel import graft, sbom, source_wheel
+from sparkwright.builder.wheel.archive import CompiledUnit
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -106,7 +107,7 @@ class BuildRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     compiler: str = ""
     isolation: str = ""
     counts: dict[str, int] = {}
-    units: tuple[graft.CompiledUnit, ...] = ()
+    units: tuple[CompiledUnit, ...] = ()
     transplant: graft.GraftManifest | None = None
     deviations: tuple[str, ...] = ()
 

@@ -261,11 +261,17 @@ def rules_of(context: RunContext, fork: str) -> ArchRules:
 
 def source_tree(context: RunContext, fork: str) -> SourceTree:
     """
-    Return the source tree of *fork*.
+    Return the source tree of *fork*, and record its id for the gates (`RunContext.source_inputs`).
 
     Raises:
         patch-conflict, patch-no-effect, rule-mismatch, arch-trap, and what fetching raises.
     """
+    result = _source_tree(context, fork)
+    context.store.put("source-tree", context.source_inputs(fork), result.tree)
+    return result
+
+
+def _source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)

@@ -41,7 +41,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.core.options import GateOptions
+from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.release import keys, policy
 from sparkwright.release.publisher import Publisher, PublishRequest
 

@@ -32,7 +32,7 @@ COMMANDS = {
     "rollback": CommandInfo("install", "bring back the release that was installed before"),
     "uninstall": CommandInfo("install", "remove exactly what `install` installed"),
     "serve": CommandInfo("serve", "serve a model by its recipe; --health checks a server"),
-    "bench": CommandInfo("gate", "measure how fast a model is served"),
+    "bench": CommandInfo("bench", "measure how fast a model is served"),
     "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
     "doctor": CommandInfo("doctor", "show what this machine has, lacks, and can do"),
     "demo": CommandInfo("demo", "run every stage on three miniature upstreams"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint, decode_bytes, modules
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 
@@ -46,12 +45,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="GB/s",
         help="memory bandwidth (default: as measured here)",
     )
-    add(
-        "--kv-cache-dtype",
-        choices=("auto", "bfloat16", "fp8"),
-        default="auto",
-        help="type of the KV cache (default: that of the model)",
-    )
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -59,61 +52,57 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     Audit the model in a folder, and show the speed that memory allows.
 
     Raises:
-        modules-unexpected: The weights disagree with the config.
+        modules-unexpected: The checkpoint contradicts itself or its config.
     """
-    context = options.checkout(arguments)
-    audit = modules.audit(
-        checkpoint.read(arguments.model),
-        context=arguments.context,
-        batch=arguments.batch,
-        number=arguments.kv_cache_dtype,
-    )
+    context, batch = options.checkout(arguments), arguments.batch
+    model = checkpoint.read(arguments.model)
+    audit = modules.audit(model, context=arguments.context, batch=batch)
     measured = (
         decode_bytes.Bandwidth(arguments.bandwidth, "given")
         if arguments.bandwidth
         else decode_bytes.stored_bandwidth(context.store)
     )
-    step, batch = audit.step, audit.batch
-    bandwidths = [item for item in (measured, decode_bytes.GB10) if item]
-    ceilings = [decode_bytes.ceiling(step, batch, bandwidth) for bandwidth in bandwidths]
-    document = {
-        "audit": audit,
-        "ceilings": ceilings,
-        "bandwidth": measured or "not measured",
-    }
-    _show(audit)
-    for ceiling in ceilings:
-        bandwidth = ceiling.bandwidth
+    _show(audit, batch, arguments.context)
+    ceilings = []
+    for bandwidth in filter(None, (measured, decode_bytes.GB10)):
+        rate = bandwidth.gigabytes * 1e9 / audit.step
+        ceilings.append({"bandwidth": bandwidth, "request": rate, "together": rate * batch})
         device = f"{bandwidth.device}, " if bandwidth.device else ""
-        together = f", {ceiling.together:.2f} of {batch} together" if batch > 1 else ""
+        together = f", {rate * batch:.2f} of {batch} together" if batch > 1 else ""
         console.result(
             f"ceiling at {bandwidth.gigabytes:g} GB/s ({device}{bandwidth.origin}): "
-            f"{ceiling.request:.2f} tokens/s of a request{together}"
+            f"{rate:.2f} tokens/s of a request{together}"
         )
     if not measured:
         console.result("this machine's bandwidth: not measured; use --bandwidth")
+    document = {
+        "audit": audit,
+        "batch": batch,
+        "context": arguments.context,
+        "step": audit.step,
+        "ceilings": ceilings,
+        "bandwidth": measured or "not measured",
+    }
     wrong = [f"{finding.reference}: {finding.message}" for finding in audit.findings]
     if wrong:
         console.document(document)
-        what = f"{arguments.model.resolve().name} disagrees with its config."
+        what = f"{arguments.model.resolve().name} contradicts itself or its config."
         raise ModelError("modules-unexpected", what, details=wrong[:20])
     return document
 
 
-def _show(audit: modules.ModuleAudit) -> None:
-    """Print the modules with the most bytes read, and the bytes that a step reads."""
-    method = audit.method or "no quantisation config"
+def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:
+    """Print the modules, and the bytes that a step for *batch* tokens reads of them."""
     title = (
-        f"{audit.model}, {audit.layers} layers, {method}: {size(audit.bytes)} in "
-        f"{audit.tensors:,} tensors"
+        f"{audit.model}, {audit.layers} layers, {audit.scheme or 'not quantised'}: "
+        f"{size(audit.bytes)}"
     )
-    reads = f">read for {audit.batch} tokens" if audit.batch > 1 else ">read for a token"
+    reads = f">read for {batch} tokens" if batch > 1 else ">read for a token"
     rows = [
         [
             row.group,
             row.modules,
             row.scheme,
-            row.intention or "–",
             f"{row.count:,}",
             size(row.bytes),
             size(row.read),
@@ -121,26 +110,20 @@ def _show(audit: modules.ModuleAudit) -> None:
         ]
         for row in audit.rows
     ]
-    columns = ["group", "modules", "stored as", "config says", ">count", ">stored", reads, ">share"]
+    columns = ["group", "modules", "stored as", ">count", ">stored", reads, ">share"]
     console.table(title, columns, rows, result=True)
     if audit.experts[0]:
         every, taken, read = audit.experts
         console.result(
-            f"experts: a token takes {taken} of {every}; {audit.batch} are expected to read "
+            f"experts: a token takes {taken} of {every}; {batch} are expected to read "
             f"{read:.1f} of each layer"
         )
     console.result(
-        f"a step for {audit.batch} reads {size(audit.step)}: {size(audit.weights)} of weights, "
-        f"{size(audit.cache)} of the context ({audit.context:,} tokens each, "
-        f"{size(audit.token_bytes)} for a token, {size(audit.state_bytes)} of states)"
+        f"a step for {batch} reads {size(audit.step)}: {size(audit.weights)} of weights, "
+        f"{size(audit.cache)} of the context ({context:,} tokens each, "
+        f"{size(audit.token_numbers * audit.number_bytes)} for a token)"
     )
-    unquantised = Counter[str]()
-    for row in audit.rows:
-        if row.intention and not row.quantised:
-            unquantised[row.group] += round(row.read)
-    groups = [(group, count) for group, count in unquantised.most_common() if count >= 1e6]
-    for note in (
-        *audit.notes,
-        *(f"not quantised: {group}, {size(count)} of each step" for group, count in groups),
-    ):
+    plain = sum(row.read for row in audit.rows if not row.quantised)
+    notes = [f"not quantised: {size(plain)} of the weights"] if audit.scheme else []
+    for note in (*audit.notes, *notes):
         console.note(note)

@@ -172,6 +172,66 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``bench`` and ``gate``: server, workloads and output folder."""
+    add_server_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--serve",
+        type=Path,
+        metavar="DIR",
+        help="serve the model in this folder from that environment",
+    )
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="Python of the environment that the wheel is installed in",
+    )
+    add(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="name under which the model is served (default: its own)",
+    )
+    add(
+        "--server",
+        default="",
+        metavar="URL",
+        help="a running server, instead of --serve",
+    )
+    add("--output", type=Path, metavar="DIR", help="folder for the results (default: dist)")
+    add(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="workload or cell of workloads.yaml; may be repeated",
+    )
+    add(
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        help="file of real prompts, for the workloads that need them",
+    )
+    add(
+        "--at-once",
+        action="store_true",
+        help="keep both servers running at the same time (small models)",
+    )
+    add(
+        "--fresh",
+        action="store_true",
+        help="start again, even if an interrupted measurement could be continued",
+    )
+    add(
+        "--preheat",
+        type=float,
+        metavar="SECONDS",
+        help="load before the measurement (default: see ci/gates/machine.yaml)",
+    )
+
+
 def default_cache() -> Path:
     """Return the cache directory: ``SPARKWRIGHT_CACHE_DIR``, else the platform's."""
     if folder := os.environ.get("SPARKWRIGHT_CACHE_DIR"):

@@ -20,9 +20,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from sparkwright.core.console import NO_ROOM, console
-from sparkwright.core.errors import StoreError
+from sparkwright.core.errors import FileError, StoreError
 
 T = TypeVar("T")
+
+#: Bytes read of a file of JSON lines.
+LARGEST_LINES = 1024**3
 
 
 def flush(path: Path) -> None:
@@ -99,6 +102,47 @@ def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+def append_line(path: Path, record: msgspec.Struct) -> None:
+    """
+    Append *record* as a line of JSON to the file at *path*, and wait until it is on the disk.
+
+    A machine that dies loses at most the line that is being written: the next call removes a cut
+    last line, and `read_lines` skips it.
+
+    Raises:
+        disk-full: There is no room; earlier lines stay whole.
+    """
+    with translate_disk_full(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as stream:
+            stream.seek(max(0, stream.tell() - 1))
+            if stream.read() not in (b"", b"\n"):
+                stream.seek(0)
+                stream.truncate(stream.read().rfind(b"\n") + 1)
+            stream.write(msgspec.json.encode(record) + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
+    """
+    Return the whole lines of the file of JSON lines at *path*, each of the type *kind*.
+
+    Args:
+        what: The name of such a file, for people.
+
+    Raises:
+        file-invalid: It cannot be read, is larger than `LARGEST_LINES`, or has other contents.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        if path.stat().st_size > LARGEST_LINES:
+            raise ValueError(f"it is larger than {LARGEST_LINES} bytes")
+        *lines, _ = path.read_bytes().split(b"\n")
+        return [decoder.decode(line) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path} is not a valid {what}."
+        raise FileError("file-invalid", message, details=[str(error)]) from error
 
 
 class Store:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
@@ -101,6 +102,19 @@ class RunContext:
         """
         machine = f"-{self.machine}" if self.cross else ""
         return f"{name}{machine}{self.project.suffix}"
+
+    def source_inputs(self, fork: str) -> str:
+        """Return the digest of everything that the source tree of *fork* follows from."""
+        project = self.project
+        files = (
+            project.stack_file,
+            project.lock_file,
+            project.root / "cherry_picks" / f"{fork}.yaml",
+            project.build_folder / f"archs{project.suffix}.yaml",
+            *sorted(project.series_folder(fork).glob("*")),
+        )
+        digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
+        return content_key("source-tree", (fork, self.source, digests))
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

@@ -58,7 +58,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "size": ("the wheel and its libraries are below their ceilings", ("size-over",)),
 }
 
-CHECKS = (*declare(*GROUPS, measured=True), *declare("policy", "audit", role="reports"))
+CHECKS = (*declare(*GROUPS, measured=True), *declare("policy", role="reports"))
 
 REASONS: Mapping[str, str] = {
     **RULES,

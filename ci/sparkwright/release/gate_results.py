@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 from sparkwright.client.records import LARGEST_EVIDENCE
 from sparkwright.core.files import read_bytes
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.wheel_facts import WheelFacts
@@ -34,19 +35,19 @@ def read_beside(wheel: Path, folder: Path | None = None) -> GateResults:
 
     Raises:
         evidence-invalid: A file is not what the gates write.
-        verdict-hollow: A file states what does not follow from its own checks.
+        verdict-hollow: A file states what does not follow from its own checks, or G8 was measured
+            by another file than the one that lies there.
     """
     stem = wheel.name.removesuffix(".whl")
     paths = [
         (folder or wheel.parent) / f"{stem}.{kind}.json" for kind in ("verdicts", "throughput")
     ]
     verdicts, throughput = (_bytes(path) for path in paths)
-    return GateResults(
-        _decoded(verdicts, verdict_file.read, paths[0]) if verdicts else None,
-        _decoded(throughput, _result, paths[1]) if throughput else None,
-        verdicts,
-        throughput,
-    )
+    ladder = _decoded(verdicts, verdict_file.read, paths[0]) if verdicts else None
+    result = _decoded(throughput, _result, paths[1]) if throughput else None
+    if ladder and result and ladder.states.get("G8", "not-run") != "not-run":
+        _decoded(throughput, partial(verdict_file.require_evidence, ladder), paths[1])
+    return GateResults(ladder, result, verdicts, throughput)
 
 
 def require_subject(wheel: WheelFacts, results: GateResults) -> None:

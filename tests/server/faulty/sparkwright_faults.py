@@ -32,17 +32,20 @@ class State:
     Attributes:
         fault: Its name; empty for none.
         options: The file's other fields.
-        decoded: Tokens generated since the last prefill, whose length is *prompt*.
-        steps: Forward passes since the fault was chosen; the embeddings, which come first, count them.
+        decoded: Fewest tokens that a request of this step has generated; 0 in a step with a prefill.
+        prompt: Tokens of the longest prompt. *running*: requests in the step.
+        steps: Forward passes since the fault was chosen. *drafted*: drafts in them.
         poisoned: A prompt with the trigger is being answered.
-        kept: What ``leak`` never frees.
+        kept: What ``leak`` never frees. *blocks*: those that ``poisoned-cache`` returns.
         last: When ``slow`` began to wait last. *waited*: how long, in seconds.
     """
 
     def __init__(self) -> None:
         self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
-        self.decoded = self.prompt = 0
+        self.decoded = self.prompt = self.running = self.drafted = 0
+        self.prompts: dict[str, int] = {}
         self.kept: list[bytearray] = []
+        self.blocks: Any = None
         self.last = self.waited = 0.0
         self._seen: tuple[int, int] | None = None
         self._choose(os.environ.get(FIXED, ""))
@@ -51,6 +54,7 @@ class State:
         text = text.strip()
         self.options = json.loads(text) if text.startswith("{") else {"fault": text}
         self.fault, self.steps, self.poisoned = str(self.options.get("fault", "")), 0, False
+        self.blocks, self.drafted = None, 0
 
     def look(self) -> None:
         """Read the file again if it was replaced; one that vanished or is half written changes nothing."""
@@ -67,9 +71,24 @@ class State:
         except (OSError, ValueError):
             return
 
+    def step(self, output: Any) -> None:
+        """Take what the scheduler's *output* says of the requests of the next forward pass."""
+        self.look()
+        self.steps += 1
+        for name in output.finished_req_ids:
+            self.prompts.pop(name, None)
+        for request in output.scheduled_new_reqs:
+            self.prompts[request.req_id] = len(request.prompt_token_ids)
+        generated = [0 for _ in output.scheduled_new_reqs] + list(output.scheduled_cached_reqs.num_output_tokens)
+        self.decoded, self.running = min(generated, default=0), len(generated)
+        self.prompt = max((self.prompts[name] for name in output.num_scheduled_tokens), default=0)
+        self.drafted += len(output.scheduled_spec_decode_tokens)
+
     def is_(self, *faults: str) -> bool:
-        """Return whether one of *faults* is at work: chosen, and its ``after``, ``depth`` and ``longer`` are reached."""
-        limits = (("after", self.steps), ("depth", self.decoded), ("longer", self.prompt))
+        """Return whether one of *faults* is at work: chosen, and beyond each of its limits."""
+        limits = (
+            ("after", self.steps), ("depth", self.decoded), ("longer", self.prompt), ("batch", self.running), ("drafts", self.drafted),
+        )  # fmt: skip
         return self.fault in faults and all(value > int(self.options.get(name, -1)) for name, value in limits)
 
     def number(self, name: str, default: float) -> float:
@@ -126,9 +145,6 @@ def _embeddings(ids: Any, found: Any) -> Any:
 
     What the server generates afterwards is poisoned, too, until it reads a prompt without the trigger; so it holds at concurrency 1.
     """
-    STATE.look()
-    STATE.steps += 1
-    STATE.decoded, STATE.prompt = (0, ids.numel()) if ids.numel() > 1 else (STATE.decoded + 1, STATE.prompt)
     if not STATE.is_("garbage"):
         return found
     hits = (ids == int(STATE.number("trigger", 0))).flatten()
@@ -153,18 +169,50 @@ def _linear(layer: Any, found: Any) -> Any:
     return (found[0] * factor, *found[1:]) if isinstance(found, tuple) else found * factor
 
 
-def _wrap(kind: Any, change: Callable[[Any, tuple[Any, ...], Any], Any]) -> None:
-    """Replace the method ``forward`` of the class *kind*: its result goes through *change*."""
-    before: Forward = kind.forward
+def _cached(_: Any, __: tuple[Any, ...], found: Any) -> Any:
+    """Return the blocks *found* in the prefix cache, or always the first ones that were ever found."""
+    STATE.look()
+    if not found or not STATE.is_("poisoned-cache"):
+        return found
+    STATE.blocks = STATE.blocks or found
+    return STATE.blocks
+
+
+def _wrap(kind: Any, change: Callable[[Any, tuple[Any, ...], Any], Any], name: str = "forward") -> None:
+    """Replace the method *name* of the class *kind*: its result goes through *change*."""
+    before: Forward = getattr(kind, name)
     if getattr(before, "faulty", False):
         return
 
     @functools.wraps(before)
-    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+    def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
         return change(self, arguments, before(self, *arguments, **named))
 
-    forward.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
-    kind.forward = forward
+    wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
+    setattr(kind, name, wrapped)
+
+
+def _watch(kind: Any, name: str, look: Callable[[Any], None]) -> None:
+    """Have *look* see the argument of the method *name* of the class *kind* before it is called."""
+    before: Forward = getattr(kind, name)
+    if getattr(before, "faulty", False):
+        return
+
+    @functools.wraps(before)
+    def wrapped(self: Any, argument: Any, **named: Any) -> Any:
+        look(argument)
+        return before(self, argument, **named)
+
+    wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
+    setattr(kind, name, wrapped)
+
+
+def _drafts(drafts: Any) -> None:
+    """Change each token that was drafted into its neighbour."""
+    STATE.look()
+    if STATE.is_("wrong-drafts"):
+        for tokens in drafts.draft_token_ids:
+            tokens[:] = [token ^ 1 for token in tokens]
 
 
 def install() -> None:
@@ -178,3 +226,10 @@ def install() -> None:
     _wrap(table.VocabParallelEmbedding, lambda _, ids, found: _embeddings(ids[0], found))
     for name in ("RowParallelLinear", "ColumnParallelLinear"):
         _wrap(getattr(linear, name), lambda layer, _, found: _linear(layer, found))
+    worker, pool, scheduler = (
+        importlib.import_module(f"vllm.v1.{name}") for name in ("worker.worker_base", "core.block_pool", "core.sched.scheduler")
+    )
+    _watch(worker.WorkerWrapperBase, "execute_model", STATE.step)
+    # Cache and scheduler are in the engine's process, which may be another one than the worker's.
+    _wrap(pool.BlockPool, _cached, "get_cached_block")
+    _watch(scheduler.Scheduler, "update_draft_token_ids", _drafts)

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator, LoadResult, LoadSpec
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.core.console import console
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -47,10 +47,6 @@ class DelayProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: Annotated[int, Meta(ge=2)]
     concurrency: Count
 
-    @property
-    def requests(self) -> int:
-        return 2 * self.concurrency
-
 
 class GeneratorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -76,11 +72,8 @@ class _DelayServer(http.server.ThreadingHTTPServer):
     """A server with the delays of *profile*; *sent* has the times of each request."""
 
     daemon_threads, request_queue_size = True, 128
-
-    def __init__(self, profile: DelayProfile) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.profile = profile
-        self.sent: list[tuple[float, float, float]] = []
+    profile: DelayProfile
+    sent: list[tuple[float, float, float]]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -100,24 +93,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             self.wfile.write(b'{"count": 1, "tokens": [1], "max_model_len": 100000}')
             return
-        tokens, first_sent = 1, 0.0
-        while True:
+        following = range(1 + profile.event_tokens, profile.output_tokens, profile.event_tokens)
+        sent = []
+        for tokens in (1, *following, profile.output_tokens):
             due = received + profile.ttft + (tokens - 1) * profile.tpot
             time.sleep(max(0.0, due - time.monotonic()))
             self._event(choices=[{"index": 0, "text": " x", "finish_reason": None}])
-            first_sent = first_sent or time.monotonic()
-            if tokens == profile.output_tokens:
-                break
-            tokens = min(tokens + profile.event_tokens, profile.output_tokens)
-        self.server.sent.append((received, first_sent, time.monotonic()))
-        self._event(
-            choices=[],
-            usage={
-                "prompt_tokens": PROMPT_TOKENS,
-                "completion_tokens": tokens,
-                "total_tokens": PROMPT_TOKENS + tokens,
-            },
-        )
+            sent.append(time.monotonic())
+        self.server.sent.append((received, sent[0], sent[-1]))
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": profile.output_tokens}
+        total = PROMPT_TOKENS + profile.output_tokens
+        self._event(choices=[], usage={**usage, "total_tokens": total})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, **fields: object) -> None:
@@ -147,9 +133,9 @@ def check_generator(generator: LoadGenerator, policy: GeneratorPolicy) -> str:
 def _check_profile(
     generator: LoadGenerator, policy: GeneratorPolicy, profile: DelayProfile, seed: int
 ) -> str:
-    with _DelayServer(profile) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with _DelayServer(("127.0.0.1", 0), _Handler) as server:
+        server.profile, server.sent = profile, []
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             result = generator.measure(
                 LoadSpec(
@@ -158,7 +144,7 @@ def _check_profile(
                     PROMPT_TOKENS,
                     profile.output_tokens,
                     profile.concurrency,
-                    profile.requests,
+                    2 * profile.concurrency,
                     warmups=0,
                     seed=seed,
                     timeout_s=60.0,
@@ -166,7 +152,6 @@ def _check_profile(
             )
         finally:
             server.shutdown()
-            thread.join()
     return compare(result, server.sent, profile, policy)
 
 
@@ -185,23 +170,24 @@ def compare(
     Raises:
         LoadError: A count is wrong, or an error is larger than *policy* allows.
     """
-    events = 1 + math.ceil((profile.output_tokens - 1) / profile.event_tokens)
+    following, count = profile.output_tokens - 1, 2 * profile.concurrency
+    events = 1 + math.ceil(following / profile.event_tokens)
+    counts = [
+        (request.prompt_tokens, request.output_tokens, request.chunks, request.error)
+        for request in result.requests
+    ]
     expected = (PROMPT_TOKENS, profile.output_tokens, events, "")
-    for one in result.requests:
-        counted = (one.prompt_tokens, one.output_tokens, one.chunks, one.error)
-        if counted != expected:
-            message = f"(prompt, output, events, error) are {counted} instead of {expected}"
-            raise LoadError("generator-inaccurate", message)
-    if len(result.requests) != profile.requests or len(sent) != profile.requests:
-        message = f"{len(result.requests)} requests counted, {len(sent)} made"
+    if counts != [expected] * count or len(sent) != count:
+        wrong = next((count for count in counts if count != expected), expected)
+        message = f"(prompt, output, events, error) are {wrong} instead of {expected}"
+        message += f", in {len(counts)} requests; {len(sent)} of {count} were made"
         raise LoadError("generator-inaccurate", message)
-    following = profile.output_tokens - 1
     ttft = statistics.median(first - received for received, first, _ in sent)
     tpot = statistics.median((last - first) / following for _, first, last in sent)
     seconds = max(last for _, _, last in sent) - min(received for received, _, _ in sent)
     ttft_error = result.ttft - ttft
     tpot_error = result.tpot / tpot - 1
-    rate_error = result.rate * seconds / (profile.requests * profile.output_tokens) - 1
+    rate_error = result.rate * seconds / (count * profile.output_tokens) - 1
     message = (
         f"TTFT {1000 * ttft_error:+.2f} ms of {1000 * ttft:.0f} ms, "
         f"TPOT {100 * tpot_error:+.2f} %, throughput {100 * rate_error:+.2f} %"

@@ -13,20 +13,20 @@ Properties of release 0.33.0 that callers must know:
 from __future__ import annotations
 
 import platform
-import signal
-import subprocess
+import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.load_spec import LoadError, LoadResult, LoadSpec, Request, percentile
 from sparkwright.core import process
 from sparkwright.core.console import one_line
-from sparkwright.core.errors import CommandError
 from sparkwright.core.files import sha256_file
+from sparkwright.core.process import Limits
 from sparkwright.core.store import Store
 from sparkwright.core.zips import zip_file
 from sparkwright.forks import lock, package_index
@@ -35,8 +35,171 @@ from sparkwright.forks.stack import Project, SourceError
 #: Path of the program in the wheel.
 MEMBER = "vllm/vllm-rs"
 
-#: Bytes of address space of the program, most of it never touched, and of a file that it writes.
-ADDRESS_SPACE, MAX_RESULT_BYTES = 16 << 30, 256 << 20
+#: MiB of address space of the program, most of it never touched, and of a file that it writes.
+ADDRESS_SPACE, MAX_RESULT = 16 << 10, 256
+#: Its variables. Keys of the caller would be sent to the server.
+VARIABLES = {
+    "NO_COLOR": "1",
+    "OPENAI_API_KEY": "",
+    "HF_TOKEN": "",
+    "HUGGING_FACE_HUB_TOKEN": "",
+}
+
+
+#: Reason of a `LoadError` → what it means and what to do.
+REASONS: Mapping[str, str] = {
+    "generator-inaccurate": "The load generator does not report the delays of a server whose "
+    "delays are known. End other programs, or check which release of vLLM it comes from.",
+    "generator-failed": "The load generator ended with an error, or made another number of "
+    "requests than ordered. Its last message is quoted.",
+    "generator-late": "The load generator did not finish in time. The server hangs, streams "
+    "without end, or is far too slow.",
+    "generator-unreadable": "The result of the load generator has another format. Another release "
+    "of it may have been put in its place.",
+}
+
+
+class LoadSpec(msgspec.Struct, frozen=True):
+    """
+    Describe the load of one measurement.
+
+    Attributes:
+        url: URL of the server. *model*: the name under which it serves the model.
+        prompt_tokens: Tokens of each prompt; with a *prompt_file*, the maximum.
+        output_tokens: Tokens of each answer; the maximum if lengths are natural.
+        concurrency: Requests at a time; with a *request_rate*, the maximum.
+        requests: Measured requests. *warmups*: requests before them, with other prompts.
+        seed: Seed of the prompts.
+        tokenizer: Folder of the model's tokenizer; None if the generator can do without it.
+        prompt_file: JSON lines with a ``prompt`` each; None for random tokens.
+        request_rate: Requests per second, Poisson arrivals; None for a closed loop.
+        natural_length: Let answers end by themselves, instead of forcing their length.
+        timeout_s: Seconds until the generator is killed.
+    """
+
+    url: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    requests: int
+    warmups: int = 2
+    seed: int = 0
+    tokenizer: Path | None = None
+    prompt_file: Path | None = None
+    request_rate: float | None = None
+    natural_length: bool = False
+    timeout_s: float = 3600.0
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """
+    One request as the client saw it.
+
+    Attributes:
+        start: Seconds since the first request began.
+        ttft: Seconds to the first token. *latency*: seconds to the last one.
+        prompt_tokens: Tokens of the prompt. *output_tokens*: of the answer, as the server counts.
+        chunks: Events that brought tokens; fewer than tokens with speculation, 0 if not known.
+        error: Error message; empty for success.
+    """
+
+    start: float
+    ttft: float
+    latency: float
+    prompt_tokens: int
+    output_tokens: int
+    chunks: int = 0
+    error: str = ""
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first; 0 for fewer than two tokens."""
+        following = self.output_tokens - 1
+        return (self.latency - self.ttft) / following if following > 0 else 0.0
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """
+    The result of one measurement.
+
+    Attributes:
+        generator: Name and version. *sha256*: digest of the program.
+        seconds: From the start of the first measured request to the end of the last.
+        requests: The measured requests, by start.
+        itl_p50, itl_p99: Percentiles of the gaps between the events of all streams, in seconds.
+            An event holds several tokens with speculation. 0 without gaps.
+        request_rate: Requests per second that were ordered; None for a closed loop.
+    """
+
+    generator: str
+    sha256: str
+    seconds: float
+    requests: tuple[Request, ...]
+    itl_p50: float = 0.0
+    itl_p99: float = 0.0
+    request_rate: float | None = None
+
+    @property
+    def tpot(self) -> float:
+        """Median over requests of the seconds per token."""
+        return percentile(
+            [request.tpot for request in self.requests if request.output_tokens > 1], 50
+        )
+
+    @property
+    def ttft(self) -> float:
+        """Median over requests of the seconds to the first token."""
+        return percentile([request.ttft for request in self.requests], 50)
+
+    @property
+    def ttft_p99(self) -> float:
+        """99th percentile over requests of the seconds to the first token."""
+        return percentile([request.ttft for request in self.requests], 99)
+
+    @property
+    def requests_per_second(self) -> float:
+        """Requests per second, all together."""
+        return len(self.requests) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Output tokens per second, all requests together."""
+        tokens = sum(request.output_tokens for request in self.requests)
+        return tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """Return a percentile by linear interpolation, 1 to 99 percent; 0 without values."""
+    if len(values) < 2:
+        return sum(values)
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+class LoadGenerator(Protocol):
+    """A program that makes load."""
+
+    @property
+    def name(self) -> str:
+        """Name and version."""
+        ...
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        """
+        Make the load and return the result.
+
+        Raises:
+            LoadError: There is no result.
+        """
+        ...
+
+
+class LoadError(Exception):
+    """A load generator gave no usable result: the *reason*, of `REASONS`, and a message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason, self.message = reason, message
+        super().__init__(f"{reason}: {message}")
 
 
 class _Detailed(msgspec.Struct):
@@ -83,8 +246,6 @@ class VllmBench(msgspec.Struct, frozen=True):
                 )
                 lengths = self._run(Path(folder, "warmup"), warmup, deadline).input_lens
                 if adds_tokens:
-                    if not lengths:
-                        raise LoadError("generator-unreadable", "the warm-up has no requests")
                     missing = spec.prompt_tokens - lengths[0]
                     spec = replace(spec, prompt_tokens=spec.prompt_tokens + missing)
             return self._result(self._run(Path(folder, "run"), spec, deadline), spec)
@@ -92,39 +253,27 @@ class VllmBench(msgspec.Struct, frozen=True):
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
         """Run the program in *folder* and return its result; kill it at the *deadline*."""
         folder.mkdir()
-        log = folder / "output.log"
-        # Keys of the caller would be sent to the server.
-        secrets = {"OPENAI_API_KEY": "", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
         command = [str(self.program), *arguments(spec, folder)]
-        try:
-            command = process.wrap_with_limits(
-                command, by=signal.SIGKILL, memory=ADDRESS_SPACE, written=MAX_RESULT_BYTES
-            )
-        except CommandError as error:
-            raise LoadError("generator-failed", str(error)) from None
-        try:
-            with log.open("wb") as sink:
-                status = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=sink,
-                    env=process.clean_environment(NO_COLOR="1", **secrets),
-                    timeout=max(0.0, deadline - time.monotonic()),
-                    check=False,
-                ).returncode
-        except subprocess.TimeoutExpired:
+        limits = Limits(max(0.1, deadline - time.monotonic()), ADDRESS_SPACE, MAX_RESULT)
+        env = process.clean_environment(**VARIABLES)
+        ended = process.run_limited(command, limits, folder / "output.log", env=env)
+        if ended.late:
             message = f"{self.name} did not finish within {spec.timeout_s:g} s"
-            raise LoadError("generator-late", message) from None
-        if status:
-            tail = one_line(log.read_text("utf-8", "replace")[-300:], 300)
-            message = f"{self.name} ended with status {status}: {tail}"
-            raise LoadError("generator-failed", message)
+            raise LoadError("generator-late", message)
+        if ended.status:
+            message = f"ended with status {ended.status}: {one_line(ended.tail[-300:], 300)}"
+            raise LoadError("generator-failed", f"{self.name} {message}")
         try:
-            return msgspec.json.decode((folder / "result.json").read_bytes(), type=_Detailed)
+            data = (folder / "result.json").read_bytes()
+            detailed = msgspec.json.decode(data, type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
             message = f"the result cannot be read: {error!s:.200}"
             raise LoadError("generator-unreadable", message) from None
+        counts = {len(getattr(detailed, name)) for name in detailed.__struct_fields__}
+        if counts != {spec.requests}:
+            message = f"{min(counts)} of {spec.requests} requests are whole"
+            raise LoadError("generator-failed", message)
+        return detailed
 
     def _result(self, detailed: _Detailed, spec: LoadSpec) -> LoadResult:
         columns = (
@@ -135,13 +284,10 @@ class VllmBench(msgspec.Struct, frozen=True):
             detailed.output_lens,
             [
                 len(gaps) + (ttft > 0)
-                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=False)
+                for gaps, ttft in zip(detailed.itls, detailed.ttfts, strict=True)
             ],
             [one_line(error, 300) for error in detailed.errors],
         )
-        if (counts := {len(column) for column in columns}) != {spec.requests}:
-            message = f"{min(counts)} of {spec.requests} requests are whole"
-            raise LoadError("generator-failed", message)
         first = min(detailed.start_times)
         requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
         gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]

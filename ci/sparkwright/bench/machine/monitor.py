@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any
 
+import msgspec
 import psutil
 import pynvml
+from msgspec import Meta
 from msgspec.structs import replace
 
-from sparkwright.bench.machine.probe import (
-    GemvProbe,
-    ProbeError,
-    history_key,
-    history_reasons,
-    store_session,
-)
 from sparkwright.bench.machine.state_checks import (
     THROTTLE_REASONS,
     MachinePolicy,
     Normal,
+    ProbePolicy,
     Reading,
     Snapshot,
     disturbances,
@@ -38,7 +32,9 @@ from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.core import process
-from sparkwright.core.console import console
+from sparkwright.core.console import console, one_line
+from sparkwright.core.errors import CommandError
+from sparkwright.core.files import content_key
 from sparkwright.core.store import Store
 
 #: Seconds over which the load of other programs is measured; the kernel counts in hundredths.
@@ -93,17 +89,9 @@ class Telemetry:
         }
         return {name: str(value) for name, value in facts.items() if value}
 
-    def snapshot(
-        self,
-        server: Sequence[psutil.Process] = (),
-        reading: Reading | None = None,
-        probe_error: str = "",
-    ) -> Snapshot:
-        """Return the state now; this program, *server* and their children are not others."""
-        own = [psutil.Process(), *server]
-        for parent in tuple(own):
-            with contextlib.suppress(psutil.Error):
-                own += parent.children(recursive=True)
+    def snapshot(self, readings: Sequence[Reading] = ()) -> Snapshot:
+        """Return the state now; this program and its children, servers too, are not others."""
+        own = [psutil.Process(), *psutil.Process().children(recursive=True)]
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
@@ -111,8 +99,8 @@ class Telemetry:
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
-            gemv=reading.gemv if reading else None,
-            copy=reading.copy if reading else None,
+            gemv=readings[0].gemv if readings else None,
+            copy=readings[0].copy if readings else None,
             sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             memory_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
@@ -120,14 +108,15 @@ class Telemetry:
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             available=process.available_megabytes(),
             other_load=other_load,
-            gpu_processes=_process_names({one.pid for one in computing} - {one.pid for one in own}),
+            gpu_processes=_process_names(
+                {user.pid for user in computing} - {each.pid for each in own}
+            ),
             on_battery=_on_battery(),
-            probe_error=probe_error,
         )
 
 
 def _on_battery() -> bool:
-    """Return whether a battery alone feeds the machine; False where the kernel knows of no power supply."""
+    """Return whether a battery alone feeds the machine."""
     try:
         battery = psutil.sensors_battery()
     except OSError:  # psutil lists a directory that a kernel without power supplies does not have
@@ -155,9 +144,9 @@ def _other_load(own: Sequence[psutil.Process]) -> float:
 
     def cpu_seconds() -> tuple[float, float]:
         times, busy_own = psutil.cpu_times(), 0.0
-        for one in own:
+        for each in own:
             with contextlib.suppress(psutil.Error):
-                busy_own += sum(one.cpu_times()[:4])  # with those of ended children
+                busy_own += sum(each.cpu_times()[:4])  # with those of ended children
         # A guest's time is counted in its host process, too.
         total = sum(times) - times.guest - times.guest_nice
         return total, total - times.idle - times.iowait - busy_own
@@ -168,103 +157,139 @@ def _other_load(own: Sequence[psutil.Process]) -> float:
     return min(1.0, max(0.0, (others_after - others) / max(total_after - total, 0.01)))
 
 
+SCRIPT = Path(__file__).parent / "gemv_probe.py"
+
+
+class ProbeError(Exception):
+    """The probe gives no reading; the message says why."""
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """
+    What the probe measured.
+
+    Attributes:
+        gpu: Whether it ran on a GPU. *name*: of the device and of the library.
+        uuid: Of the GPU, without ``GPU-``; empty for the processor.
+        bytes: Of the matrix.
+        readings: At least one.
+    """
+
+    gpu: bool
+    name: str
+    uuid: str
+    bytes: Annotated[int, Meta(gt=0)]
+    readings: Annotated[tuple[Reading, ...], Meta(min_length=1)]
+
+
+def probe(
+    python: Path,
+    policy: ProbePolicy,
+    megabytes: int,
+    readings: int = 1,
+    warmup: float | None = None,
+) -> ProbeResult:
+    """
+    Return *readings* of the matrix-vector probe in an environment with torch.
+
+    A slow state of the GPU that its driver does not report shows in it: on a GB10 a matrix-vector
+    product took 3.3 times as long there, while a copy was as fast as ever. The program ends after
+    each call, so that it takes no memory from a server that is measured.
+
+    Raises:
+        ProbeError: The program does not start, fails, hangs or prints something else.
+    """
+    warmup = policy.warmup if warmup is None else warmup
+    words = (str(number) for number in (megabytes, warmup, policy.seconds, readings))
+    timeout = policy.timeout + 2 * readings * (warmup + policy.seconds)
+    try:
+        printed = process.output([python, "-I", SCRIPT, *words], timeout=timeout)
+        return msgspec.json.decode(printed, type=ProbeResult)
+    except CommandError as error:
+        raise ProbeError(one_line(" ".join([error.what, *error.details[-1:]]), 300)) from None
+    except msgspec.MsgspecError as error:
+        raise ProbeError(f"it gives no reading: {error}") from None
+
+
 class MachineMonitor:
     """
-    The machine in one session; leave the ``with`` block to end the probe.
+    The machine in one session.
 
     Args:
-        python: Python of an environment with torch for the GPU, such as the server's; None for this
-            program's. Without a GPU only the bandwidth of the memory is measured.
+        python: Python of an environment with torch, such as the server's; None if there is none,
+            and then nothing is probed. Without a GPU only the bandwidth of memory is measured.
 
     Attributes:
         policy: With the memory floor of this kind of machine.
-        bandwidth: Of the memory; None if the probe fails.
+        bandwidth: Of the memory; None if it was not measured.
         normal: The probe's normal readings; None before `settle`, and without a GPU.
-        notes: Sentences for the reader of the result.
     """
 
     def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
-        self._store, self._device, uuid = store, "", ""
-        log = store.folder("logs") / "probe.log"
-        self._probe = GemvProbe(policy.probe, python or Path(sys.executable), log)
+        self._store, self._python, self._failure = store, python, ""
+        self._device: ProbeResult | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
-        self.notes: tuple[str, ...] = ()
-        self._failure = ""
         try:
-            device = self._probe.device()
-            gigabytes = round(self._probe.bandwidth() / 1e9, 2)
-            self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
-            decode_bytes.store_bandwidth(store, self.bandwidth)
-            if device.kind == "cuda":
-                self._device, uuid = device.name, device.uuid
+            self._device = probe(python, policy.probe, policy.probe.stream) if python else None
         except ProbeError as error:
             self._failure = str(error)
-            self._note(f"The probe fails, so a slow state would not be noticed: {error}.")
-        self._telemetry = Telemetry(uuid)
+        if device := self._device:
+            # A product reads the matrix once, and a copy reads and writes it. The faster one
+            # counts: too low a ceiling would make sound measurements look impossible.
+            seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
+            gigabytes = round(device.bytes / seconds / 1e9, 2)
+            self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
+            decode_bytes.store_bandwidth(store, self.bandwidth)
+        self._telemetry = Telemetry(self._device.uuid if self._device else "")
         self.policy = self._telemetry.adapt(policy)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._probe.stop()
-
-    def _note(self, note: str) -> None:
-        self.notes = (*self.notes, note)
-        console.warn(note)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the names and versions that the machine's speed depends on."""
         return self._telemetry.fingerprint()
 
-    def preheat(self, seconds: float) -> None:
-        """Work for some *seconds*, so that the next measurement is made warm."""
-        end = time.monotonic() + seconds
-        with console.progress("preheat", seconds) as line:
-            while self._device and (left := end - time.monotonic()) > 0:
-                line.update(round(seconds - left), "s")
-                try:
-                    self._probe.reading()
-                except ProbeError as error:
-                    return self._note(f"The machine was not preheated: {error}.")
-        return None
+    def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
+        """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
+        if self._python is None or self._device is None or not self._device.gpu:
+            return ()
+        policy = self.policy.probe
+        return probe(self._python, policy, policy.matrix, count, warmup).readings
 
-    def settle(self) -> tuple[Reason, ...]:
-        """Define what is normal, before any server runs; return the reasons against a session."""
-        reasons: tuple[Reason, ...] = ()
+    def settle(self, preheat: float) -> tuple[Reason, ...]:
+        """
+        Define what is normal, before any server runs, and return the reasons against a session.
+
+        Args:
+            preheat: Seconds of work of the GPU, so that the first measurement is made warm.
+        """
+        readings: tuple[Reading, ...] = ()
+        try:
+            with console.step(f"preheat for {preheat:.0f} s, and probe the machine"):
+                self._readings(warmup=preheat / 2)
+                readings = self._readings(self.policy.probe.readings)
+        except ProbeError as error:
+            self._failure = str(error)
+        reasons = start_reasons(self._telemetry.snapshot(), self.policy)
         if self._failure:
-            return (Reason("probe-silent", self._failure),)
-        if self._device:
-            probe = self.policy.probe
-            key = history_key(self.fingerprint(), probe, self._device)
-            try:
-                readings = [self._probe.reading() for _ in range(probe.readings)]
-            except ProbeError as error:
-                return (Reason("probe-silent", str(error)),)
-            self.normal = Normal.of(readings, self._device)
-            reasons = (
-                *normal_reasons(self.normal, probe),
-                *history_reasons(self._store, key, self.normal, probe),
-            )[:1]
-            if not reasons:
-                store_session(self._store, key, self.normal)
-        return (*start_reasons(self._telemetry.snapshot(), self.policy), *reasons)
+            return (Reason("probe-silent", self._failure), *reasons)
+        if not readings or not self._device:
+            return reasons
+        self.normal = normal = Normal.of(readings)
+        facts = [self.fingerprint(), self.policy.probe.matrix, self._device.name]
+        key = content_key("probe", facts)
+        fastest = self._store.get("probe", key, Normal)
+        if slow := normal_reasons(normal, fastest, self.policy.probe):
+            return (*reasons, *slow)
+        if fastest is None or normal.median < fastest.median:
+            self._store.put("probe", key, normal)
+        return reasons
 
-    def snapshot(self, server: Sequence[psutil.Process] = ()) -> Snapshot:
-        """Return the state now; *server* are the processes of the server that is measured."""
-        reading, error = None, ""
-        if self._device:
-            try:
-                reading = self._probe.reading()
-            except ProbeError as failure:
-                error = str(failure)
-        return self._telemetry.snapshot(server, reading, error)
+    def snapshot(self) -> Snapshot:
+        """Return the state now, with new readings of the probe."""
+        try:
+            return self._telemetry.snapshot(self._readings())
+        except ProbeError as error:
+            return replace(self._telemetry.snapshot(), probe_error=str(error))
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""

@@ -15,7 +15,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.machine import kernel_log
 from sparkwright.bench.records import Reason
 
 Positive = Annotated[float, Meta(gt=0, lt=1e9)]
@@ -35,9 +34,10 @@ REASONS: Mapping[str, str] = {
     "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
-    "probe-silent": "The matrix-vector probe did not answer, so a slow state would not be noticed. "
-    "Its log is in the cache directory, under logs.",
-    "kernel-no-memory": kernel_log.MEANINGS["kernel-no-memory"],
+    "probe-silent": "The matrix-vector probe gave no reading, so no slow state would be noticed. "
+    "It needs torch in the environment that serves; its last message is quoted.",
+    "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
+    "before the machine hangs.",
 }
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) → names. An idle GPU (1) and clocks set
@@ -65,7 +65,7 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         readings: Readings that define what is normal.
         band: Allowed distance from the range of those readings (0.03 is 3 %).
         min_ratio: Minimum of the product's bandwidth in parts of the copy's.
-        start_timeout: Seconds to load torch. *timeout*: seconds beyond the work itself, later.
+        timeout: Seconds beyond the work itself, to load torch from a cold disk.
     """
 
     matrix: Size
@@ -75,7 +75,6 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     readings: Annotated[int, Meta(ge=3, le=1000)]
     band: Positive
     min_ratio: Annotated[float, Meta(ge=0, lt=1)]
-    start_timeout: Positive
     timeout: Positive
 
 
@@ -85,14 +84,10 @@ class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         floor: Minimum if GPU and CPU share the memory. *discrete_floor*: minimum otherwise.
-        max_fall: Maximum decrease within a second.
-        period: Seconds between two checks; unified memory is gone within seconds.
     """
 
     floor: Size
     discrete_floor: Size
-    max_fall: Size
-    period: Annotated[float, Meta(gt=0, le=0.5)]
 
 
 class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,8 +117,6 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throttle_reasons: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.start_temperature > self.max_temperature:
-            raise ValueError("start_temperature is at most max_temperature")
         if unknown := set(self.throttle_reasons) - set(THROTTLE_REASONS.values()):
             raise ValueError(f"unknown throttle reasons: {', '.join(sorted(unknown))}")
 
@@ -162,12 +155,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Median seconds of the probe's product, copy and reduction of a matrix of so many *bytes*."""
+    """Median seconds of the probe's matrix-vector product, and of its copy of the matrix."""
 
     gemv: Positive
     copy: Positive
-    reduce: Positive
-    bytes: int
 
 
 class Normal(msgspec.Struct, frozen=True):
@@ -176,21 +167,19 @@ class Normal(msgspec.Struct, frozen=True):
 
     Attributes:
         low, median, high: Seconds of the matrix-vector product. *copy*: median of the copy.
-        device: Name of the device.
     """
 
     low: float
     median: float
     high: float
     copy: float
-    device: str
 
     @classmethod
-    def of(cls, readings: Sequence[Reading], device: str) -> Normal:
+    def of(cls, readings: Sequence[Reading]) -> Normal:
         """Return the normal of the *readings* at the start of a session."""
         gemv = [reading.gemv for reading in readings]
         copy = statistics.median(reading.copy for reading in readings)
-        return cls(min(gemv), statistics.median(gemv), max(gemv), copy, device)
+        return cls(min(gemv), statistics.median(gemv), max(gemv), copy)
 
 
 def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ...]:
@@ -198,16 +187,25 @@ def start_reasons(snapshot: Snapshot, policy: MachinePolicy) -> tuple[Reason, ..
     return tuple(_state_reasons(snapshot, policy, policy.start_temperature))
 
 
-def normal_reasons(normal: Normal, policy: ProbePolicy) -> tuple[Reason, ...]:
+def normal_reasons(
+    normal: Normal, fastest: Normal | None, policy: ProbePolicy
+) -> tuple[Reason, ...]:
     """
-    Return the reasons against the first readings of a session as what is normal.
+    Return the reasons not to take the first readings of a session as normal.
 
     A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
+
+    Args:
+        fastest: The fastest session of the machine with the same versions; None for the first.
     """
     ratio = normal.copy / (2 * normal.median)
-    if ratio >= policy.min_ratio:
+    times = normal.median / (fastest or normal).median
+    if ratio < policy.min_ratio:
+        message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
+    elif times > 1 + policy.band:
+        message = f"the GEMV takes {times:.2f} × as long as in the fastest session"
+    else:
         return ()
-    message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g} or more"
     return (Reason("slow-state", message),)
 
 
@@ -215,7 +213,7 @@ def disturbances(
     before: Snapshot, after: Snapshot, normal: Normal | None, policy: MachinePolicy
 ) -> tuple[Reason, ...]:
     """Return the reasons against a measurement between two snapshots, each reason once."""
-    found = {
+    reasons = {
         reason.reference: reason
         for snapshot in (before, after)
         for reason in (
@@ -228,8 +226,8 @@ def disturbances(
     # The monotonic clock starts again with the machine.
     if passed < 0 or abs(jump) > policy.clock_jump:
         message = f"the clock jumped by {jump:+.1f} s"
-        found["clock-jumped"] = Reason("clock-jumped", message)
-    return tuple(found.values())
+        reasons["clock-jumped"] = Reason("clock-jumped", message)
+    return tuple(reasons.values())
 
 
 def _probe_reasons(snapshot: Snapshot, normal: Normal | None, band: float) -> Iterator[Reason]:

@@ -1,9 +1,8 @@
 """
-The roofline of decoding: bytes that a token needs, memory bandwidth, and the speed they allow.
+The parts of a roofline of decoding: experts that a step reads, and the bandwidth of the memory.
 
 A decode step reads every weight that it uses once, however many requests share it, and the context
-of each request. A measured rate above the ceiling is no success: the bytes are wrong, a cache
-answered, or speculation was not counted.
+of each request; bandwidth ÷ bytes is the most steps per second.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.model.architecture import Architecture
 from sparkwright.core.store import Store
 
 
@@ -36,38 +34,6 @@ class Bandwidth(msgspec.Struct, frozen=True):
 GB10 = Bandwidth(273.0, "nominal", "GB10")
 
 
-class Ceiling(msgspec.Struct, frozen=True):
-    """Tokens per second that *bandwidth* allows: for a request, and for the batch together."""
-
-    bandwidth: Bandwidth
-    request: float
-    together: float
-
-
-class ContextBytes(msgspec.Struct, frozen=True):
-    """
-    The size of a request's context.
-
-    Attributes:
-        layers: Bytes of a token, by layer with attention.
-        state: Bytes of all layers with a state of fixed size.
-        notes: What is unknown, or differs from the config.
-        known: Whether the bytes of a token are known.
-    """
-
-    layers: dict[int, float]
-    state: float
-    notes: tuple[str, ...]
-    known: bool
-
-    def moved(self, shape: Architecture, context: int) -> float:
-        """Return the bytes that a step moves with *context* tokens; states are written back."""
-        window = min(context, shape.window) if shape.window else context
-        tokens = {"full": context, "window": window}
-        sizes = (tokens[shape.kinds[layer]] * size for layer, size in self.layers.items())
-        return sum(sizes) + 2 * self.state
-
-
 def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     """
     Return how many of *experts* are expected to be read: E·(1−(1−k/E)^N).
@@ -79,33 +45,6 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
         raise ValueError(f"{taken} of {experts} experts for {tokens} tokens")
     unread = tokens * math.log1p(-taken / experts) if taken < experts else -math.inf
     return -experts * math.expm1(unread)
-
-
-def ceiling(step: float, batch: int, bandwidth: Bandwidth) -> Ceiling:
-    """Return the ceiling of a step that reads *step* bytes for a token of each of *batch*."""
-    steps = bandwidth.gigabytes * 1e9 / step
-    return Ceiling(bandwidth, steps, steps * batch)
-
-
-def bandwidth_use(step: float, rate: float, bandwidth: float, *, accepted: float = 1.0) -> float:
-    """
-    Return the share of the memory bandwidth that a measured rate needs.
-
-    It is bytes × steps per second ÷ bandwidth.
-
-    Args:
-        step: Bytes that a step reads for one request.
-        rate: Tokens per second of that request.
-        bandwidth: 10^9 bytes per second, measured in the same session.
-        accepted: Tokens of a step with speculation: one, and the accepted drafts.
-
-    Raises:
-        ValueError: One of them is not finite and positive, or *accepted* is below one.
-    """
-    numbers = (step, rate, bandwidth, accepted)
-    if not all(math.isfinite(number) and number > 0 for number in numbers) or accepted < 1:
-        raise ValueError(f"step, rate, bandwidth and accepted tokens in a step are {numbers}")
-    return step * (rate / accepted) / (bandwidth * 1e9)
 
 
 def store_bandwidth(store: Store, bandwidth: Bandwidth) -> None:

@@ -1,37 +1,23 @@
 """
-The modules of a checkpoint, and its audit: which are quantised, and what a decode step reads.
+The modules of a checkpoint: how each is stored, and the bytes of it that a decode step reads.
 
 The audit explains a decode speed: each step reads every weight that it uses, and one unquantised
-projection in thirty layers may weigh more than all experts of a token. Everything is computed from
-the headers of the weights and the config.
+projection in thirty layers may weigh more than all experts of a token. The names, types and shapes
+of the tensors are facts; ``config.json`` is asked only for what they do not tell: how many layers
+and experts a token takes, whether tables are shared, and which layers forget.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 import msgspec
 
-from sparkwright.bench.model import quantisation
-from sparkwright.bench.model.architecture import SIZES, Architecture, architecture
 from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
-from sparkwright.bench.model.decode_bytes import ContextBytes, distinct_experts
-from sparkwright.bench.model.quantisation import Scheme
-
-#: Groups in the order of a table, as a token meets them.
-GROUPS = (
-    "embeddings", "norms", "attention q", "attention k", "attention v", "attention o",
-    "attention qkv", "attention", "linear attention", "mlp", "router", "experts", "shared experts",
-    "other", "lm_head", "mtp", "vision",
-)  # fmt: skip
-#: Groups that writing a token does not read: parts that see or hear, and layers that draft.
-APART = ("mtp", "vision")
-#: Parameters that a server drops when it loads the model.
-_UNREAD = ("weight_shape", "g_idx", "weight_g_idx")
+from sparkwright.bench.model.decode_bytes import distinct_experts
 
 #: Parameters of a module; a tensor of another name is a module of its own.
 _PARAMETER = re.compile(
@@ -45,45 +31,53 @@ _STACKED = re.compile(
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 _EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
 
-#: The first that is found in a name decides its group.
-_RULES = (
-    ("mtp", r"^(model\.)?(mtp|nextn|eagle|draft)\w*\."),
-    ("vision", r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*"
-     r"|embed_(vision|audio))(\.|$)"),
-    ("lm_head", r"(^|\.)(lm_head|embed_out)$|^output$"),
-    ("embeddings", r"(^|\.)(embed_tokens\w*|wte|wpe|word_embeddings|tok_embeddings|embeddings)$"),
-    ("norms", r"(norm\d*|layernorm\w*|_norm|\.ln_\w+|\.norm_\w+)$"),
-    ("shared experts", r"\.shared_(experts?|mlp|expert_gate)(\.|$)"),
-    ("experts", r"\.experts(\.|$)"),
-    ("router", r"\.(gate|router|wg)(\.|$)"),
-    ("linear attention", r"\.(linear_attn|mamba|ssm|gdn|kda|temporal_block)\."
-     r"|\.mixer\.(in_proj|out_proj|conv1d|A_log|D|dt_bias|x_proj|dt_proj)$"),
-    ("attention q", r"attn\.(q_proj|q_a_proj|q_b_proj|wq\w*)$|\.(attention|mixer)\.(q_proj|wq)$"),
-    ("attention k", r"(attn|attention|mixer)\.(k_proj|wk)$"),
-    ("attention v", r"(attn|attention|mixer)\.(v_proj|wv)$"),
-    ("attention o", r"(attn|attention|mixer)\.(o_proj|wo|dense|c_proj|out_proj)$"),
-    ("attention qkv", r"(attn|attention|mixer)"
-     r"\.((fused_)?qkv\w*|query_key_value|c_attn|W?pack|kv_[ab]_proj\w*)$"),
-    ("attention", r"(attn|attention)(\.|$)"),
-    ("mlp", r"\.(mlp|feed_forward|ffn|block_sparse_moe|mixer)\."),
+#: The first that is found in a name decides its group; all others are ``layers``.
+_GROUPS = (
+    ("mtp", re.compile(r"^(model\.)?(mtp|nextn|eagle|draft)\w*\.")),
+    ("vision", re.compile(r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*"
+     r"|embed_(vision|audio))(\.|$)")),
+    ("lm_head", re.compile(r"(^|\.)(lm_head|embed_out)$|^output$")),
+    ("embeddings", re.compile(r"(^|\.)(embed_tokens\w*|wte|word_embeddings|tok_embeddings"
+     r"|embeddings)$")),
+    ("experts", re.compile(r"\.experts(\.|$)")),
 )  # fmt: skip
+#: Groups that writing a token does not read: layers that draft, and parts that see or hear.
+APART = ("mtp", "vision")
 
-#: The config's intention for a row; empty for modules that no method quantises, such as norms.
-Intention = Literal["", "quantise", "ignore", "left by the method"]
+#: Projections whose rows are what attention keeps of a token: keys and values, or one latent
+#: vector (MLA).
+_KEPT = re.compile(r"(attn|attention|mixer)\.(k_proj|wk|v_proj|wv|kv_a_proj\w*)$")
+#: Projections of which keys and values are an unknown part.
+_FUSED = re.compile(r"(qkv_proj|query_key_value|c_attn|W_?pack|Wqkv)$")
+#: Fields of families that state in their own way what a layer keeps; their context is unknown.
+UNREAD = (
+    "attention_k_eq_v", "attention_types", "attn_type_list", "compress_ratios",
+    "dense_attention_every_n_layers", "global_attn_every_n_layers", "layer_group_size",
+    "linear_attn_config", "num_kv_shared_layers", "sliding_window_pattern",
+    "_sliding_window_pattern",
+)  # fmt: skip
+_PLAIN = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
+_FP8 = ("F8_E4M3", "F8_E5M2")
+_WEIGHTS = ("qweight", "weight_packed", "blocks", "weight")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv")
+#: Parameters whose shape tells the rows of a weight.
+_ROWS = ("scales", "weight_packed", "weight")
+#: Format, types of its weight and of its scales, and elements of a weight's row for each scale.
+_SCALED = (
+    ("NVFP4", ("U8",), ("F8_E4M3",), 8),
+    ("MXFP4", ("U8",), ("U8", "F8_E8M0"), 16),
+    ("MXFP8", _FP8, ("U8", "F8_E8M0"), 32),
+)
 
 #: Reference of a finding → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "unquantised-not-ignored": "The config says that it is quantised and it is not: a server reads "
-    "all its bytes, or refuses to load it.",
-    "quantised-though-ignored": "The config tells the server to load plain numbers where packed "
-    "ones are stored. Do not serve it.",
     "quantisation-not-declared": "Weights are packed and no config says how; a server would load "
     "them as something else.",
     "scale-missing": "A packed weight has no scales, so its values are unknown. Do not serve it.",
     "scale-shape": "The scales do not belong to their weight: its values would be wrong. Do not "
     "serve it.",
     "format-unknown": "The tensors are of no quantisation format that is understood here, so "
-    "nobody checked that its scales belong to its weights.",
+    "nothing shows that its scales belong to its weights.",
     "layers-missing": "The checkpoint lacks layers that the config counts.",
     "experts-differ": "The checkpoint holds another number of experts than the config states.",
 }
@@ -94,115 +88,29 @@ class Module(msgspec.Struct, frozen=True, gc=False):
     A module of a checkpoint.
 
     Attributes:
-        layer: None outside of layers. *expert*: None if it is none, or all are in one tensor.
+        layer: None outside of layers.
+        expert: Its number among its layer's experts; None for others.
         short: Its name within its layer, an expert's number as ``*``.
-        group: One of `GROUPS`.
+        group: ``layers``, or the first name of `_GROUPS`.
         parts: Its tensors by parameter.
+        scheme: How its weight is stored, such as ``NVFP4 (modelopt)`` or ``BF16``.
+        fault: One of `REASONS` if its tensors contradict each other, else empty.
     """
 
-    name: str
     layer: int | None
     expert: int | None
     short: str
     group: str
     parts: dict[str, Tensor]
-    scheme: Scheme
+    scheme: str
+    fault: str
 
     @property
     def bytes(self) -> int:
         return sum(tensor.bytes for tensor in self.parts.values())
 
 
-def modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
-    """Return the modules of a model of so many decoder *layers*; those of later layers draft."""
-    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in checkpoint.tensors.items():
-        match = _PARAMETER.fullmatch(name) or _STACKED.fullmatch(name)
-        parts[match[1] if match else name][match[2] if match else "weight"] = tensor
-    return [_module(name, tensors, checkpoint, layers) for name, tensors in parts.items()]
-
-
-def _module(name: str, parts: dict[str, Tensor], checkpoint: Checkpoint, layers: int) -> Module:
-    layer, expert = _LAYER.search(name), _EXPERT.search(name)
-    short = _EXPERT.sub(".experts.*.", "." + (name[layer.end() :] if layer else name))[1:]
-    number, group = int(layer[1]) if layer else None, _group(re.sub(r"\d+", "0", name))
-    if number is not None and number >= layers and group not in APART:
-        group = "mtp"
-    scheme = quantisation.scheme(parts, checkpoint.quantization)
-    return Module(name, number, int(expert[1]) if expert else None, short, group, parts, scheme)
-
-
-@functools.lru_cache(maxsize=4096)
-def _group(name: str) -> str:
-    return next((group for group, rule in _RULES if re.search(rule, name)), "other")
-
-
-def expert_counts(listed: Sequence[Module], shape: Architecture) -> dict[int, int]:
-    """
-    Return how many routed experts each layer has in the checkpoint.
-
-    Raises:
-        checkpoint-invalid: The config does not state how many of them a token takes.
-    """
-    counts: Counter[int] = Counter()
-    names = set()
-    for module in listed:
-        if module.group == "experts" and module.layer is not None:
-            sizes = [tensor.shape[0] for tensor in module.parts.values() if len(tensor.shape) > 1]
-            if module.expert is None:
-                counts[module.layer] = max(counts[module.layer], *sizes, 0)
-            elif (module.layer, module.expert) not in names:
-                names.add((module.layer, module.expert))
-                counts[module.layer] += 1
-    least = min(counts.values(), default=0)
-    if counts and not 0 < shape.experts_per_token <= least:
-        taken = shape.experts_per_token or "an unknown number"
-        raise invalid(f"By config.json, a token takes {taken} of {least} experts.")
-    return counts
-
-
-def context_bytes(listed: Sequence[Module], shape: Architecture, number: int = 0) -> ContextBytes:
-    """
-    Return the size of a request's context, in numbers of *number* bytes or as the config wants.
-
-    The rows of the key and value projections are facts; the config's heads count without them.
-    """
-    rows: dict[str, dict[int, int]] = {"attention k": {}, "attention v": {}}
-    for module in listed:
-        weight = module.parts.get("weight") or module.parts.get("weight_packed")
-        if "qweight" in module.parts:  # AWQ stores the weight transposed
-            weight = None
-            if scales := module.parts.get("scales"):
-                rows.get(module.group, {})[module.layer or 0] = (scales.shape or (0,))[-1]
-        if weight is not None and len(weight.shape) == 2 and module.layer is not None:
-            rows.get(module.group, {})[module.layer] = weight.shape[0]
-    keys, values = rows.values()
-    # Without a value projection, values are the keys.
-    stored = {} if shape.latent else {layer: n + values.get(layer, n) for layer, n in keys.items()}
-    layers = [layer for layer, kind in enumerate(shape.kinds) if kind in ("full", "window")]
-    numbers = {layer: stored.get(layer, shape.kv_numbers) for layer in layers}
-    states = sum(kind == "state" for kind in shape.kinds)
-    notes = []
-    if differing := [layer for layer in layers if numbers[layer] != shape.kv_numbers]:
-        notes.append(f"keys and values of layers {_few(differing)} are as wide as their weights")
-    if unknown := [layer for layer in layers if not numbers[layer]]:
-        notes.append(f"the context of layers {_few(unknown)} is unknown, and not counted")
-    if states and not shape.state_bytes:
-        notes.append(f"the states of {states} layers are unknown, and not counted")
-    if shape.unread:
-        fields = ", ".join(shape.unread)
-        notes.append(f"the context is unknown: {fields} of config.json is not understood")
-    sizes = {layer: float((number or shape.kv_bytes) * count) for layer, count in numbers.items()}
-    known = not (unknown or shape.unread)
-    return ContextBytes(sizes, float(states * shape.state_bytes), tuple(notes), known)
-
-
-def _few(numbers: Collection[int]) -> str:
-    listed = sorted(numbers)
-    return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
-
-
-class Row(msgspec.Struct, frozen=True):
+class ModuleRow(msgspec.Struct, frozen=True):
     """
     Modules that are alike.
 
@@ -211,7 +119,6 @@ class Row(msgspec.Struct, frozen=True):
         count: How many they are.
         bytes: Their size in the checkpoint.
         read: The bytes that a step of the batch reads of them.
-        intention: The config's intention for them.
     """
 
     group: str
@@ -221,11 +128,10 @@ class Row(msgspec.Struct, frozen=True):
     count: int
     bytes: int
     read: float
-    intention: Intention = ""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """Where the checkpoint disagrees with its config; *reference* is one of `REASONS`."""
+class ModuleFinding(msgspec.Struct, frozen=True):
+    """A contradiction in a checkpoint; *reference* is one of `REASONS`."""
 
     reference: str
     message: str
@@ -236,29 +142,28 @@ class ModuleAudit(msgspec.Struct, frozen=True):
     A model, audited.
 
     Attributes:
-        method: The config's name of the quantisation method; empty without one.
+        model: The family of its architecture, ``model_type`` of its config.
+        scheme: That of most bytes that are quantised; empty if none are.
         experts: Of a layer: all, those of a token, and those that a step is expected to read.
         bytes: Size of the checkpoint.
-        token_bytes: Bytes of the cache for each token of context; *state_bytes* do not grow.
+        token_numbers: Numbers of the cache for each token of context; 0 if they are unknown.
+        number_bytes: Bytes of such a number, by the checkpoint's own wish.
         weights: Bytes of the weights that a step reads, for all requests together.
-        cache: Bytes of context that a step moves, for all requests together.
-        notes: What was left out or assumed.
+        cache: Bytes of context that a step reads, for all requests together.
+        notes: Parts that were left out or assumed.
     """
 
     model: str
-    method: str
+    scheme: str
     layers: int
     experts: tuple[int, int, float]
-    tensors: int
     bytes: int
-    batch: int
-    context: int
-    token_bytes: float
-    state_bytes: float
+    token_numbers: int
+    number_bytes: int
     weights: float
     cache: float
-    rows: tuple[Row, ...]
-    findings: tuple[Finding, ...]
+    rows: tuple[ModuleRow, ...]
+    findings: tuple[ModuleFinding, ...]
     notes: tuple[str, ...]
 
     @property
@@ -267,147 +172,261 @@ class ModuleAudit(msgspec.Struct, frozen=True):
         return self.weights + self.cache
 
 
-def audit(
-    checkpoint: Checkpoint, *, context: int = 0, batch: int = 1, number: str = "auto"
-) -> ModuleAudit:
+def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> ModuleAudit:
     """
     Return the modules of *checkpoint*, and the bytes that a decode step reads of them.
 
     Args:
         context: Tokens before the new one, of each request.
         batch: Requests that a step writes a token for.
-        number: Type of the KV cache, one of `SIZES`; ``auto`` is the checkpoint's own.
 
     Raises:
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
-    shape = architecture(checkpoint.config, checkpoint.quantization)
-    listed = modules(checkpoint, shape.layers)
-    counts, groups = expert_counts(listed, shape), {module.group for module in listed}
-    tied = shape.tied if shape.tied is not None else "lm_head" not in groups
-    tied = tied and "embeddings" in groups
-    intentions = _intentions(listed, checkpoint)
-    alike: dict[tuple[str, str, str, Intention], list[Module]] = defaultdict(list)
+    config = _text_config(checkpoint.config)
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048)
+    if not layers:
+        raise invalid("config.json does not state num_hidden_layers.")
+    listed = _modules(checkpoint, layers)
+    experts = _experts(listed, config)
+    groups = {module.group for module in listed}
+    shared = config.get("tie_word_embeddings", "lm_head" not in groups) is True
+    tied = shared and "embeddings" in groups
+    alike: dict[tuple[str, str, str], list[Module]] = defaultdict(list)
     for module in listed:
-        key = module.group, module.short, module.scheme.name, intentions[module.name]
-        alike[key].append(module)
+        alike[module.group, module.short, module.scheme].append(module)
     rows = [
-        Row(
+        ModuleRow(
             group,
             short,
             scheme,
-            members[0].scheme.quantised,
+            _quantised(scheme),
             len(members),
             sum(module.bytes for module in members),
-            sum(_read(module, batch, counts, shape, tied=tied) for module in members),
-            intention,
+            sum(_read(module, batch, experts, tied=tied) for module in members),
         )
-        for (group, short, scheme, intention), members in alike.items()
+        for (group, short, scheme), members in sorted(alike.items())
     ]
-    weights = sum(row.read for row in rows)
-    if not weights:
+    if not (weights := sum(row.read for row in rows)):
         raise invalid("There is no weight in the checkpoint that writing a token would read.")
-    kept, most = context_bytes(listed, shape, SIZES.get(number, 0)), max(counts.values(), default=0)
-    taken = shape.experts_per_token
+    sizes = Counter[str]()
+    for row in rows:
+        if row.quantised and row.group not in APART:
+            sizes[row.scheme] += row.bytes
+    every, taken = experts
+    kept, notes = _kept(listed, config)
+    width = 1 if _fp8(checkpoint.quantization) else 2
+    windows = _windows(config, layers)
+    spans = {layer: min(context, windows.get(layer, context)) for layer in kept}
     return ModuleAudit(
-        model=shape.model,
-        method=quantisation.method(checkpoint.quantization),
-        layers=shape.layers,
-        experts=(most, taken, distinct_experts(most, taken, batch)) if most else (0, 0, 0.0),
-        tensors=len(checkpoint.tensors),
+        model=str(checkpoint.config.get("model_type", "unknown"))[:60],
+        scheme=sizes.most_common(1)[0][0] if sizes else "",
+        layers=layers,
+        experts=(every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0),
         bytes=sum(row.bytes for row in rows),
-        batch=batch,
-        context=context,
-        token_bytes=sum(kept.layers.values()),
-        state_bytes=kept.state,
+        token_numbers=sum(kept.values()),
+        number_bytes=width,
         weights=weights,
-        cache=batch * kept.moved(shape, context),
-        rows=tuple(sorted(rows, key=lambda row: (GROUPS.index(row.group), row.modules))),
-        findings=tuple(_findings(listed, rows, checkpoint, counts, shape)),
-        notes=(*kept.notes, *_notes(rows, tied)),
+        cache=float(batch * width * sum(spans[layer] * count for layer, count in kept.items())),
+        rows=tuple(rows),
+        findings=tuple(_findings(listed, checkpoint, layers, experts, config)),
+        notes=tuple(notes),
     )
 
 
-def _read(
-    module: Module, batch: int, counts: Mapping[int, int], shape: Architecture, *, tied: bool
-) -> float:
+def _modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
+    """Return the modules of a model of so many decoder *layers*; those of later layers draft."""
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in checkpoint.tensors.items():
+        match = _PARAMETER.fullmatch(name) or _STACKED.fullmatch(name)
+        parts[match[1] if match else name][match[2] if match else "weight"] = tensor
+    listed = []
+    for name, tensors in parts.items():
+        layer, expert = _LAYER.search(name), _EXPERT.search(name)
+        short = _EXPERT.sub(".experts.*.", "." + (name[layer.end() :] if layer else name))[1:]
+        number = int(layer[1]) if layer else None
+        group = next((group for group, rule in _GROUPS if rule.search(name)), "layers")
+        if number is not None and number >= layers and group not in APART:
+            group = "mtp"
+        scheme, fault = _scheme(tensors, checkpoint.quantization)
+        index = int(expert[1]) if expert else None
+        listed.append(Module(number, index, short, group, tensors, scheme, fault))
+    return listed
+
+
+def _scheme(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    Return how the module with the tensors *parts*, by parameter, is stored, and its fault.
+
+    The formats are those of the recipes: NVFP4 and MXFP4 of ModelOpt, compressed-tensors and
+    gpt-oss, FP8, and packed integers (compressed-tensors, AWQ, GPTQ).
+    """
+    weight = next((parts[name] for name in _WEIGHTS if name in parts), None)
+    scale = next((parts[name] for name in _SCALES if name in parts), None)
+    if scale is None and (weight is None or weight.dtype in _PLAIN):
+        return "/".join(sorted({part.dtype for part in parts.values()})), ""
+    if scale is None or weight is None:
+        return "packed", "scale-missing" if weight else "format-unknown"
+    if "blocks" in parts:  # gpt-oss: 16 bytes, which are 32 numbers, have one scale
+        return "MXFP4", "" if scale.shape == weight.shape[:-1] else "scale-shape"
+    if weight.dtype == "I32":
+        return f"INT{_bits(quantization)} ({_method(quantization)})", ""
+    maker = "compressed-tensors" if "weight_packed" in parts else "modelopt"
+    for name, weights, scales, group in _SCALED:
+        if weight.dtype in weights and scale.dtype in scales:
+            shape = (*weight.shape[:-1], sum(weight.shape[-1:]) // group)
+            fault = "" if scale.shape == shape else "scale-shape"
+            if name == "NVFP4" and not parts.keys() & {"weight_scale_2", "weight_global_scale"}:
+                fault = "scale-missing"
+            if name == "NVFP4" and not parts.keys() & {"input_scale", "input_global_scale"}:
+                maker += ", W4A16"
+            return f"{name} ({maker})", fault
+    if weight.dtype in (*_FP8, "I8"):
+        return "INT8" if weight.dtype == "I8" else "FP8", ""
+    return "packed", "format-unknown"
+
+
+def _quantised(scheme: str) -> bool:
+    return scheme.startswith(("NVFP4", "MXFP", "FP8", "INT", "packed"))
+
+
+def _method(quantization: Mapping[str, Any]) -> str:
+    """Return the config's name of its method; empty without a config."""
+    return str(quantization.get("quant_method", "")).lower()[:30]
+
+
+def _bits(quantization: Mapping[str, Any]) -> str:
+    """Return the bits of packed integers, which the config alone states, or ``?``."""
+    groups = quantization.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
+    stated = [scheme.get("num_bits") for scheme in weights if isinstance(scheme, dict)]
+    return next((str(bits)[:4] for bits in (quantization.get("bits"), *stated) if bits), "?")
+
+
+def _fp8(quantization: Mapping[str, Any]) -> bool:
+    """Return whether the checkpoint wants an FP8 cache: a word of ModelOpt, or a scheme."""
+    scheme = quantization.get("kv_cache_scheme")
+    stated = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits"))
+    return stated == ("float", 8) or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *config*; of a model that also sees, that of the part that writes."""
+    parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
+
+
+def _number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:
+    """Return the first of the fields *names* that has a value; 0 for none."""
+    for name in names:
+        value = config.get(name)
+        if value is not None:
+            if type(value) is not int or not 0 <= value <= most:
+                message = f"config.json states {name} as {str(value)[:60]!r}, not 0 to {most:,}."
+                raise invalid(message)
+            return value
+    return 0
+
+
+def _experts(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[int, int]:
+    """
+    Return how many routed experts a layer has, and how many of them a token takes.
+
+    Raises:
+        checkpoint-invalid: The config does not state the latter.
+    """
+    experts = 0
+    for module in listed:
+        if module.group == "experts":
+            stacked = max(
+                (part.shape[0] for part in module.parts.values() if part.shape), default=0
+            )
+            experts = max(experts, stacked if module.expert is None else module.expert + 1)
+    taken = _number(
+        config, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_top_k",
+        "moe_topk", "top_k_experts",
+    )  # fmt: skip
+    if experts and not 0 < taken <= experts:
+        raise invalid(
+            f"By config.json, a token takes {taken or 'an unknown number'} of {experts} experts."
+        )
+    return experts, taken
+
+
+def _read(module: Module, batch: int, experts: tuple[int, int], *, tied: bool) -> float:
     """Return the bytes that a step for *batch* tokens reads of *module*."""
     if module.group in APART or (module.group == "lm_head" and tied):
         return 0.0
-    size = float(sum(part.bytes for name, part in module.parts.items() if name not in _UNREAD))
-    if module.group == "embeddings" and (not tied or module.short.endswith("wpe")):
+    if module.group == "embeddings" and not tied:
         # A row for each token; a table that is the output layer as well is read whole.
-        rows = max(1, *(part.shape[0] for part in module.parts.values() if part.shape), 0)
-        return batch * size / rows
-    count = counts.get(module.layer or 0, 0) if module.group == "experts" else 0
-    return size * distinct_experts(count, shape.experts_per_token, batch) / count if count else size
+        rows = max((part.shape[0] for part in module.parts.values() if part.shape), default=1)
+        return batch * module.bytes / max(rows, 1)
+    if module.group == "experts" and experts[0]:
+        return module.bytes * distinct_experts(*experts, batch) / experts[0]
+    return float(module.bytes)
 
 
-def _intentions(listed: Sequence[Module], checkpoint: Checkpoint) -> dict[str, Intention]:
-    """Return the config's intention for each module; similar experts of a layer share one."""
-    method = quantisation.method(checkpoint.quantization)
-    linear = [module for module in listed if method and _is_linear(module)]
-    asked = {_alike(module): module.name for module in reversed(linear)}
-    names = sorted(set(asked.values()))
-    ignored = quantisation.ignored(checkpoint.quantization, names) if names else set()
-    intentions: dict[str, Intention] = dict.fromkeys((module.name for module in listed), "")
-    for module in linear:
-        outside = module.group in ("lm_head", "vision")
-        left = module.group == "router" or (outside and method in quantisation.INSIDE_ONLY)
-        rest: Intention = "left by the method" if left else "quantise"
-        rest = "quantise" if module.scheme.quantised else rest
-        intentions[module.name] = "ignore" if asked[_alike(module)] in ignored else rest
-    return intentions
+def _kept(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[dict[int, int], list[str]]:
+    """Return the numbers that each layer keeps of a token, and what is not known about them."""
+    kept: dict[int, int] = defaultdict(int)
+    unknown = [f"{name} of config.json" for name in UNREAD if config.get(name)]
+    states = set()
+    for module in listed:
+        if module.layer is None or module.group in APART:
+            continue
+        if _FUSED.search(module.short):
+            unknown.append(module.short)
+        if module.short.endswith("A_log"):
+            states.add(module.layer)
+        if _KEPT.search(module.short):
+            tensor = next((module.parts[name] for name in _ROWS if name in module.parts), None)
+            shape = (tensor.shape if tensor else ()) or (0,)
+            # Packed integers transpose a weight, and its scales have a column for each row.
+            kept[module.layer] += shape[-1 if "qweight" in module.parts else 0]
+    notes = [f"the context is unknown, by {_few(set(unknown))}"] if unknown else []
+    if states:
+        notes.append(f"the states of {len(states)} layers of linear attention are not counted")
+    return {} if unknown else dict(kept), notes
 
 
-def _alike(module: Module) -> tuple[object, ...]:
-    name = "" if module.expert is not None else module.name
-    return module.layer, module.short, module.scheme.name, name
+def _windows(config: Mapping[str, Any], layers: int) -> dict[int, int]:
+    """Return the tokens that a layer keeps, for layers that forget older ones."""
+    window = _number(config, "sliding_window", "attention_chunk_size")
+    kinds = config.get("layer_types") or ["sliding_attention"] * layers
+    if not isinstance(kinds, list):
+        raise invalid("layer_types of config.json is no list.")
+    forgets = window and config.get("use_sliding_window") is not False
+    named = ("sliding_attention", "chunked_attention")
+    return {layer: window for layer, kind in enumerate(kinds) if forgets and kind in named}
 
 
-def _is_linear(module: Module) -> bool:
-    """Return whether tokens are multiplied by it; norms, tables and convolutions do not count."""
-    weight = module.parts.get("weight")
-    if module.scheme.quantised:
-        return True
-    if weight is None or module.group in ("norms", "embeddings") or "conv" in module.short:
-        return False
-    # Gates of one number for each token are left alone by every method.
-    stacked = module.group == "experts" and module.expert is None
-    return len(weight.shape) == (3 if stacked else 2) and min(weight.shape) > 1
-
-
-def _notes(rows: Sequence[Row], tied: bool) -> Iterator[str]:
-    if tied:
-        yield "the output layer is the embedding table, which each step reads whole"
-    for group, verb in (*((group, "not read") for group in APART), ("other", "read whole")):
-        if size := sum(row.bytes for row in rows if row.group == group):
-            yield f"{group}: {size / 1e9:.2f} GB, counted as {verb}"
+def _few(values: Collection[object]) -> str:
+    listed = sorted(map(str, values))
+    return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
 
 
 def _findings(
     listed: Sequence[Module],
-    rows: Sequence[Row],
     checkpoint: Checkpoint,
-    counts: Mapping[int, int],
-    shape: Architecture,
-) -> Iterator[Finding]:
-    declared = bool(quantisation.method(checkpoint.quantization))
-    for row in rows:
-        wrong = {
-            "unquantised-not-ignored": row.intention == "quantise" and not row.quantised,
-            "quantised-though-ignored": row.intention == "ignore" and row.quantised,
-            "quantisation-not-declared": row.quantised and not declared,
-        }
-        message = f"{row.count} × {row.modules}, {row.scheme}, {row.bytes / 1e9:.3g} GB"
-        yield from (Finding(reference, message) for reference, holds in wrong.items() if holds)
-    broken = Counter((one.scheme.wrong, one.short, one.scheme.name) for one in listed)
-    for (reference, short, name), count in broken.items():
-        if reference:
-            yield Finding(reference, f"{count} × {short}, {name}")
+    layers: int,
+    experts: tuple[int, int],
+    config: Mapping[str, Any],
+) -> Iterator[ModuleFinding]:
+    faults = Counter((module.fault, module.short, module.scheme) for module in listed)
+    for (fault, short, scheme), count in faults.items():
+        if fault:
+            yield ModuleFinding(fault, f"{count} × {short}, {scheme}")
+    packed = sorted({module.scheme for module in listed if _quantised(module.scheme)})
+    if packed and not _method(checkpoint.quantization):
+        yield ModuleFinding("quantisation-not-declared", f"weights are {_few(packed)}")
     present = {module.layer for module in listed if module.group not in APART}
-    if missing := set(range(shape.layers)) - present:
-        message = f"{len(missing)} of {shape.layers} layers: {_few(missing)}"
-        yield Finding("layers-missing", message)
-    if differing := {count for count in counts.values() if shape.experts not in (0, count)}:
-        yield Finding("experts-differ", f"layers have {_few(differing)} of {shape.experts}")
+    if missing := set(range(layers)) - present:
+        message = f"{len(missing)} of {layers} layers: {_few(missing)}"
+        yield ModuleFinding("layers-missing", message)
+    names = "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"
+    stated = _number(config, *names, most=65536) or experts[0]
+    numbered = {(module.layer, module.expert) for module in listed if module.group == "experts"}
+    counts = Counter(layer for layer, expert in numbered if expert is not None)
+    if experts[0] and (differing := {experts[0], *counts.values()} - {stated}):
+        yield ModuleFinding("experts-differ", f"layers have {_few(differing)} of {stated}")

@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
-from packaging.version import Version
+import psutil
 
-from sparkwright.bench.errors import RecipeError
 from sparkwright.bench.model import modules
-from sparkwright.bench.model.architecture import architecture
 from sparkwright.bench.model.checkpoint import read
-from sparkwright.bench.recipes import vllm_flags
-from sparkwright.bench.recipes.recipe import Recipe, VersionVariant
+from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import Workloads
 from sparkwright.core.errors import UsageError
 
@@ -32,8 +28,41 @@ SPARK_GIB = 119.7
 SPARK_MB = round(SPARK_GIB * 2**30 / 1e6)
 #: Share by which a checkpoint may differ from the plan before the plan is called wrong.
 TOLERANCE = 0.05
+#: Share by which it may differ before it is another checkpoint; some plans are estimates.
+OTHER_MODEL = 0.3
+#: Formats of weights by the names that people give them, where the two differ.
+FORMATS = {"AWQ": "INT4", "none": ""}
 
-#: Flags that follow from other fields of the recipe.
+#: Variable that later releases do not read → the first one that does not, of the sdists of 0.16.0,
+#: 0.20.1, 0.23.0, 0.24.0, 0.25.1, 0.30.0 and 0.33.0, and what replaced it, as 0.23.0 itself says.
+REPLACED: Mapping[str, tuple[str, str]] = {
+    "VLLM_NVFP4_GEMM_BACKEND": ("0.24.0", "--linear-backend"),
+    "VLLM_USE_NVFP4_CT_EMULATIONS": ("0.24.0", "--linear-backend emulation"),
+    "VLLM_USE_FBGEMM": ("0.24.0", "--linear-backend fbgemm"),
+    "VLLM_MXFP4_USE_MARLIN": ("0.24.0", "--moe-backend marlin or --linear-backend marlin"),
+    "VLLM_FLASHINFER_MOE_BACKEND": (
+        "0.24.0",
+        "--moe-backend flashinfer_trtllm, flashinfer_cutlass or flashinfer_cutedsl",
+    ),
+    "VLLM_USE_FLASHINFER_MOE_FP16": ("0.24.0", "--moe-backend"),
+    "VLLM_USE_FLASHINFER_MOE_FP8": ("0.24.0", "--moe-backend"),
+    "VLLM_USE_FLASHINFER_MOE_FP4": ("0.24.0", "--moe-backend"),
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": ("0.24.0", "--moe-backend"),
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": (
+        "0.24.0",
+        "--moe-backend flashinfer_trtllm with --quantization_config.moe.activation mxfp8",
+    ),
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS": (
+        "0.24.0",
+        "--moe-backend flashinfer_cutlass with --quantization_config.moe.activation mxfp8",
+    ),
+    "VLLM_RPC_TIMEOUT": ("0.23.0", ""),
+    "VLLM_TEST_FORCE_FP8_MARLIN": ("0.33.0", ""),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": ("0.33.0", ""),
+    "VLLM_CPU_SGL_KERNEL": ("0.33.0", ""),
+}
+
+#: Flags that follow from other fields of the recipe, or that a measurement sets on both sides.
 PLANNED = frozenset(
     {
         "--max-model-len",
@@ -47,6 +76,12 @@ PLANNED = frozenset(
         "--spec-method",
         "--spec-tokens",
         "--spec-model",
+        "--enable-prefix-caching",
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--api-key",
+        "--model",
     }
 )
 
@@ -63,16 +98,12 @@ REASONS: Mapping[str, str] = {
     "the plan's bytes of a token were not compared. Compare them with vLLM's log.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
+    "checkpoint-other": "The checkpoint on disk has another architecture, format or size than the "
+    "recipe's model, so nothing about it would be true of the recipe. Name the recipe's "
+    "checkpoint.",
     "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
-    "flag-planned": "The flag says what the plan, the nodes or the speculation say, and one of "
-    "them would not be true. Remove the flag.",
-    "flag-measuring": "A measurement sets this, on both sides alike. Remove it from the recipe.",
-    "flag-unknown": "A release of the range ends over this flag at its start, or nobody has "
-    "looked. Divide the range, or look and add it.",
-    "variable-ignored": "A release of the range does not read the variable and says so only in a "
-    "warning. Divide the range.",
-    "ranges-overlap": "Two entries of `versions` are for the same release, and only the first "
-    "would ever be taken.",
+    "flag-planned": "The flag says what the plan, the nodes, the speculation or a measurement "
+    "says, and one of them would not be true. Remove the flag.",
     "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
     "them; vLLM refuses it (seed report 003).",
     "workload-unknown": "ci/gates/workloads.yaml has no such set of cells.",
@@ -107,17 +138,33 @@ class CheckpointSize(msgspec.Struct, frozen=True):
         token: Bytes of a token in the cache, at two bytes a number; half of it with fp8; 0 if the
             config states it in a way that is not understood.
         drafts: Whether vLLM can draft with it (MTP).
+        architecture: ``model_type`` of its config.json.
+        scheme: Format of most of its quantised bytes; empty if none are.
     """
 
     weights: int
     token: float
     drafts: bool
+    architecture: str = ""
+    scheme: str = ""
+
+
+def setting(flag: str) -> str:
+    """Return what *flag* sets: ``--no-x`` sets ``--x``, and a key behind a dot is kept."""
+    name = flag.partition("=")[0]
+    if name.startswith("--no-"):
+        return "--" + name.removeprefix("--no-")
+    return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
+
+
+def advice(variable: str) -> str:
+    """Return what became of a *variable* that earlier releases read; empty if nothing is known."""
+    since, use = REPLACED.get(variable, ("", ""))
+    return f"gone since {since}" * bool(since) + f"; now {use}" * bool(use)
 
 
 def machine_memory() -> int:
     """Return the megabytes of this machine's memory, which on a Spark is also its GPU's."""
-    import psutil
-
     return int(psutil.virtual_memory().total // 1_000_000)
 
 
@@ -130,18 +177,28 @@ def checkpoint_size(folder: Path) -> CheckpointSize:
         checkpoint-invalid: A file is damaged.
     """
     checkpoint = read(folder)
-    shape = architecture(checkpoint.config, checkpoint.quantization)
-    listed = modules.modules(checkpoint, shape.layers)
-    drafts = any(module.group == "mtp" for module in listed)
+    audit = modules.audit(checkpoint)
+    drafts = any(row.group == "mtp" for row in audit.rows)
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
-    if shape.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
+    if audit.model == "nemotron_h" and not checkpoint.config.get("num_nextn_predict_layers"):
         drafts = False
-    kept = modules.context_bytes(listed, shape, 2)
-    token = sum(kept.layers.values()) if kept.known else 0.0
-    return CheckpointSize(
-        sum(tensor.bytes for tensor in checkpoint.tensors.values()), token, drafts
-    )
+    return CheckpointSize(audit.bytes, 2 * audit.token_numbers, drafts, audit.model, audit.scheme)
+
+
+def require_checkpoint(recipe: Recipe, folder: Path) -> None:
+    """
+    Raise unless the model in *folder* can be the checkpoint of *recipe*, by its files alone.
+
+    Raises:
+        recipe-unfit: It has another architecture, format or size.
+        not-provided, checkpoint-invalid: As `checkpoint_size`.
+    """
+    if recipe.model.repository == "any":
+        return
+    if details := [finding.message for finding in _other_model(recipe, checkpoint_size(folder))]:
+        what = f"{folder} does not hold the checkpoint of {recipe.name}."
+        raise RecipeError("recipe-unfit", what, details=[*details, REASONS["checkpoint-other"]])
 
 
 def check(
@@ -165,23 +222,18 @@ def check(
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
         not-provided, checkpoint-invalid: As `checkpoint_size`.
     """
-    found = findings(
-        recipe,
-        workloads,
-        total=machine_memory() if total is None else total,
-        checkpoint=checkpoint_size(model) if model else None,
-        servers=servers,
-    )
+    total = machine_memory() if total is None else total
+    size = checkpoint_size(model) if model else None
+    results = findings(recipe, workloads, total=total, checkpoint=size, servers=servers)
     errors = [
         f"{finding.reference}: {finding.message}. {REASONS[finding.reference]}"
-        for finding in found
+        for finding in results
         if finding.weight == "error"
     ]
     if errors:
-        raise RecipeError(
-            "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
-        )
-    return found
+        what = f"{recipe.name} cannot be served here as it is."
+        raise RecipeError("recipe-unfit", what, details=errors)
+    return results
 
 
 def findings(
@@ -201,129 +253,88 @@ def findings(
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
         servers: How many run on a node at a time.
     """
-    found = [*_model(recipe, checkpoint), *_overlaps(recipe)]
-    for variant in recipe.versions:
-        found += [*_flags(variant), *_variables(variant)]
-    found += [
+    results = [
+        *_flags(recipe),
         *_memory(recipe, total * 1e6 / 2**30, checkpoint, servers),
         *_cells(recipe, workloads),
     ]
-    return tuple(sorted(dict.fromkeys(found), key=lambda finding: finding.weight != "error"))
+    if checkpoint and recipe.model.repository != "any":
+        results += _other_model(recipe, checkpoint)
+    drafts = checkpoint.drafts if checkpoint else recipe.model.drafts
+    if recipe.speculation and "mtp" in recipe.speculation.method and drafts is False:
+        message = f"{recipe.model.repository} has no layers that draft, or its config names none"
+        results.append(PreflightFinding("speculation-headless", message))
+    return tuple(sorted(dict.fromkeys(results), key=lambda finding: finding.weight != "error"))
 
 
-def _model(recipe: Recipe, checkpoint: CheckpointSize | None) -> Iterator[PreflightFinding]:
-    model = recipe.model
-    if recipe.speculation and "mtp" in recipe.speculation.method:
-        drafts = checkpoint.drafts if checkpoint else model.drafts
-        if drafts is False:
-            yield PreflightFinding(
-                "speculation-headless",
-                f"{model.repository} has no layers that draft, or its config does not name them",
-            )
+def _other_model(recipe: Recipe, checkpoint: CheckpointSize) -> Iterator[PreflightFinding]:
+    """Yield what shows that *checkpoint* is not the one of *recipe*."""
+    model, plan = recipe.model, recipe.plan
+    if model.architecture not in (UNRESOLVED, checkpoint.architecture):
+        message = f"its architecture is {checkpoint.architecture}, not {model.architecture}"
+        yield PreflightFinding("checkpoint-other", message)
+    name = model.quantization.partition(" ")[0]
+    weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
+    if not checkpoint.scheme.startswith(FORMATS.get(name, name)) or weights_alone:
+        scheme = checkpoint.scheme or "not quantised"
+        message = f"it is {scheme}, and the recipe's model is {model.quantization}"
+        yield PreflightFinding("checkpoint-other", message)
+    size = checkpoint.weights / 2**30 / recipe.nodes
+    if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
+        message = f"a node's part of it has {size:.1f} GiB, and the recipe's {plan.weights:g}"
+        yield PreflightFinding("checkpoint-other", message)
 
 
-def _overlaps(recipe: Recipe) -> Iterator[PreflightFinding]:
-    for release in vllm_flags.RELEASES:
-        ranges = [variant.vllm for variant in recipe.versions if variant.holds(Version(release))]
-        if len(ranges) > 1:
-            yield PreflightFinding("ranges-overlap", f"{' and '.join(ranges)} both hold {release}")
-
-
-def _flags(variant: VersionVariant) -> Iterator[PreflightFinding]:
-    # `--a.b=1` and `--a.c=2` are two settings, so their whole name counts.
-    dotted = [flag.partition("=")[0] for flag in variant.flags]
-    settings = [name if "." in name else vllm_flags.split_flag(name)[0] for name in dotted]
-    for setting, count in Counter(settings).items():
-        if count > 1:
-            yield PreflightFinding(
-                "flag-twice", f"{setting} is there {count} times for vLLM {variant.vllm}"
-            )
-    own = []
-    for flag in variant.flags:
-        name = vllm_flags.split_flag(flag)[0]
-        if name in PLANNED:
-            yield PreflightFinding(
-                "flag-planned", f"{name} is also said by the recipe's own fields"
-            )
-        elif name in vllm_flags.MEASUREMENT:
-            yield PreflightFinding("flag-measuring", f"{name} belongs to the measurement")
-        else:
-            own.append(flag)
-    for sentence in vllm_flags.unknown_flags(replace(variant, flags=tuple(own))):
-        yield PreflightFinding("flag-unknown", sentence)
-
-
-def _variables(variant: VersionVariant) -> Iterator[PreflightFinding]:
-    for name in variant.variables:
-        replaced = vllm_flags.REPLACED.get(name)
-        releases = vllm_flags.releases(variant) if replaced else []
-        late = [
-            release
-            for release in releases
-            if replaced and Version(release) >= Version(replaced.since)
-        ]
-        if replaced and late:
-            use = f"; now {replaced.use}" if replaced.use else ""
-            yield PreflightFinding(
-                "variable-ignored", f"vLLM {', '.join(late)} does not read {name}{use}"
-            )
+def _flags(recipe: Recipe) -> Iterator[PreflightFinding]:
+    """Yield what is wrong with the flags of each range of releases."""
+    for variant in recipe.versions:
+        for name, count in Counter(setting(flag) for flag in variant.flags).items():
+            if count > 1:
+                message = f"{name} is there {count} times for vLLM {variant.vllm}"
+                yield PreflightFinding("flag-twice", message)
+            if name.partition(".")[0] in PLANNED:
+                message = f"{name} is also said by the recipe's own fields, or by a measurement"
+                yield PreflightFinding("flag-planned", message)
 
 
 def _memory(
     recipe: Recipe, machine: float, checkpoint: CheckpointSize | None, servers: int
 ) -> Iterator[PreflightFinding]:
-    plan, share = recipe.plan, recipe.plan.gpu_memory_utilization
+    """Yield what is wrong with the memory plan on a *machine* with so many GiB."""
+    plan, share = recipe.plan, recipe.plan.gpu_memory_utilization or 0.0
     weights = checkpoint.weights / 2**30 / recipe.nodes if checkpoint else plan.weights
-    needed = servers * (weights + (plan.cache or 0) + plan.reserve) + plan.floor
+    needed = servers * (weights + plan.cache + plan.reserve) + plan.floor
     if needed > machine:
-        parts = (
-            f"{weights:.1f} of weights, {plan.cache or 0:g} of cache, {plan.reserve:g} in reserve"
+        message = (
+            f"{servers} × ({weights:.1f} of weights, {plan.cache:g} of cache, {plan.reserve:g} in "
+            f"reserve) and {plan.floor:g} that stay free are {needed:.1f} GiB; the machine has "
+            f"{machine:.1f}"
         )
-        times = f", {servers} times," if servers > 1 else ""
-        yield PreflightFinding(
-            "memory-short",
-            f"{parts}{times} and {plan.floor:g} that stay free are {needed:.1f} GiB; "
-            f"the machine has {machine:.1f}",
-        )
-    if share is not None and share * machine + plan.floor > machine:
+        yield PreflightFinding("memory-short", message)
+    if share * machine + plan.floor > machine and share:
         left = (1 - share) * machine
-        yield PreflightFinding(
-            "memory-utilization",
-            f"{share:g} of {machine:.1f} GiB leaves {left:.1f} GiB; {plan.floor:g} must stay free",
+        message = f"{share:g} of {machine:.1f} GiB leaves {left:.1f}; {plan.floor:g} must stay free"
+        yield PreflightFinding("memory-utilization", message)
+    tokens = int(plan.cache * 2**30 / plan.token) if plan.token else plan.max_model_len
+    if tokens < plan.max_model_len:
+        message = (
+            f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}"
         )
-    if (
-        plan.cache
-        and plan.token
-        and (tokens := int(plan.cache * 2**30 / plan.token)) < plan.max_model_len
-    ):
-        yield PreflightFinding(
-            "cache-short",
-            f"the cache holds {tokens:,} tokens, and a request may have {plan.max_model_len:,}",
-        )
+        yield PreflightFinding("cache-short", message)
     if plan.weights and abs(weights - plan.weights) > TOLERANCE * plan.weights:
-        yield PreflightFinding(
-            "weights-differ",
-            f"the checkpoint has {weights:.1f} GiB for each node, the plan says {plan.weights:g}",
-            "advice",
-        )
-    token = checkpoint.token / recipe.nodes if checkpoint else 0
-    if checkpoint and plan.token and not token:
-        message = f"the plan says {plan.token:,} bytes a token, and the config does not tell"
-        yield PreflightFinding("token-unknown", message, "advice")
-    if (
-        plan.token
-        and token
-        and all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2))
-    ):
-        yield PreflightFinding(
-            "token-differs",
-            f"a token takes {token:,.0f} bytes of the cache, or half of them in fp8; "
-            f"the plan says {plan.token:,}",
-            "advice",
-        )
+        message = f"a node's checkpoint has {weights:.1f} GiB, and the plan says {plan.weights:g}"
+        yield PreflightFinding("weights-differ", message, "advice")
+    if checkpoint and plan.token:
+        token = checkpoint.token / recipe.nodes
+        # In fp8 a token takes half.
+        if all(abs(plan.token - size) > TOLERANCE * size for size in (token, token / 2)):
+            message = f"the plan says {plan.token:,} bytes a token, the config {token or 'nothing'}"
+            reference = "token-differs" if token else "token-unknown"
+            yield PreflightFinding(reference, message, "advice")
 
 
 def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFinding]:
+    """Yield what the recipe's server cannot be measured with."""
     plan = recipe.plan
     try:
         cells = workloads.cells(*recipe.workloads) if workloads else ()
@@ -332,12 +343,8 @@ def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[PreflightFin
         return
     for cell in cells:
         if cell.length > plan.max_model_len:
-            yield PreflightFinding(
-                "cell-too-long",
-                f"{cell.name} has {cell.length:,} tokens, max_model_len is {plan.max_model_len:,}",
-            )
+            message = f"{cell.name} is longer than max_model_len, {plan.max_model_len:,} tokens"
+            yield PreflightFinding("cell-too-long", message)
         if cell.concurrency > plan.max_num_seqs:
-            yield PreflightFinding(
-                "cell-too-wide",
-                f"{cell.name} runs {cell.concurrency} at once; max_num_seqs is {plan.max_num_seqs}",
-            )
+            message = f"{cell.name} has more requests than max_num_seqs, {plan.max_num_seqs}"
+            yield PreflightFinding("cell-too-wide", message)

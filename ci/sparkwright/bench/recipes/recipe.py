@@ -8,20 +8,20 @@ So a recipe states them for each range of releases, and is refused for any other
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from sparkwright.bench.errors import RecipeError
-from sparkwright.bench.recipes.published_results import PublishedReport
-from sparkwright.bench.recipes.workloads import Name
+from sparkwright.bench.recipes.workloads import Name, WorkloadCell
+from sparkwright.bench.records import Metric
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError, UsageError
+from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 
 #: One argument, its value behind ``=``; never split at blanks.
 Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
@@ -32,6 +32,24 @@ Pattern = Annotated[str, Meta(max_length=400)]
 #: A pattern that nobody can know yet.
 UNRESOLVED = "unresolved"
 Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
+Positive = Annotated[float, Meta(gt=0)]
+#: Factor from a published unit to seconds or tokens per second.
+FACTORS = {"ms": 0.001, "s": 1.0, "tok/s": 1.0}
+
+Agreement = Literal["holds", "faster", "slower", "open"]
+
+
+class RecipeError(SparkwrightError):
+    """A recipe cannot be used with this release, machine or model."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "recipe-unfit": Advice(
+            "The recipe does not support this release of vLLM or its official wheel, its memory "
+            "plan or checkpoint does not fit this machine, or its model has no accuracy floor.",
+            "Choose a release that it names, or change the recipe after reading that release's "
+            "flags (ci/recipes/README.md).",
+        ),
+    }
 
 
 def compile_patterns(*patterns: str) -> None:
@@ -51,15 +69,16 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         repository: On the hub of models; ``any`` for one that the user brings.
         revision: Its commit; ``unresolved`` before anyone has seen it, and then the checkpoint may
             change under the recipe.
-        quantization: As people write it: ``NVFP4``, ``AWQ``.
-        licence: As its card states it; empty if not known.
+        architecture: ``model_type`` of its config.json; ``unresolved`` likewise.
+        quantization: As people write it: ``NVFP4``, ``AWQ``, with the bits of weights and
+            activations behind it where they matter, ``NVFP4 (W4A4)``.
         drafts: Whether it holds layers that draft (MTP); ``unknown`` if nobody has looked.
     """
 
     repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
     revision: Annotated[str, Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
     quantization: str
-    licence: str = ""
+    architecture: Annotated[str, Meta(pattern="^[a-z0-9_]+$")] = UNRESOLVED
     drafts: bool | Literal["unknown"] = "unknown"
 
 
@@ -70,7 +89,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         weights: Of the checkpoint on one node; 0 for one that the user brings.
         weights_from: Source of that figure.
-        cache: For keys and values; None leaves it to vLLM.
+        cache: For keys and values.
         pinned: Whether the cache is given as ``--kv-cache-memory-bytes``; not where a variable
             does that, as on a CPU.
         max_model_len: Tokens of the longest request.
@@ -84,7 +103,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Gibibytes
     weights_from: str
-    cache: Annotated[float, Meta(gt=0, le=4096)] | None
+    cache: Annotated[float, Meta(gt=0, le=4096)]
     max_model_len: Annotated[int, Meta(ge=16, le=1 << 24)]
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
     reserve: Gibibytes
@@ -93,16 +112,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: Annotated[int, Meta(ge=0)] = 0
     floor: Gibibytes = 12.0
 
-    def __post_init__(self) -> None:
-        if self.pinned and self.cache is None:
-            raise ValueError("a pinned cache needs its size")
-
     def flags(self) -> tuple[str, ...]:
         """Return the arguments of ``vllm serve`` for this plan."""
         flags = [f"--max-model-len={self.max_model_len}", f"--max-num-seqs={self.max_num_seqs}"]
         if self.gpu_memory_utilization is not None:
             flags.append(f"--gpu-memory-utilization={self.gpu_memory_utilization:g}")
-        if self.pinned and self.cache is not None:
+        if self.pinned:
             flags.append(f"--kv-cache-memory-bytes={round(self.cache * 2**30)}")
         return tuple(flags)
 
@@ -184,10 +199,7 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contract: KernelContract | None = None
 
     def __post_init__(self) -> None:
-        try:
-            SpecifierSet(self.vllm)
-        except InvalidSpecifier:
-            raise ValueError(f"{self.vllm!r} is not a version specifier") from None
+        SpecifierSet(self.vllm)
 
     def holds(self, version: Version) -> bool:
         """Return whether *version* is one of its releases."""
@@ -220,6 +232,91 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return f"--speculative-config={msgspec.json.encode(settings).decode()}"
 
 
+class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    One published number.
+
+    Attributes:
+        cell: Name of the workload cell (``1024/1024 c8``) that comes nearest.
+        metric: ``tpot`` may be published as tokens per second of one request.
+        value: As published, in *unit*.
+        runs: Smallest and largest of the runs, or the ends of an interval, as published.
+    """
+
+    cell: str
+    metric: Metric
+    value: Positive
+    unit: Literal["ms", "s", "tok/s"]
+    runs: tuple[Positive, Positive] | None = None
+
+    def __post_init__(self) -> None:
+        WorkloadCell.parse(self.cell)
+        if (self.unit == "tok/s") != (self.metric == "rate") and self.metric != "tpot":
+            raise ValueError(f"{self.metric} has no unit {self.unit}")
+        low, high = self.runs or (self.value, self.value)
+        if not low <= self.value <= high:
+            raise ValueError(f"{self.cell}: the runs do not hold {self.value}")
+
+    @property
+    def native(self) -> float:
+        """The value in seconds, or in tokens per second for ``rate``."""
+        return self._native(self.value)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The published interval in the unit of `native`; both ends are `native` if none was."""
+        low, high = sorted(self._native(end) for end in self.runs or (self.value, self.value))
+        return low, high
+
+    def _native(self, value: float) -> float:
+        inverse = self.metric == "tpot" and self.unit == "tok/s"
+        return 1 / value if inverse else value * FACTORS[self.unit]
+
+    def agreement(self, low: float | None, high: float | None, margin: float) -> Agreement:
+        """
+        Return whether a measured 95 % interval bears the published figure out.
+
+        It ``holds`` if the whole interval is within *margin* of the published one, is ``faster`` or
+        ``slower`` if none of it is, and ``open`` if the measurement is too coarse to say.
+
+        Args:
+            low: Lower end, in the unit of `native`; None if too little was measured.
+            high: Upper end.
+            margin: The ratio that still agrees (0.05 is 5 %).
+        """
+        if low is None or high is None:
+            return "open"
+        least, most = self.interval[0] / (1 + margin), self.interval[1] * (1 + margin)
+        if least <= low and high <= most:
+            return "holds"
+        if low <= most and high >= least:
+            return "open"
+        return "faster" if (low > most) == (self.metric == "rate") else "slower"
+
+
+class PublishedReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    All figures of one source that share a machine, a stack and a method.
+
+    Attributes:
+        source: Where they stand.
+        host: What they were measured on.
+        stack: Versions that were measured.
+        figures: The numbers.
+        times: Runs behind each figure; None if the source does not say.
+        differs: How the method differs from ours, and the effect; empty if nothing is known.
+        wheel: The sha256 of the wheel of ours that was measured; empty for results of others.
+    """
+
+    source: str
+    host: str
+    stack: str
+    figures: tuple[PublishedFigure, ...]
+    times: Annotated[int, Meta(ge=1)] | None = None
+    differs: str = ""
+    wheel: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     A model and how it is served.
@@ -250,8 +347,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: RecipeModel
     plan: MemoryPlan
     contract: KernelContract
-    versions: tuple[VersionVariant, ...]
-    workloads: tuple[Name, ...]
+    versions: Annotated[tuple[VersionVariant, ...], Meta(min_length=1)]
+    workloads: Annotated[tuple[Name, ...], Meta(min_length=1)]
     speculation: SpeculativeDecoding | None = None
     nodes: Annotated[int, Meta(ge=1, le=2)] = 1
     before: str = ""
@@ -264,15 +361,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
 
     def __post_init__(self) -> None:
-        if not self.versions or not self.workloads:
-            raise ValueError("a recipe serves at least one release, and has at least one workload")
-        if not all(report.wheel for report in self.ours) or any(
-            one.wheel for one in self.published
-        ):
-            raise ValueError(
-                "a result of ours names the wheel's sha256, and one of others has none"
-            )
-
+        if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):
+            raise ValueError("a result of ours names its wheel's sha256, and another's has none")
         if "tools" in self.abilities and not self.tool_parser:
             raise ValueError("the ability tools needs a tool_parser")
 
@@ -280,7 +370,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return how the release *version* serves it; None if the recipe does not know that."""
         try:
             release = Version(version)
-        except InvalidVersion:
+        except ValueError:  # also of a number with too many digits
             return None
         return next((variant for variant in self.versions if variant.holds(release)), None)
 
@@ -293,27 +383,32 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         variant = self.find_variant(version)
         if variant is None:
-            known = "; ".join(one.vllm for one in self.versions)
-            message = f"{self.name} does not know vLLM {version!r:.80}."
-            raise RecipeError("recipe-unfit", message, details=[f"known: {known}"])
+            ranges = "; ".join(variant.vllm for variant in self.versions)
+            what = f"{self.name} does not know vLLM {version!r:.80}."
+            raise RecipeError("recipe-unfit", what, details=[f"known: {ranges}"])
         if variant.lacks and "+spark." not in version:
-            message = f"The official vLLM {version} does not serve {self.name}."
-            raise RecipeError("recipe-unfit", message, details=[variant.lacks])
+            what = f"The official vLLM {version} does not serve {self.name}."
+            raise RecipeError("recipe-unfit", what, details=[variant.lacks])
         return variant
+
+    def contract_for(self, version: str) -> KernelContract:
+        """Return the contract for the release *version*."""
+        variant = self.find_variant(version)
+        return (variant.contract if variant else None) or self.contract
 
     def flags(self, variant: VersionVariant) -> tuple[str, ...]:
         """Return all arguments of ``vllm serve`` for *variant*."""
-        nodes = (
-            (f"--tensor-parallel-size={self.nodes}", "--distributed-executor-backend=ray")
-            if self.nodes > 1
-            else ()
-        )
-        drafts = (self.speculation.flag(variant),) if self.speculation else ()
-        tools = ("--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}")
-        parsers = tools if self.tool_parser else ()
+        flags = [*self.plan.flags()]
+        if self.nodes > 1:
+            nodes = f"--tensor-parallel-size={self.nodes}"
+            flags += [nodes, "--distributed-executor-backend=ray"]
+        if self.speculation:
+            flags.append(self.speculation.flag(variant))
+        if self.tool_parser:
+            flags += ["--enable-auto-tool-choice", f"--tool-call-parser={self.tool_parser}"]
         if self.reasoning_parser:
-            parsers = (*parsers, f"--reasoning-parser={self.reasoning_parser}")
-        return (*self.plan.flags(), *nodes, *drafts, *parsers, *variant.flags)
+            flags.append(f"--reasoning-parser={self.reasoning_parser}")
+        return (*flags, *variant.flags)
 
 
 def names(root: Path) -> tuple[str, ...]:
@@ -327,22 +422,14 @@ def load(root: Path, name: str) -> Recipe:
 
     Raises:
         UsageError: There is no recipe of that name.
-        file-invalid: Its file does not follow `Recipe`.
+        file-invalid: Its file does not follow `Recipe`, or has another name.
     """
     if name not in names(root):
-        raise UsageError(
-            "usage",
-            f"There is no recipe {name!r:.80}.",
-            todo=f"Choose from: {', '.join(names(root))}.",
-        )
-    return read(root / "ci" / "recipes" / f"{name}.yaml")
-
-
-def read(path: Path) -> Recipe:
-    """Return the recipe in the file at *path*; raise file-invalid unless it has the file's name."""
-    recipe = strict_yaml.load(path, Recipe)
-    if recipe.name != path.stem:
-        raise FileError("file-invalid", f"{path.name} says that it is the recipe {recipe.name}.")
+        todo = f"Choose from: {', '.join(names(root))}."
+        raise UsageError("usage", f"There is no recipe {name!r:.80}.", todo=todo)
+    recipe = strict_yaml.load(root / "ci" / "recipes" / f"{name}.yaml", Recipe)
+    if recipe.name != name:
+        raise FileError("file-invalid", f"{name}.yaml says that it is the recipe {recipe.name}.")
     return recipe
 
 

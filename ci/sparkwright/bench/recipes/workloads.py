@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import FileError, UsageError
-from sparkwright.core.files import sha256_file
+from sparkwright.core.errors import UsageError
 
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -35,7 +34,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         answer: Tokens of each answer, exactly.
         concurrency: Requests at a time, each followed by the next.
         requests: Requests in a leg; 0 leaves it to the `RequestRule`.
-        texts: Name of the `PromptDataset`; empty for random tokens.
+        texts: Name of a dataset of prompts; empty for random tokens.
         primary: Metrics that decide a gate; the others are only reported.
     """
 
@@ -49,8 +48,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if 0 < self.requests < self.concurrency:
             raise ValueError(f"{self.name}: fewer requests than run at a time")
-        if len(set(self.primary)) != len(self.primary):
-            raise ValueError(f"{self.name}: a metric is primary twice")
 
     @classmethod
     def parse(cls, name: str) -> Self:
@@ -66,11 +63,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """``1024/1024 c8``: prompt, answer and concurrency, behind the name of a dataset."""
         return f"{self.texts} {self.prompt}/{self.answer} c{self.concurrency}".strip()
-
-    @property
-    def prompts(self) -> Literal["random", "texts"]:
-        """The source of the prompts, as the load generator calls it."""
-        return "texts" if self.texts else "random"
 
     @property
     def length(self) -> int:
@@ -110,46 +102,25 @@ class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cell.concurrency * math.ceil(max(fewest, min(wanted, self.most)) / cell.concurrency)
 
 
-class PromptDataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    A file of real prompts, which is not part of this repository; ``--texts`` names it.
-
-    Attributes:
-        what: Its origin, and how the file is made.
-        sha256: Of the file; ``unresolved`` before anyone has fetched it, and then two results may
-            be about different prompts.
-    """
-
-    what: str
-    sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64}|unresolved)$")]
-
-    def verify(self, path: Path) -> None:
-        """Raise file-invalid if the file at *path* is not the one that is pinned."""
-        if self.sha256 != "unresolved" and (actual := sha256_file(path)) != self.sha256:
-            raise FileError(
-                "file-invalid",
-                f"{path.name} is not the pinned file of prompts.",
-                details=[f"expected {self.sha256}", f"actual   {actual}"],
-            )
-
-
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named set of cells, its purpose, and who measures the same."""
 
     why: str
     source: str
-    cells: tuple[WorkloadCell, ...]
-
-    def __post_init__(self) -> None:
-        if not self.cells or len({cell.name for cell in self.cells}) != len(self.cells):
-            raise ValueError("a workload has at least one cell, and no cell twice")
+    cells: Annotated[tuple[WorkloadCell, ...], Meta(min_length=1)]
 
 
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file ``ci/gates/workloads.yaml``."""
+    """
+    The file ``ci/gates/workloads.yaml``.
+
+    Attributes:
+        texts: Dataset of real prompts → its origin, and how its file is made. The file is not part
+            of this repository; ``--texts`` names it.
+    """
 
     rule: RequestRule
-    texts: dict[Name, PromptDataset]
+    texts: dict[Name, str]
     workloads: dict[Name, Workload]
 
     def __post_init__(self) -> None:
@@ -167,18 +138,13 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cells: dict[str, WorkloadCell] = {}
         for name in names:
             try:
-                of_name = (
-                    self.workloads[name].cells
-                    if name in self.workloads
-                    else (WorkloadCell.parse(name),)
-                )
+                workload = self.workloads.get(name)
+                for cell in workload.cells if workload else (WorkloadCell.parse(name),):
+                    cells.setdefault(cell.name, cell)
             except ValueError:
                 todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
-                raise UsageError(
-                    "usage", f"There is no workload {name!r:.80}.", todo=todo
-                ) from None
-            for cell in of_name:
-                cells.setdefault(cell.name, cell)
+                what = f"There is no workload {name!r:.80}."
+                raise UsageError("usage", what, todo=todo) from None
         return tuple(cells.values())
 
 

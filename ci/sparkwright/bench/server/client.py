@@ -2,8 +2,10 @@
 A client of vLLM's OpenAI-compatible server that trusts no reply.
 
 Each reply is complete, in time, of the requested model, and its token counts are right, or the
-method raises `ServerInvalid` with a stable reason (`REASONS` of `openai_schema`) and nothing else.
-Calls share no state, so threads may use one client at the same time.
+method raises `ServerInvalid` with a stable reason of `REASONS` and nothing else. Replies come
+whole: vLLM gives log probabilities of a prompt only so, and vllm-rs measures the times of streams.
+Fields are those of OpenAI's protocols and vLLM's additions to them; unknown ones are ignored, so
+later releases may add to them. Calls share no state, so threads may use one client at once.
 
     client = Client("http://127.0.0.1:8000")
     completion = client.complete("One, two,", max_tokens=16, logprobs=5)
@@ -12,47 +14,188 @@ Calls share no state, so threads may use one client at the same time.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
+import math
 import re
-import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from sparkwright.bench.server import openai_schema as schema
-from sparkwright.bench.server.openai_schema import (
-    ChatAnswer,
-    Completion,
-    Model,
-    Position,
-    ServerInvalid,
-    ToolCall,
-    Usage,
-)
 from sparkwright.core import http as bounded_http
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
 from sparkwright.core.http import LARGEST, HttpFailure, Reply
 
-__all__ = [
-    "ChatAnswer",
-    "Client",
-    "Completion",
-    "Model",
-    "Position",
-    "ServerInvalid",
-    "ToolCall",
-    "Usage",
-]
+#: Why a reply does not count: stable reference → what it means and what to do.
+REASONS: Mapping[str, str] = {
+    "server-unreachable": "Nothing listens at the address, or it closed the connection without a "
+    "reply. Check that the server still runs.",
+    "server-silent": "The connection stands, but no reply began in time. The server hangs, or is "
+    "still loading its model.",
+    "server-slow": "The reply began, but was not complete in time. Look at the server's log, and "
+    "at what else uses the machine.",
+    "server-html": "A web page came instead of a reply of vLLM. A proxy or another program listens "
+    "at the address.",
+    "server-refused": "The server answered with an error or a redirect. Its own words are quoted.",
+    "answer-unreadable": "The reply does not have the form of vLLM's replies. Another program or "
+    "an unknown release of vLLM answers.",
+    "answer-too-large": "The reply has more bytes or more tokens than were asked for. The server "
+    "does not end its replies.",
+    "stream-truncated": "The reply ended before it was complete. The server or a proxy broke down; "
+    "look at the server's log.",
+    "stream-error": "The server gave up in the middle of its reply. Look at the server's log.",
+    "model-mismatch": "Another model answers than the one asked for. The wrong server runs at the "
+    "address.",
+    "prompt-too-long": "The prompt and the tokens asked for do not fit into the server's "
+    "--max-model-len. Raise it, or shorten them.",
+    "prompt-unreadable": "The prompt holds half of a surrogate pair, which no tokenizer accepts. "
+    "Correct the file of prompts.",
+    "usage-mismatch": "The server counts other tokens than it sent, or read another prompt than it "
+    "was sent. Its figures are no measurement.",
+    "not-a-number": "The server computed logarithms that are NaN or minus infinity, or whose "
+    "probabilities add up to more than 1: a kernel is wrong.",
+}
+
+#: The words of vLLM 0.32.0 for log probabilities that JSON cannot hold.
+NOT_A_NUMBER = "Out of range float values"
+#: The most bytes of one log probability and of one token as JSON.
+PER_LOGPROB, PER_TOKEN = 400, 1000
 
 T = TypeVar("T")
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
-#: The most bytes of one logprob and of one token as JSON.
-PER_LOGPROB, PER_TOKEN = 400, 1000
+
+class ServerInvalid(Exception):
+    """
+    The behaviour of a server does not count as a measurement.
+
+    Attributes:
+        reason: Stable, in kebab-case; `REASONS` explains each.
+        message: What was seen, in one printable line.
+        status: The HTTP status of an error, else 0.
+    """
+
+    def __init__(self, reason: str, message: str, status: int = 0) -> None:
+        self.reason, self.message, self.status = reason, one_line(message, 400), status
+        super().__init__(f"{reason}: {self.message}")
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """The tokens that the server counted."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """
+    A completion.
+
+    Attributes:
+        tokens: Token ids of the completion.
+        text: The same, as the server decoded it.
+        finish_reason: ``length`` or ``stop``.
+        usage: The server's counts, which are those of *tokens* and of the prompt.
+        logprobs: For each token of the completion: token → natural logarithm of its probability, of
+            the chosen token and the most probable ones; NaN if the server says null. Empty unless
+            asked for.
+        prompt_logprobs: The same for each token of the prompt but the first.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    usage: Usage
+    logprobs: tuple[dict[int, float], ...] = ()
+    prompt_logprobs: tuple[dict[int, float], ...] = ()
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool; *arguments* is the text that the model wrote, which may not be JSON."""
+
+    name: str
+    arguments: str
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """
+    The answer of a chat.
+
+    Attributes:
+        content: The text for the user, without reasoning and tool calls.
+        reasoning: The text that the reasoning parser separated.
+        finish_reason: ``stop``, ``length`` or ``tool_calls``.
+    """
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    usage: Usage
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[
+        dict[Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")], float | None] | None
+    ]
+
+
+class _Score(msgspec.Struct):
+    logprob: float | None
+
+
+class _Call(msgspec.Struct):
+    function: ToolCall
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str
+    text: str = ""
+    message: _Message | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: tuple[TokenId, ...] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    prompt_logprobs: list[dict[TokenId, _Score] | None] | None = None
+
+
+class _Generated(msgspec.Struct):
+    model: str
+    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
+    usage: Usage
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None  # adapters have none
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[TokenId, ...]
+
+
+class _Text(msgspec.Struct):
+    prompt: str
 
 
 class Client:
@@ -72,12 +215,13 @@ class Client:
     def __init__(
         self, url: str, model: str = "", *, deadline: float = 600.0, key: str = ""
     ) -> None:
-        self.url, self.deadline = _checked(url), deadline
+        host = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
+        match = re.fullmatch(rf"https?://{host}(?::([0-9]{{1,5}}))?(?:/[\w./~-]*)?", url, re.ASCII)
+        if not match or not 0 < int(match[1] or 80) < 1 << 16:
+            message = f"{one_line(url, 200)} is not the address of a server"
+            raise UsageError("usage", f"{message}, such as http://127.0.0.1:8000.")
+        self.url, self.deadline = url.rstrip("/"), deadline
         self._requested, self._key = model, key
-
-    def models(self) -> tuple[Model, ...]:
-        """Return the models that the server lists."""
-        return _present(self._ask("/v1/models").data)
 
     def model(self) -> str:
         """Return the name of the model, which the server lists."""
@@ -91,31 +235,35 @@ class Client:
 
     def version(self) -> str:
         """Return the server's version of vLLM."""
-        return _present(self._ask("/version").version)
+        return self._ask("/version", _Version).version
 
     def health(self) -> None:
         """Raise `ServerInvalid` unless ``/health`` says 200."""
-        self._command("GET", "/health")
+        self._exchange("GET", "/health")
 
     def metrics(self) -> dict[str, float]:
-        """Return the server's metrics; see `openai_schema.metrics`."""
-        with self._exchange("GET", "/metrics") as reply:
-            body = _body(reply, "text/plain")
-        return schema.metrics(body.decode("utf-8", "replace"))
-
-    def reset_prefix_cache(self) -> bool:
         """
-        Empty the prefix cache, and return False if the server has no such endpoint.
+        Return the server's metrics, which are in Prometheus' text format.
 
-        vLLM has it only with ``VLLM_SERVER_DEV_MODE=1``.
+        Each name stands with its labels as written, and the sum over all labels under the bare
+        name.
         """
-        try:
-            self._command("POST", "/reset_prefix_cache")
-        except ServerInvalid as error:
-            if error.status in (404, 405):
-                return False
-            raise
-        return True
+        values: dict[str, float] = defaultdict(float)
+        body = self._exchange("GET", "/metrics", media_type="text/plain")
+        for line in body.decode("utf-8", "replace").splitlines():
+            if not line.strip() or line.startswith("#"):
+                continue
+            match = re.fullmatch(r"([^\s{]+)(\{.*\})?\s+([^\s}]+)(?:\s+\d+)?\s*", line)
+            try:
+                name, labels, value = match.groups("") if match else ("", "", "")
+                number = float(value)
+            except ValueError:
+                message = f"a line is no metric: {line[:80]!r}"
+                raise ServerInvalid("answer-unreadable", message) from None
+            values[name] += number
+            if labels:
+                values[name + labels] = number
+        return dict(values)
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[None]:
@@ -124,21 +272,20 @@ class Client:
 
         The server must have been started with ``--profiler-config``.
         """
-        self._command("POST", "/start_profile")
+        self._exchange("POST", "/start_profile")
         try:
             yield
         finally:
-            self._command("POST", "/stop_profile")
+            self._exchange("POST", "/stop_profile")
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the tokens of *text*, with those that the tokenizer adds to a prompt."""
-        request = {"model": self.model(), "prompt": text}
-        return _present(self._ask("/tokenize", request).tokens)
+        return self._ask("/tokenize", _Tokens, {"model": self.model(), "prompt": text}).tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*."""
-        request = {"model": self.model(), "tokens": _token_ids(tokens)}
-        return _present(self._ask("/detokenize", request).prompt)
+        request = {"model": self.model(), "tokens": list(tokens)}
+        return self._ask("/detokenize", _Text, request).prompt
 
     def complete(
         self,
@@ -146,13 +293,11 @@ class Client:
         *,
         max_tokens: int,
         temperature: float = 0.0,
-        seed: int | None = 0,
+        seed: int = 0,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
-        stop: Sequence[str] = (),
         ignore_eos: bool = False,
         cache_salt: str | None = None,
-        stream: bool = True,
     ) -> Completion:
         """
         Return a continuation of *prompt*.
@@ -160,58 +305,50 @@ class Client:
         Args:
             prompt: A text, or token ids, which must be exactly those that the server read.
             logprobs: How many of the most probable tokens to return beside each chosen one.
-            prompt_logprobs: The same for each token of the prompt, which must be token ids; vLLM
-                returns them only without *stream*, which is ignored then.
-            stop: Texts that end the completion.
+            prompt_logprobs: The same for each token of the prompt, which must be token ids.
             ignore_eos: Continue after the token that ends a text, up to *max_tokens*.
             cache_salt: Use only blocks of the prefix cache that were stored under the same salt.
 
         Raises:
             ServerInvalid: Among others ``prompt-too-long`` if *prompt* leaves no room for
-                *max_tokens*, which vLLM would cut silently.
+                *max_tokens*.
         """
-        codes = None if isinstance(prompt, str) else _token_ids(prompt)
-        if codes is not None:
-            self._require_room(len(codes), max_tokens)
+        codes = None if isinstance(prompt, str) else [int(token) for token in prompt]
+        self._require_room(len(codes or ()), max_tokens)
         request = {
             "prompt": prompt if codes is None else codes,
-            "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": seed,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "stop": list(stop),
             "ignore_eos": ignore_eos,
             "cache_salt": cache_salt,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-        scored = 0 if prompt_logprobs is None else len(prompt) * (prompt_logprobs + 2)
-        limit = (
-            LARGEST
-            + 16 * len(prompt)
-            + max_tokens * (PER_TOKEN + PER_LOGPROB * ((logprobs or 0) + 1))
-            + scored * PER_LOGPROB
-        )
-        stream = stream and prompt_logprobs is None
-        try:
-            reply = self._generate("/v1/completions", request, limit, stream=stream)
-        except ServerInvalid as error:
-            if error.status == 400 and isinstance(prompt, str):
-                self._require_room(len(self.tokenize(prompt)), max_tokens)
-            raise
-        completion = reply.completion(codes, with_logprobs=logprobs is not None)
-        if (
-            prompt_logprobs is not None
-            and codes
-            and len(completion.prompt_logprobs) < len(codes) - 1
-        ):
-            raise ServerInvalid("answer-unreadable", "the reply has no prompt_logprobs")
-        if completion.finish_reason == "length" and len(completion.tokens) < max_tokens:
-            self._require_room(completion.usage.prompt_tokens, max_tokens)
-            message = f"ended for its length after {len(completion.tokens)} of {max_tokens} tokens"
+        size = 16 * len(prompt) + max_tokens * PER_LOGPROB * ((logprobs or 0) + 1)
+        if prompt_logprobs is not None:
+            size += len(prompt) * PER_LOGPROB * (prompt_logprobs + 2)
+        choice, usage = self._generate("/v1/completions", request, max_tokens, size)
+        tokens, read = choice.token_ids or (), choice.prompt_token_ids or codes or []
+        if usage.completion_tokens != len(tokens):
+            message = f"the server counts {usage.completion_tokens} tokens, {len(tokens)} came"
+            raise ServerInvalid("usage-mismatch", message)
+        if read and (usage.prompt_tokens != len(read) or read != (codes or read)):
+            message = f"{usage.prompt_tokens} tokens of the prompt were read, or others"
+            raise ServerInvalid("usage-mismatch", message)
+        if choice.finish_reason == "length" and len(tokens) < max_tokens:
+            self._require_room(usage.prompt_tokens, max_tokens)
+            message = f"ended for its length after {len(tokens)} of {max_tokens} tokens"
             raise ServerInvalid("usage-mismatch", f"the completion {message}")
-        return completion
+        return Completion(
+            tokens,
+            choice.text,
+            choice.finish_reason,
+            usage,
+            () if logprobs is None else _distributions(choice.logprobs, len(tokens)),
+            () if prompt_logprobs is None else _scores(choice.prompt_logprobs or [], read),
+        )
 
     def chat(
         self,
@@ -219,54 +356,53 @@ class Client:
         *,
         max_tokens: int,
         tools: Sequence[Mapping[str, object]] = (),
-        tool_choice: str | Mapping[str, object] | None = None,
+        tool_choice: str | None = None,
         response_format: Mapping[str, object] | None = None,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        stream: bool = True,
     ) -> ChatAnswer:
         """
-        Return the model's answer to *messages*.
+        Return the model's greedy answer to *messages*.
 
         Args:
-            messages: In OpenAI's form; an image is a part of a content, see `image_part`.
+            messages: In OpenAI's form.
             tools: Definitions of functions.
-            tool_choice: ``auto``, ``required``, ``none``, or a function by name.
+            tool_choice: ``auto``, ``required``, ``none``.
             response_format: Such as ``{"type": "json_schema", "json_schema": {…}}``.
-            chat_template_kwargs: Such as ``{"enable_thinking": False}``.
         """
         request = {
             "messages": list(messages),
-            "max_tokens": max_tokens,
             "tools": list(tools) or None,
             "tool_choice": tool_choice,
             "response_format": response_format,
-            "temperature": temperature,
-            "seed": seed,
-            "chat_template_kwargs": chat_template_kwargs,
+            "temperature": 0.0,
+            "seed": 0,
         }
-        limit = LARGEST + max_tokens * PER_TOKEN
-        path = "/v1/chat/completions"
-        return self._generate(path, request, limit, stream=stream).chat_answer()
+        choice, usage = self._generate("/v1/chat/completions", request, max_tokens)
+        message = choice.message or _Message()
+        calls = tuple(call.function for call in message.tool_calls or ())
+        texts = message.content or "", message.reasoning or ""
+        return ChatAnswer(*texts, calls, choice.finish_reason, usage)
 
     def _generate(
-        self, path: str, request: Mapping[str, Any], limit: int, *, stream: bool
-    ) -> schema.GeneratedReply:
-        """Send a *request*, whose None fields the server decides, and return its reply."""
+        self, path: str, request: Mapping[str, Any], max_tokens: int, size: int = 0
+    ) -> tuple[_Choice, Usage]:
+        """
+        Send a *request*, whose None fields the server decides, and return its reply.
+
+        Args:
+            size: Bytes that the reply may have beside its tokens.
+        """
         body = {key: value for key, value in request.items() if value is not None}
-        body |= {"model": self.model()}
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        begin = time.monotonic()
-        with self._exchange("POST", path, body) as reply:
-            if stream:
-                _require(reply, "text/event-stream")
-                events = schema.events(reply.pieces(limit))
-            else:
-                body_bytes = _body(reply, "application/json", limit)
-                events = iter([schema.decode(body_bytes, schema.Event)])
-            return schema.GeneratedReply(events, self.model(), request["max_tokens"], begin=begin)
+        body |= {"model": self.model(), "max_tokens": max_tokens}
+        reply = self._ask(path, _Generated, body, LARGEST + max_tokens * PER_TOKEN + size)
+        (choice,), usage = reply.choices, reply.usage
+        if reply.model != self.model():
+            message = f"{reply.model!r} answers, {self.model()!r} was asked for"
+            raise ServerInvalid("model-mismatch", message)
+        if choice.finish_reason not in ("length", "stop", "tool_calls"):
+            raise ServerInvalid("stream-error", f"the server ended it: {choice.finish_reason}")
+        if max(len(choice.token_ids or ()), usage.completion_tokens) > max_tokens:
+            raise ServerInvalid("answer-too-large", f"more than {max_tokens} tokens came")
+        return choice, usage
 
     def _require_room(self, prompt_tokens: int, max_tokens: int) -> None:
         if prompt_tokens + max_tokens > (limit := self.max_model_len()):
@@ -274,8 +410,8 @@ class Client:
             raise ServerInvalid("prompt-too-long", message)
 
     @cached_property
-    def _model(self) -> Model:
-        listed = self.models()
+    def _model(self) -> _Model:
+        listed = self._ask("/v1/models", _Models).data
         matching = [model for model in listed if model.id == self._requested or not self._requested]
         if len(matching) != 1:
             names = ", ".join(model.id for model in listed) or "no model"
@@ -283,61 +419,55 @@ class Client:
             raise ServerInvalid("model-mismatch", message)
         return matching[0]
 
-    def _command(self, method: str, path: str) -> None:
-        """Send a request whose reply has no body of interest."""
-        with self._exchange(method, path) as reply:
-            _refuse_error(reply)
+    def _ask(
+        self,
+        path: str,
+        kind: type[T],
+        request: Mapping[str, object] | None = None,
+        limit: int = LARGEST,
+    ) -> T:
+        """Return the reply of *path* as a *kind*; with a *request* it is a POST."""
+        method = "POST" if request else "GET"
+        body = self._exchange(method, path, request, media_type="application/json", limit=limit)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        # The errors of msgspec and of UTF-8 are ValueErrors; deep nesting is not.
+        except (ValueError, RecursionError) as error:
+            reason = "stream-truncated" if "truncated" in str(error) else "answer-unreadable"
+            message = f"{error}; it begins {body[:80].decode('utf-8', 'replace')!r}"
+            raise ServerInvalid(reason, message) from None
 
-    def _ask(self, path: str, request: Mapping[str, object] | None = None) -> schema.Event:
-        with self._exchange("POST" if request else "GET", path, request) as reply:
-            return schema.decode(_body(reply, "application/json"), schema.Event)
-
-    @contextlib.contextmanager
     def _exchange(
-        self, method: str, path: str, request: Mapping[str, object] | None = None
-    ) -> Iterator[Reply]:
-        """Yield the reply to a request, with its body unread."""
+        self,
+        method: str,
+        path: str,
+        request: Mapping[str, object] | None = None,
+        *,
+        media_type: str = "",
+        limit: int = LARGEST,
+    ) -> bytes:
+        """Return the body of a reply with status 200, of *media_type* unless that is empty."""
         try:
             body = b"" if request is None else msgspec.json.encode(request)
         except UnicodeEncodeError as error:
             raise ServerInvalid("prompt-unreadable", f"the prompt is no text: {error}") from None
-        options: dict[str, Any] = {"token": self._key, "seconds": self.deadline}
-        # The deadline alone decides: vLLM may compile for minutes before the first byte.
+        options: dict[str, Any] = {"token": self._key, "seconds": self.deadline, "data": body}
+        # The deadline alone decides: vLLM may compute for minutes before the first byte.
         options |= {"stall": self.deadline + 60, "direct": True}
-        options |= {"headers": {"Content-Type": "application/json"}, "data": body}
+        options["headers"] = {"Content-Type": "application/json"}
         began = False
         try:
             with bounded_http.exchange(method, self.url + path, **options) as reply:
                 began = True
-                yield reply
+                _require(reply, media_type)
+                reply.read(limit)
+                return reply.body
         except HttpFailure as failure:
             raise ServerInvalid(_reason(failure, began=began), str(failure)) from None
 
 
-def _present(value: T | None) -> T:
-    if value is None:
-        raise ServerInvalid("answer-unreadable", "the reply lacks the field that was asked for")
-    return value
-
-
-def image_part(data: bytes, media_type: str = "image/png") -> dict[str, object]:
-    """Return the part of a message's content that holds an image."""
-    url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _checked(url: str) -> str:
-    """Return *url* without a last slash; raise `UsageError` if it is not a server's address."""
-    host = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
-    match = re.fullmatch(rf"https?://{host}(?::([0-9]{{1,5}}))?(?:/[\w./~-]*)?", url, re.ASCII)
-    if not match or not 0 < int(match[1] or 80) < 1 << 16:
-        message = f"{one_line(url, 200)} is not the address of a server"
-        raise UsageError("usage", f"{message}, such as http://127.0.0.1:8000.")
-    return url.rstrip("/")
-
-
 def _reason(failure: HttpFailure, *, began: bool) -> str:
-    """Return why a server's reply does not count, in the words of `openai_schema.REASONS`."""
+    """Return the key of `REASONS` for *failure*; *began* states whether headers arrived."""
     reasons = {
         "slow": "server-slow" if began else "server-silent",
         "size": "answer-too-large",
@@ -351,43 +481,57 @@ def _reason(failure: HttpFailure, *, began: bool) -> str:
     return reasons.get(failure.kind, default)
 
 
-def _refuse_error(reply: Reply) -> None:
-    """Raise `ServerInvalid` unless the status is 200."""
-    media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if 300 <= reply.status < 400:
-        message = f"status {reply.status}: redirected to {reply.headers.get('location', '')}"
-        raise ServerInvalid("server-refused", message, reply.status)
-    if media_type == "text/html":
-        raise ServerInvalid("server-html", f"a web page came, status {reply.status}", reply.status)
-    if reply.status != 200:
-        reply.read()
-        try:
-            error = schema.decode(reply.body, schema.Event).error
-        except ServerInvalid:
-            error = None
-        words = error.message if error else reply.body[:200].decode("utf-8", "replace")
-        raise ServerInvalid("server-refused", f"status {reply.status}: {words}", reply.status)
-
-
 def _require(reply: Reply, media_type: str) -> None:
     """Raise `ServerInvalid` unless *reply* succeeded with an unpacked body of *media_type*."""
-    _refuse_error(reply)
-    actual = reply.headers.get("content-type", "no type").partition(";")[0].strip().lower()
+    status = reply.status
+    actual = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if 300 <= status < 400:
+        location = reply.headers.get("location", "")
+        message = f"status {status}: redirected to {location}"
+        raise ServerInvalid("server-refused", message, status)
+    if actual == "text/html":
+        raise ServerInvalid("server-html", f"a web page came, status {status}", status)
+    if status != 200:
+        reply.read()
+        words = reply.body.decode("utf-8", "replace")
+        reason = "not-a-number" if NOT_A_NUMBER in words else "server-refused"
+        raise ServerInvalid(reason, f"status {status}: {words[:300]}", status)
     packed = reply.headers.get("content-encoding", "identity").strip().lower()
-    if actual != media_type or packed != "identity":
-        message = f"the reply is {actual} ({packed}) instead of {media_type}"
+    if media_type and (actual, packed) != (media_type, "identity"):
+        message = f"the reply is {actual or 'of no type'} ({packed}) instead of {media_type}"
         raise ServerInvalid("answer-unreadable", message)
 
 
-def _body(reply: Reply, media_type: str, limit: int = LARGEST) -> bytes:
-    _require(reply, media_type)
-    reply.read(limit)
-    return reply.body
+def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, float], ...]:
+    """Return the distribution of each of *count* tokens, in the form of `Completion`."""
+    lists = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) if logprobs else ()
+    if [len(values) for values in lists] != [count] * 3:
+        raise ServerInvalid("answer-unreadable", f"{count} tokens came without as many logprobs")
+    return tuple(
+        {
+            int(token.removeprefix("token_id:")): _number(value)
+            for token, value in {**(others or {}), name: own}.items()
+        }
+        for name, own, others in zip(*lists, strict=True)
+    )
 
 
-def _token_ids(tokens: Sequence[int]) -> list[int]:
-    codes = [int(token) for token in tokens]
-    if not codes or min(codes) < 0 or max(codes) >= 2**31:
-        message = f"a prompt of {len(codes)} tokens is empty or holds numbers that are no tokens"
-        raise ServerInvalid("prompt-unreadable", message)
-    return codes
+def _scores(
+    scores: Sequence[Mapping[int, _Score] | None], prompt: Sequence[int]
+) -> tuple[dict[int, float], ...]:
+    """Return the distribution before each token of *prompt* but the first."""
+    if len(scores) != len(prompt):
+        message = f"{len(scores)} tokens of a prompt of {len(prompt)} have logprobs"
+        raise ServerInvalid("answer-unreadable", message)
+    for position, (token, top) in enumerate(zip(prompt, scores, strict=True)):
+        if position and token not in (top or ()):
+            message = f"token {token} of the prompt, at {position}, has no logprob"
+            raise ServerInvalid("answer-unreadable", message)
+    return tuple(
+        {other: _number(score.logprob) for other, score in (top or {}).items()}
+        for top in scores[1:]
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import Self
 import msgspec
 import psutil
 
+from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.server_log import LogPattern, LogScanner
+from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
-from sparkwright.core.process import available_megabytes, wrap_with_limits
+from sparkwright.core.process import wrap_with_limits
 
 #: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
 #: LD_LIBRARY_PATH and PYTHONPATH would replace code of the wheel.
@@ -54,8 +56,6 @@ FATAL = {
         "CUDA graph memory: -", r"Estimated CUDA graph memory: (?P<value>-\d[\d.]*) GiB"
     )
 }
-#: Bytes of a log; a soak of hours writes some tens of megabytes.
-LARGEST_LOG = 1 << 30
 
 
 class SupervisedProcess:
@@ -66,13 +66,14 @@ class SupervisedProcess:
         environment: All its variables.
         log: The file for its output.
         grace: Seconds between the request to end and the kill.
-        reserve: Megabytes that must stay free on the machine, else it is ended; 0 for no floor.
+        reserve: Megabytes that must stay available on the machine, else it is killed, whatever
+            the caller does meanwhile; 0 for no floor.
         pass_fds: Descriptors that stay open as long as any of its processes runs.
 
     Attributes:
         failure: Why it does not run as it should, in a sentence; empty while it does.
-        reason: ``server-died``, ``memory-low``, ``log-unreadable``, the name of a line of `FATAL`,
-            or the reason given to `end`.
+        reason: ``server-died``, ``memory-low``, ``kernel-no-memory``, ``log-unreadable``, the name
+            of a line of `FATAL`, or the reason given to `end`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SupervisedProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.log, self.failure, self.reason = log, "", ""
-        self._grace, self._reserve = grace, reserve
+        self._grace, self._stopped = grace, threading.Event()
         self._scanner = LogScanner(FATAL)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Neither variables of the command nor its folder change what the supervisor imports.
@@ -103,6 +104,9 @@ class SupervisedProcess:
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
+        if reserve:
+            watched = reserve, self.kill, self._stopped
+            threading.Thread(target=watch_memory, args=watched, daemon=True).start()
 
     @property
     def running(self) -> bool:
@@ -119,18 +123,18 @@ class SupervisedProcess:
         """
         Return whether it runs as it should; call this repeatedly.
 
-        It is ended if its log or the memory of the machine require that.
+        It is ended if its log requires that.
         """
         if not self.failure:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self._scanner.read(self.log)
-            if self._scanner.binary or self._scanner.position > LARGEST_LOG:
-                self.end("log-unreadable", "its log is no text, or larger than 1 GiB")
+            except FileNotFoundError:
+                pass
+            except LogInvalid as error:
+                self.end("log-unreadable", f"its log cannot be used: {error}")
             for name, lines in self._scanner.lines.items():
                 if lines.count:
                     self.end(name, lines.texts[0])
-            if self._reserve and (free := available_megabytes()) < self._reserve:
-                self.end("memory-low", f"{free} MB are free, {self._reserve} MB must stay")
         if not self.failure and not self.running:
             self.end("server-died", f"it ended by itself, with status {self._process.returncode}")
         return not self.failure
@@ -142,8 +146,10 @@ class SupervisedProcess:
 
     def kill(self, reason: str, failure: str) -> None:
         """Do as `end`, without the grace, from any thread."""
+        # First the cause: the one who notices its death must not have to guess it.
+        self.failure, self.reason = self.failure or failure, self.reason or reason
         self.ask_to_end(at_once=True)
-        self.end(reason, failure)
+        self.stop()
 
     def ask_to_end(self, *, at_once: bool = False) -> None:
         """Ask it to end, or kill it *at_once*, and do not wait; may be repeated."""
@@ -163,6 +169,7 @@ class SupervisedProcess:
         for process in left:  # none, unless the supervisor was killed
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        self._stopped.set()
         self.failure = self.failure or "it was stopped"
 
 

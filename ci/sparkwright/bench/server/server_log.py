@@ -7,7 +7,6 @@ A line that is longer than `LONGEST` is taken for several.
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import msgspec
 
 #: Bytes of a line that are looked at; vLLM's configuration, the longest of use, has about 5,000.
 LONGEST = 16 * 1024
-#: The largest log that is read, in bytes.
-LARGEST = 16 * 1024**3
+#: The largest log, in bytes; a soak of hours writes some tens of megabytes.
+LARGEST = 1 << 30
 #: Lines, and different values, that are kept of each kind.
 KEPT = 20
 
@@ -60,11 +59,7 @@ class LogLines(msgspec.Struct):
 
 
 class LogInvalid(Exception):
-    """A file is not a log that can be read; *message* says why."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
+    """A file is not a log that can be read; the text says why."""
 
 
 class LogScanner:
@@ -72,14 +67,12 @@ class LogScanner:
     Search a log that may still grow.
 
     Attributes:
-        lines: What was found, by the name of its pattern.
-        binary: Whether there was a byte 0, which text never holds.
-        position: Bytes that were searched.
+        lines: Lines that match, by the name of their pattern.
     """
 
     def __init__(self, patterns: Mapping[str, LogPattern]) -> None:
         self.lines = {name: LogLines() for name in patterns}
-        self.binary, self.position = False, 0
+        self._position = 0
         self._patterns = [
             (part.encode(), name, re.compile(kind.pattern))
             for name, kind in patterns.items()
@@ -87,14 +80,20 @@ class LogScanner:
         ]
 
     def read(self, log: Path, *, final: bool = False) -> None:
-        """Search the lines of *log* that are new and whole; with *final*, one without end, too."""
+        """
+        Search the lines of *log* that are new and whole; with *final*, one without end, too.
+
+        Raises:
+            LogInvalid: It holds a byte 0, which text never does, or more than `LARGEST` bytes.
+        """
         with log.open("rb") as stream:
-            stream.seek(self.position)
+            stream.seek(self._position)
             while line := stream.readline(LONGEST):
                 if not final and len(line) < LONGEST and not line.endswith(b"\n"):
                     return
-                self.position += len(line)
-                self.binary = self.binary or b"\0" in line
+                self._position += len(line)
+                if b"\0" in line or self._position > LARGEST:
+                    raise LogInvalid(f"it is no text, or has more than {LARGEST} bytes")
                 # A progress bar overwrites itself; what it leaves is not part of the next line.
                 for text in line.split(b"\r"):
                     self._search(text)
@@ -115,15 +114,10 @@ def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
         LogInvalid: It is not a regular file, is too large, or holds bytes that are not text.
     """
     scanner = LogScanner(patterns)
+    if not log.is_file():
+        raise LogInvalid("it is not a regular file")
     try:
-        status = log.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise LogInvalid("it is not a regular file")
-        if status.st_size > LARGEST:
-            raise LogInvalid(f"it has {status.st_size} bytes, more than {LARGEST}")
         scanner.read(log, final=True)
     except OSError as error:
         raise LogInvalid(f"it cannot be read: {error.strerror}") from None
-    if scanner.binary:
-        raise LogInvalid("it holds bytes that are not text")
     return scanner.lines

@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
@@ -41,30 +41,29 @@ def _descendants() -> list[psutil.Process]:
         return _descendants()
 
 
+def _order(seconds: float) -> bytes:
+    """Return ``t`` or ``k`` if the caller sends it within *seconds*, ``t`` if it ended."""
+    return (os.read(0, 1) or b"t") if select.select([0], [], [], seconds)[0] else b""
+
+
 def main(grace: float, command: list[str]) -> int:
     """Run *command*, and return its exit status as a shell has it; 0 if it was asked to end."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ending, at_once = threading.Event(), threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the caller
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    # A handler, as the command would inherit that a signal is ignored.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-
-    def obey() -> None:
-        while order := os.read(0, 1):
-            ending.set()
-            if order == b"k":
-                at_once.set()
-        ending.set()
-
-    threading.Thread(target=obey, daemon=True).start()
-    while child.poll() is None and not ending.wait(0.2):
-        pass
+    order = b""
+    while child.poll() is None and not order:
+        order = _order(0.2)
     status = child.poll() or 0
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGTERM)
     term = time.monotonic()
     while (left := _descendants()) and time.monotonic() < term + grace + KILL_SECONDS:
-        if at_once.is_set() or time.monotonic() > term + grace:
+        if order != b"k":
+            order = _order(0)
+        if order == b"k" or time.monotonic() > term + grace:
             for process in left:
                 process.kill()
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Whether an environment holds exactly the files of a wheel, so that its server speaks for it."""
+"""Compare the files of an environment with those of a wheel."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ E-statistics, group invariance and anytime-valid testing, 2024; Wang and Ramdas,
 t-tests, 2025). A/A blocks of the machine enter as earlier observations with mean 0, so one formula
 serves a calibrated and an uncalibrated machine, and a gross slowdown needs no calibration.
 
-For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when the
-mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with a
-probability of at most α, however often it is looked at and whenever measuring stops.
+For normal blocks the evidence is a nonnegative martingale of the scale-invariant statistics when
+the mean gain is 0, and smaller when it is negative. By Ville's inequality it ever reaches 1/α with
+a probability of at most α, however often it is looked at and whenever measuring stops.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class NoiseModel(msgspec.Struct, frozen=True):
     Attributes:
         squares: Weighted sum of the squared differences, whose mean is 0.
         freedom: The sum of the weights: how many fresh blocks they are worth.
+        agrees: Whether the newest block agrees with the earlier ones; otherwise it alone counts.
     """
 
     squares: float = 0.0
     freedom: float = 0.0
+    agrees: bool = True
 
     @property
     def sigma(self) -> float | None:
@@ -118,16 +120,19 @@ class Decision(msgspec.Struct, frozen=True):
 
     Attributes:
         state: None while another block is needed.
-        culprits: Series that are slower than tolerated; only with ``fail``.
         open: Series that need another block; empty once there is a decision.
         message: The decision in a sentence.
     """
 
     state: Outcome | None
     series: tuple[SeriesDecision, ...]
-    culprits: tuple[str, ...]
     open: tuple[str, ...]
     message: str
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """Series that are slower than tolerated."""
+        return tuple(one.name for one in self.series if one.state == "fail")
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
@@ -211,18 +216,13 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
     import numpy as np
 
     cut = [one.differences[: rule.max_blocks] for one in series]
-    longest = max(map(len, cut), default=0)
-    if not longest:
-        names = tuple(one.name for one in series)
-        empty = tuple(SeriesDecision(name, "not-run", (), (), "no block") for name in names)
-        return Decision(None if series else "not-run", empty, (), names, "no block is whole")
+    longest = max(1, *map(len, cut))
     paths = np.full((2, len(series), longest), -np.inf)
     for index, (one, values) in enumerate(zip(series, cut, strict=True)):
         high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)
-        gains = high - np.array(values), np.array(values) - low
-        for side in (0, 1):
-            path = evidence_path(gains[side], one.noise.squares, one.noise.freedom)
-            paths[side, index, : len(values)] = path
+        noise, own = (one.noise.squares, one.noise.freedom), slice(len(values))
+        paths[0, index, own] = evidence_path(high - np.array(values), *noise)
+        paths[1, index, own] = evidence_path(np.array(values) - low, *noise)
     passed, failed = crossings(paths[0], paths[1], rule)
     end = int(min(failed.min(), passed.max(), longest))
     results = tuple(
@@ -230,18 +230,22 @@ def decide(rule: DecisionRule, series: Sequence[MetricSeries]) -> Decision:
                          passed[index] <= end, failed[index] <= end)
         for index, one in enumerate(series)
     )  # fmt: skip
-    culprits = tuple(one.name for one in results if one.state == "fail")
+    slower = [one.name for one in results if one.state == "fail"]
     waiting = [index for index in range(len(series)) if passed[index] > longest]
     names = tuple(series[index].name for index in waiting if len(cut[index]) < rule.max_blocks)
-    state: Outcome | None = "fail" if culprits else None if names else "inconclusive"
-    state = state if culprits or waiting else "pass"
-    text = {
-        "fail": f"slower than tolerated: {', '.join(culprits)}",
-        "pass": f"{len(series)} series passed: slowdowns of their margins are excluded",
-        "inconclusive": f"{len(waiting)} of {len(series)} series are undecided: neither is a "
-        "slowdown of the margin excluded, nor one above the tolerated shown",
-    }.get(state or "", f"{len(series) - len(waiting)} of {len(series)} series passed")
-    return Decision(state, results, culprits, () if state else names, f"{text}, after {end} blocks")
+    state: Outcome | None = None
+    text = f"{len(series) - len(waiting)} of {len(series)} series passed"
+    if slower:
+        state, text = "fail", f"slower than tolerated: {', '.join(slower)}"
+    elif not waiting:
+        text = f"{len(series)} series passed: slowdowns of their margins are excluded"
+        state = "pass"
+    elif not names:
+        state, text = "inconclusive", (
+            f"{len(waiting)} of {len(series)} series are undecided: neither is a slowdown of the "
+            "margin excluded, nor one above the tolerated shown"
+        )  # fmt: skip
+    return Decision(state, results, () if state else names, f"{text}, after {end} blocks")
 
 
 def _series_decision(
@@ -249,11 +253,13 @@ def _series_decision(
 ) -> SeriesDecision:
     import numpy as np
 
-    margin, tolerated = 100 * series.bounds.margin, 100 * series.bounds.tolerated
     good, bad = (tuple(map(float, np.exp(np.minimum(path, _LARGEST)))) for path in paths)
     excluded = passed or (good and good[-1] >= 1 / rule.alpha)
     slower = failed or (bad and bad[-1] >= 1 / rule.alpha)
-    words = [f"a slowdown of {margin:g} % or more is {'' if excluded else 'not '}excluded"]
-    words.append(f"one above {tolerated:g} % is {'' if slower else 'not '}shown")
+    conclusion = (
+        f"a slowdown of {100 * series.bounds.margin:g} % or more is "
+        f"{'' if excluded else 'not '}excluded, one above {100 * series.bounds.tolerated:g} % is "
+        f"{'' if slower else 'not '}shown"
+    )
     state: Outcome = "pass" if passed else "fail" if failed else "inconclusive"
-    return SeriesDecision(series.name, state if good else "not-run", good, bad, ", ".join(words))
+    return SeriesDecision(series.name, state if good else "not-run", good, bad, conclusion)

@@ -37,6 +37,33 @@ BUILD_RECORD = "sparkwright.json"
 SBOM = "sboms/sparkwright.cdx.json"
 
 
+class CompiledUnit(msgspec.Struct, frozen=True):
+    """
+    A CUDA translation unit of a wheel.
+
+    Attributes:
+        source: Relative to the source tree; a generated one begins with ``<build>/``.
+        target: The CMake target.
+        object: Relative to the build folder.
+        library: The member of the wheel that its target is; empty for an object or static library,
+            which is linked into others.
+        gencode: As in the plan: sorted entries ``virtual:real``.
+        code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its
+            object, sorted; empty for relocatable device code, which the device linker changes.
+    """
+
+    source: str
+    target: str
+    object: str
+    library: str
+    gencode: tuple[str, ...]
+    code: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} (target {self.target})"
+
+
 class WheelName(msgspec.Struct, frozen=True):
     """
     The parts of a wheel's file name.

@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import msgspec
 
+MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
 MAGIC = b"\x7fELF"
 #: ``e_machine`` → the name in platform tags.
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -409,3 +410,31 @@ def unpack(data: Buffer, entry: FatbinEntry) -> bytes:
         states = f"unpacks to {len(content)} bytes, the table says {entry.size}"
         raise ElfUnreadable(f"{what} {states}")
     return content.rstrip(b"\0") if entry.kind == "ptx" else content
+
+
+def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
+    """Return the lowest glibc that ``manylinux`` tags of *platforms* promise; empty without one."""
+    matches = filter(None, map(MANYLINUX.fullmatch, platforms))
+    return min(((int(match[1]), int(match[2])) for match in matches), default=())
+
+
+def required_glibc(library: SharedObject) -> tuple[int, ...]:
+    """
+    Return the glibc of the oldest system that has all that *library* needs, by auditwheel's table
+    of what a ``manylinux`` tag promises besides; empty if no tag promises it.
+    """
+    from auditwheel.architecture import Architecture
+    from auditwheel.libc import Libc
+    from auditwheel.policy import WheelPolicies
+
+    needs = {name: library.versions.get(name, ()) for name in ("GLIBCXX", "CXXABI", "GCC")}
+    systems = [
+        glibc
+        for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(library.machine))
+        if (glibc := promised_glibc([policy.name]))
+        and all(
+            max(map(version_key, policy.symbol_versions[name])) >= version
+            for name, version in needs.items()
+        )
+    ]
+    return max(library.versions.get("GLIBC", ()), min(systems)) if systems else ()

@@ -7,7 +7,6 @@ anything is replaced.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -28,35 +27,6 @@ from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
 T = TypeVar("T")
-
-_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
-
-
-class CompiledUnit(msgspec.Struct, frozen=True):
-    """
-    A CUDA translation unit of a wheel.
-
-    Attributes:
-        source: Relative to the source tree; a generated one begins with ``<build>/``.
-        target: The CMake target.
-        object: Relative to the build folder.
-        library: The member of the wheel that its target is; empty for an object or static library,
-            which is linked into others.
-        gencode: As in the plan: sorted entries ``virtual:real``.
-        code: Arch and sha256 of each cubin (``sm_121f``) and PTX text (``compute_80``) in its
-            object, sorted; empty for relocatable device code, which the device linker changes.
-    """
-
-    source: str
-    target: str
-    object: str
-    library: str
-    gencode: tuple[str, ...]
-    code: tuple[tuple[str, str], ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.source} (target {self.target})"
 
 
 class GraftManifest(msgspec.Struct, frozen=True):
@@ -228,7 +198,7 @@ def write(
 
 def unit_manifest(
     build: Path, units: Iterable[PlannedUnit], libraries: Mapping[str, str]
-) -> tuple[CompiledUnit, ...]:
+) -> tuple[archive.CompiledUnit, ...]:
     """
     Return the manifest of the planned *units*, which have been compiled in the folder *build*.
 
@@ -242,7 +212,7 @@ def unit_manifest(
         compile-failed: An object is missing, or is not what a compiler writes.
     """
     return tuple(
-        CompiledUnit(
+        archive.CompiledUnit(
             unit.source,
             unit.target,
             unit.object,
@@ -276,41 +246,13 @@ def platform_tag(base: str, libraries: Iterable[bytes]) -> str:
         target-mismatch: A library needs a newer libstdc++ than any tag promises.
     """
     tag = archive.WheelName.of(base).tag.rpartition("-")[2]
-    match = _MANYLINUX.fullmatch(tag)
+    match = elf.MANYLINUX.fullmatch(tag)
     if not match:
         return tag
-    glibc = promised_glibc([tag])
+    glibc = elf.promised_glibc([tag])
     for library in map(elf.shared_object, libraries):
-        if not (required := required_glibc(library)):
+        if not (required := elf.required_glibc(library)):
             what = "A compiled library needs a newer C++ runtime than any platform tag promises."
             raise BuildError("target-mismatch", what, details=[str(library.versions)])
         glibc = max(glibc, required)
     return f"manylinux_{elf.version_text(glibc).replace('.', '_')}_{match[3]}"
-
-
-def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
-    """Return the lowest glibc that ``manylinux`` tags of *platforms* promise; empty without one."""
-    matches = filter(None, map(_MANYLINUX.fullmatch, platforms))
-    return min(((int(match[1]), int(match[2])) for match in matches), default=())
-
-
-def required_glibc(library: elf.SharedObject) -> tuple[int, ...]:
-    """
-    Return the glibc of the oldest system that has all that *library* needs, by auditwheel's table
-    of what a ``manylinux`` tag promises besides; empty if no tag promises it.
-    """
-    from auditwheel.architecture import Architecture
-    from auditwheel.libc import Libc
-    from auditwheel.policy import WheelPolicies
-
-    needs = {name: library.versions.get(name, ()) for name in ("GLIBCXX", "CXXABI", "GCC")}
-    systems = [
-        glibc
-        for policy in WheelPolicies(libc=Libc.GLIBC, arch=Architecture(library.machine))
-        if (glibc := promised_glibc([policy.name]))
-        and all(
-            max(map(elf.version_key, policy.symbol_versions[name])) >= version
-            for name, version in needs.items()
-        )
-    ]
-    return max(library.versions.get("GLIBC", ()), min(systems)) if systems else ()

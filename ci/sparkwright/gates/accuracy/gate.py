@@ -9,21 +9,21 @@ minus the margin, fails if it is below, and is inconclusive if the questions do 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.errors import FileError
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
-from sparkwright.gates.accuracy import result as results
-from sparkwright.gates.accuracy import runner
-from sparkwright.gates.accuracy.result import TaskResult
-from sparkwright.gates.accuracy.runner import HarnessFailed, TaskPolicy
+from sparkwright.gates.accuracy import harness
+from sparkwright.gates.accuracy.harness import HarnessFailed, TaskPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     Check,
@@ -37,13 +37,10 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 
-TITLE = "tasks, paired with the baseline"
-
 #: The checks of each task, in order: ``gsm8k-baseline``.
 PARTS = ("baseline", "answers", "paired", "floor")
-CHECKS = (
-    *(entry for part in PARTS for entry in declare(f"*-{part}", measured=part != "answers")),
-    *declare("baseline", role="reports"),
+CHECKS = tuple(
+    entry for part in PARTS for entry in declare(f"*-{part}", measured=part != "answers")
 )
 
 REASONS: Mapping[str, str] = {
@@ -99,26 +96,31 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def run(
-    policy: AccuracyPolicy, name: str, context: RunContext, url: str, baseline: str | Path, *,
-    identity: ServerIdentity, floor: float, model: str = "",
-) -> tuple[Check, ...]:  # fmt: skip
+    policy: AccuracyPolicy,
+    name: str,
+    context: RunContext,
+    server: Client,
+    baseline: Path,
+    *,
+    identity: ServerIdentity,
+    floor: float,
+) -> tuple[Check, ...]:
     """
     Return the checks of the task *name*.
 
     Args:
-        url: The candidate's server, and *identity*: its wheel, model and machine.
-        baseline: The URL of the baseline's server, or the file with its saved result.
+        server: The candidate's server, and *identity*: its wheel, model and machine.
+        baseline: The file with the baseline's result.
         floor: The recipe's least share of correct answers.
-        model: The model's name at both servers; empty for the only one.
 
     Raises:
         file-invalid: The lock of lm-eval is invalid.
         source-mismatch, command-failed: lm-eval cannot be installed.
     """
-    before, check = _baseline(policy, name, context, url, baseline, identity, model)
+    before, check = _baseline(policy, name, context, baseline, identity)
     checks = [check]
     if before:
-        now, check = _candidate(policy, name, context, url, before, identity, model)
+        now, check = _candidate(policy.tasks[name], context, server, before, identity)
         checks.append(check)
         if now:
             checks += [_paired(policy, before, now), _floor(policy, now, floor)]
@@ -128,34 +130,26 @@ def run(
 
 
 def _baseline(
-    policy: AccuracyPolicy, name: str, context: RunContext, url: str, baseline: str | Path,
-    identity: ServerIdentity, model: str,
-) -> tuple[TaskResult | None, Check]:  # fmt: skip
+    policy: AccuracyPolicy, name: str, context: RunContext, path: Path, identity: ServerIdentity
+) -> tuple[TaskResult | None, Check]:
     """Return the baseline's result, None if it cannot judge the candidate, and the check of it."""
     check, task = f"{name}-baseline", policy.tasks[name]
     try:
-        runner.obtain(context)
-        if task.dataset and not runner.has_data(context, task):
+        harness.obtain(context)
+        if task.dataset and not harness.has_data(context, task):
             message = f"The data set {task.dataset} is not on this machine."
             return None, not_run(check, message, "task-data-missing")
-        if isinstance(baseline, Path):
-            result = results.load(baseline)
-        else:
-            other = msgspec.structs.replace(identity, wheel="")
-            result = runner.ask(context, name, task, baseline, other, model)
+        result = harness.load(path)
     except SourceError as error:
         if error.reference not in {"offline", "source-unreachable"}:
             raise
         return None, not_run(check, f"No lm-evaluation-harness: {error.what}", "harness-missing")
     except FileError as error:
         return None, invalid(check, error.what, "baseline-damaged")
-    except ServerInvalid as error:
-        return None, _unanswered(check, error)
-    own_wheel = bool(identity.wheel) and result.identity.wheel == identity.wheel
-    settings = (name, runner.settings_digest(context, task))
+    settings = (name, harness.settings_digest(context, task))
     reasons = {
-        "baseline-unnamed": isinstance(baseline, Path) and not result.identity.wheel,
-        "baseline-is-candidate": baseline == url or own_wheel,
+        "baseline-unnamed": not result.identity.wheel,
+        "baseline-is-candidate": result.identity.wheel == identity.wheel,
         "baseline-other": (result.task, result.settings) != settings,
         "task-uninformative": result.share < policy.informative,
     }
@@ -169,36 +163,35 @@ def _baseline(
 
 
 def _candidate(
-    policy: AccuracyPolicy, name: str, context: RunContext, url: str, before: TaskResult,
-    identity: ServerIdentity, model: str,
-) -> tuple[TaskResult | None, Check]:  # fmt: skip
+    task: TaskPolicy,
+    context: RunContext,
+    server: Client,
+    before: TaskResult,
+    identity: ServerIdentity,
+) -> tuple[TaskResult | None, Check]:
     """Return the candidate's result, None if it cannot be paired, and the check of it."""
-    check = f"{name}-answers"
+    check = f"{before.task}-answers"
     try:
-        model = Client(url, model).model()
+        model = server.model()
         if not same_model(identity, model, before.identity, before.model_name):
             message = f"The candidate is {model!r}, the baseline {before.model_name!r}."
             return None, invalid(check, message, "baseline-other-model")
-        result = runner.ask(context, name, policy.tasks[name], url, identity, model)
+        result = harness.ask(context, before.task, task, server, identity)
     except ServerInvalid as error:
-        return None, _unanswered(check, error)
+        lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
+        tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
+        return None, invalid(check, f"{error.message}.", error.reason, samples=tail)
     if result.questions != before.questions:
         message = "The candidate was asked other questions than the baseline."
         return None, invalid(check, message, "baseline-other")
     return result, passed(check, f"The candidate answered all {len(result.correct)} questions.")
 
 
-def _unanswered(name: str, error: ServerInvalid) -> Check:
-    lines = error.tail.splitlines()[-12:] if isinstance(error, HarnessFailed) else []
-    tail = [Sample("last lines of the harness", actual=line[:300]) for line in lines]
-    return invalid(name, f"{error.message}.", error.reason, samples=tail)
-
-
 def _paired(policy: AccuracyPolicy, before: TaskResult, now: TaskResult) -> Check:
     count, pairs = len(now.correct), list(zip(before.correct, now.correct, strict=True))
     lost = [number for number, pair in enumerate(pairs) if pair == ("1", "0")]
     gained = pairs.count(("0", "1"))
-    low, high = results.paired_limits(gained, len(lost), count, policy.confidence)
+    low, high = paired_limits(gained, len(lost), count, policy.confidence)
     difference, margin = 100 * (gained - len(lost)) / count, -100 * policy.margin
     figures = [
         Figure("candidate less baseline", difference, "points", count, bound=margin),
@@ -213,10 +206,27 @@ def _paired(policy: AccuracyPolicy, before: TaskResult, now: TaskResult) -> Chec
         f"{difference:+.2f} points, truly between {100 * low:+.2f} and {100 * high:+.2f}; "
         f"the limit is {margin:+.2f}."
     )
-    return _decide(
-        f"{now.task}-paired", message, (low, high), -policy.margin, "worse-than-baseline",
-        figures, samples,
-    )  # fmt: skip
+    name, reason = f"{now.task}-paired", "worse-than-baseline"
+    return _decide(name, message, (low, high), -policy.margin, reason, figures, samples)
+
+
+def paired_limits(gained: int, lost: int, count: int, confidence: float) -> tuple[float, float]:
+    """
+    Return the one-sided lower and upper confidence limits of candidate less baseline, as a share.
+
+    Half a question is added to each of the four kinds of pairs: without it, a few questions that
+    both sides answer alike would have no error at all (Agresti and Min, Simple improved confidence
+    intervals for comparing matched proportions, 2005).
+
+    Args:
+        gained: Questions that only the candidate answers correctly.
+        lost: Questions that only the baseline answers correctly.
+        count: All questions.
+    """
+    size, difference, discordant = count + 2, gained - lost, gained + lost + 1
+    error = sqrt(discordant - difference**2 / size) / size
+    reach = NormalDist().inv_cdf(confidence) * error
+    return difference / size - reach, difference / size + reach
 
 
 def _floor(policy: AccuracyPolicy, now: TaskResult, floor: float) -> Check:
@@ -236,9 +246,14 @@ def _floor(policy: AccuracyPolicy, now: TaskResult, floor: float) -> Check:
 
 
 def _decide(
-    name: str, message: str, interval: tuple[float, float], bound: float, reason: str,
-    figures: list[Figure], samples: Sequence[Sample] = (),
-) -> Check:  # fmt: skip
+    name: str,
+    message: str,
+    interval: tuple[float, float],
+    bound: float,
+    reason: str,
+    figures: list[Figure],
+    samples: Sequence[Sample] = (),
+) -> Check:
     """Return whether *interval* lies above *bound*."""
     if interval[0] > bound:
         return passed(name, message, figures=figures, samples=samples)

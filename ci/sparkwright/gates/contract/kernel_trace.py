@@ -18,11 +18,19 @@ import secrets
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract
+from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_json
+from sparkwright.gates.contract.policy import ContractPolicy
+from sparkwright.gates.core.server_under_test import ServerIdentity
+from sparkwright.gates.core.verdict import Check, Figure, Sample, failed, invalid, not_run, passed
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -41,14 +49,6 @@ _STEP = re.compile(r"execute_(?:\d+_)?context_(\d{1,9})\(.*\)_generation_(\d{1,9
 #: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
 _TRAITS = re.compile(r"Mainloop[A-Za-z0-9]+?(?=I[LN]|<)|float_u?e\dm\d_t|bfloat16_t|half_t|__half")
 _TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
-
-
-class TraceInvalid(Exception):
-    """A file is not a trace that can be read; *message* says why."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
 
 
 #: Name of each kernel of a phase → microseconds that it took.
@@ -72,8 +72,7 @@ def record(client: Client, folder: Path) -> Path:
     Return a trace of one request, written to *folder* by a server that was started with `flags`.
 
     Raises:
-        ServerInvalid: The server does not profile, or does not answer.
-        TraceInvalid: It wrote nothing.
+        ServerInvalid: The server does not profile, does not answer, or wrote nothing.
     """
     before = set(folder.rglob("*.json*"))
     # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
@@ -84,7 +83,7 @@ def record(client: Client, folder: Path) -> Path:
         path for path in set(folder.rglob("*.json*")) - before if "async_llm" not in path.name
     )
     if not written:
-        raise TraceInvalid("the server wrote no trace")
+        raise ServerInvalid("profile-missing", "the server wrote no trace")
     return written[0]
 
 
@@ -109,28 +108,24 @@ def read(path: Path) -> KernelTrace:
     Return the kernels of the trace in *path*, by phase.
 
     Raises:
-        TraceInvalid: It cannot be read, is too large, or its steps are not annotated.
+        ServerInvalid: It cannot be read, is too large, or its steps are not annotated
+            (``profile-unreadable``).
     """
     try:
-        with path.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as stream:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             data = stream.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise TraceInvalid(f"it has more than {LARGEST} bytes")
-        if data.count(b"{") > MOST_OBJECTS:
-            raise TraceInvalid(f"it has more than {MOST_OBJECTS} objects")
-        events = msgspec.json.decode(data, type=_Trace).events
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceInvalid(f"it cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceInvalid(f"it is not a trace of torch's profiler: {error}") from None
-    return _phases(events)
+        if len(data) > LARGEST or data.count(b"{") > MOST_OBJECTS:
+            raise ValueError(f"it has more than {LARGEST} bytes or {MOST_OBJECTS} objects")
+        return _phases(msgspec.json.decode(data, type=_Trace).events)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        message = f"the profile is not an annotated trace of torch's profiler: {error}"
+        raise ServerInvalid("profile-unreadable", message) from None
 
 
 def _phases(events: list[_Event]) -> KernelTrace:
+    """Return the kernels by phase; raise ValueError if no step is annotated."""
     steps = sorted(
-        (event.ts, event.ts + event.dur, _phase(*match.groups()))
+        (event.ts, event.ts + event.dur, int(match[1]), int(match[2]))
         for event in events
         if event.cat == "user_annotation" and (match := _STEP.match(event.name))
     )
@@ -142,24 +137,17 @@ def _phases(events: list[_Event]) -> KernelTrace:
     kernels = [event for event in events if event.cat == "kernel"]
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
     if kernels and not steps:
-        raise TraceInvalid("none of its steps is annotated as prefill or decode")
+        raise ValueError("no step is annotated as prefill or decode")
     trace: KernelTrace = {phase: Counter() for phase in PHASES}
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
-        place = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
-        phase = steps[place][2] if place >= 0 and launched < steps[place][1] else None
-        if phase:
-            trace[phase][kernel.name[:LONGEST_NAME]] += round(
-                min(max(kernel.dur, 0.0), LONGEST_EVENT)
-            )
+        index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
+        _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
+        if launched < end and prefills + decodes:
+            phase: Phase = "prefill" if prefills else "decode"
+            microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
+            trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
     return trace
-
-
-def _phase(prefill_requests: str, decode_requests: str) -> Phase | None:
-    """Return the phase of a step; None for a step without requests."""
-    if int(prefill_requests):
-        return "prefill"
-    return "decode" if int(decode_requests) else None
 
 
 def family(name: str) -> str:
@@ -178,3 +166,96 @@ def family(name: str) -> str:
         function = "::".join(parts)
     traits = dict.fromkeys(_TRAITS.findall(name))
     return _TILES.sub("", function)[:120] + (f" [{', '.join(traits)}]" if traits else "")
+
+
+class BackendTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The kernels of one server, stored as the baseline of a recipe.
+
+    Attributes:
+        identity: The wheel, the model and the machine.
+        recipe: Name of the recipe.
+        kernels: ``decode moe`` and the like → `family` of the kernel that took most of the time.
+    """
+
+    identity: ServerIdentity
+    recipe: str
+    kernels: Annotated[dict[str, str], Meta(min_length=1)]
+    format: Literal[1] = 1
+
+
+def save(table: BackendTable, path: Path) -> None:
+    """Write *table* to *path*, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+def shares(
+    trace: KernelTrace, policy: ContractPolicy, contract: KernelContract
+) -> dict[str, Counter[str]]:
+    """Return ``decode moe`` and the like → the kernels of that kind with their microseconds."""
+    layers: dict[str, Counter[str]] = {}
+    for phase, kernels in trace.items():
+        own = {kind: getattr(layer, phase) for kind, layer in contract.layers.items()}
+        resolved = [(kind, pattern) for kind, pattern in own.items() if pattern != UNRESOLVED]
+        patterns = [*resolved, *policy.layer_kinds.items()]
+        for name, microseconds in kernels.items():
+            kind = next((kind for kind, pattern in patterns if re.search(pattern, name)), None)
+            if kind in contract.layers:
+                layers.setdefault(f"{phase} {kind}", Counter())[family(name)] += microseconds
+    return dict(sorted(layers.items()))
+
+
+def kernels(trace: KernelTrace, policy: ContractPolicy, contract: KernelContract) -> dict[str, str]:
+    """Return ``decode moe`` and the like → the kernel that took most of the time."""
+    layers = shares(trace, policy, contract)
+    return {layer: counted.most_common(1)[0][0] for layer, counted in layers.items()}
+
+
+def check_backends(
+    trace: KernelTrace,
+    policy: ContractPolicy,
+    contract: KernelContract,
+    identity: ServerIdentity,
+    recipe: str,
+    baseline: Path | None,
+) -> Check:
+    """
+    Return the check ``backends``: whether each layer has the kernel of the *baseline*.
+
+    A change that `KernelContract.changes` explains passes, and is shown.
+    """
+    name, table = "backends", kernels(trace, policy, contract)
+    figures = []
+    for layer, counted in shares(trace, policy, contract).items():
+        (kernel, microseconds), total = counted.most_common(1)[0], max(counted.total(), 1)
+        figures.append(Figure(f"{layer}: {kernel}"[:200], 100 * microseconds / total, "%"))
+    if baseline is None:
+        message = "name --against a folder that --record wrote, to compare its server's kernels"
+        return replace(not_run(name, message, "not-asked", required=False), figures=(*figures,))
+    try:
+        recorded = read_json(baseline, BackendTable)
+    except FileError as error:
+        return invalid(name, error.what, "baseline-damaged")
+    weights = recorded.identity.model
+    other = recorded.recipe != recipe or (identity.model and identity.model != weights)
+    if not recorded.identity.wheel:
+        return invalid(name, "the baseline does not name its wheel", "baseline-unnamed")
+    if identity.wheel == recorded.identity.wheel:
+        return invalid(name, "the baseline is the candidate itself", "baseline-is-candidate")
+    if other:
+        message = f"the baseline is of {recorded.recipe}, or of other weights"
+        return invalid(name, message, "baseline-other-model")
+    both = [
+        (layer, recorded.kernels.get(layer, "none"), table.get(layer, "none"))
+        for layer in sorted({*table, *recorded.kernels})
+    ]
+    samples = [Sample(layer, old, new) for layer, old, new in both if old != new]
+    changed = [sample.case for sample in samples]
+    if unexplained := [layer for layer in changed if layer not in contract.changes]:
+        message = f"another kernel than in the baseline: {', '.join(unexplained)}"
+        return failed(name, message, "backend-changed", figures=figures, samples=samples)
+    message = f"the kernels of {len(table)} layers and phases are the baseline's"
+    message += f"; {', '.join(changed)} changed as the recipe explains" if changed else ""
+    return passed(name, message, figures=figures, samples=samples)

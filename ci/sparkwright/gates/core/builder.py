@@ -4,69 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.bench.errors import RecipeError
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes.recipe import RecipeError
 from sparkwright.bench.server import wheel_identity
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.files import sha256_file
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
 from sparkwright.gates.accuracy import gate as accuracy
-from sparkwright.gates.accuracy import result as results
-from sparkwright.gates.accuracy import runner
-from sparkwright.gates.contract import backend_table, kernel_trace
+from sparkwright.gates.accuracy import harness
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract.backend_table import BackendTable
+from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
-from sparkwright.gates.contract.kernel_trace import TraceInvalid
+from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.core import policy
-from sparkwright.gates.core.errors import GateError
-from sparkwright.gates.core.ladder import SERVED, Gate
-from sparkwright.gates.core.options import GateOptions
-from sparkwright.gates.core.server_under_test import ServerUnderTest, same_wheel
-from sparkwright.gates.core.verdict import Check, not_run
+from sparkwright.gates.core.ladder import SERVED, STOPPED, Gate
+from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest, same_wheel
+from sparkwright.gates.core.verdict import Check, GateError, invalid, not_run
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.logprobs import distributions
 from sparkwright.gates.logprobs import gate as logprobs
-from sparkwright.gates.logprobs import reference
-from sparkwright.gates.logprobs.reference import ReferenceInvalid
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.soak import gate as soak
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import Result
 
-#: The backend table of a recipe, in the folder that ``--record`` writes.
-BACKENDS = "backends.json"
+#: Files in the folder that ``--record`` writes, beside the answers to the task.
+BACKENDS, LOGPROBS = "backends.json", "logprobs.json"
 
-_SERVER = "--serve a model, or name a --server"
-#: Gate → the check that reports that an option is missing, and the option.
-_MISSING: Mapping[str, tuple[str, str]] = {
-    "G0": ("audit", "name a WHEEL"),
-    "G3": (
-        "log",
-        "name a --recipe, and --serve a model or name a --server and its --server-log",
-    ),
-    "G4": ("streams", _SERVER),
-    "G5": ("reference", "name a server, and the reference with --against"),
-    "G6": ("baseline", "name a server, and the reference with --against"),
-    "G7": ("requests", _SERVER),
-    "G8": ("baseline", "--serve a model from --python, and name a --baseline-python"),
+#: Gate → the options that it needs, as attributes of `GateOptions`.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "G0": ("wheel",),
+    "G3": ("recipe", "observed"),
+    "G4": ("serves",),
+    "G5": ("serves", "against"),
+    "G6": ("serves", "against"),
+    "G7": ("serves",),
+    "G8": ("serve", "baseline_python"),
 }
-
-Run = Callable[[], tuple[Check, ...]]
+#: Such an option, for people.
+_OPTIONS: Mapping[str, str] = {
+    "wheel": "a WHEEL",
+    "recipe": "a --recipe",
+    "observed": "a model to --serve, or a --server and its --server-log",
+    "serves": "a model to --serve, or a --server",
+    "against": "the reference with --against",
+    "serve": "a model to --serve, and the --python of its environment",
+    "baseline_python": "a --baseline-python",
+}
 
 
 class GateBuilder:
@@ -78,26 +78,31 @@ class GateBuilder:
 
     Attributes:
         server: The server that the gates question.
-        throughput: The measurement of G8, after it has run.
+        device_code: The wheel's device-code digest; empty until the audit has run.
+        evidence: The sha256 of the file of G8's measurements; empty until G8 has run.
 
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
+        recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
     """
 
     def __init__(self, context: RunContext, options: GateOptions, host: Mapping[str, str]) -> None:
         root = context.project.root
-        self._context, self._options, self._host = context, options, dict(host)
+        self._context, self._options = context, options
         self._policies = policy.load(root)
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
+        model = options.serve or options.model_folder
+        if self._recipe and model:
+            preflight.require_checkpoint(self._recipe, model)
         self._stack = contextlib.ExitStack()
         scratch = tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))
         self._scratch = Path(self._stack.enter_context(scratch))
-        folder = self._folder("server")
-        self._profiles = folder / "profiles"
+        self._profiles = self._scratch / "profiles"
         flags = kernel_trace.flags(self._profiles)
-        self.server = ServerUnderTest(options, host, folder, self._recipe, flags)
+        logs = context.store.folder("logs") / "gate"
+        self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
         self._stack.callback(self.server.end)
-        self.throughput: Result | None = None
+        self.device_code, self.evidence = "", ""
 
     def __enter__(self) -> GateBuilder:
         return self
@@ -110,45 +115,44 @@ class GateBuilder:
         Return the gate *name*, ready to run.
 
         Raises:
-            UsageError: The policy has no such recipe, profile or task.
-            recipe-unfit: The policy has no floor for the model.
+            UsageError: The policy has no such profile or task.
+            recipe-unfit: The recipe has no floor for the task.
         """
         table = policy.declared(name)
         recipe = self._recipe.name if self._recipe and name in SERVED else ""
-        if not self._possible(name):
-            check, option = _MISSING[name]
-            row = not_run(check, f"to run it, {option}", "not-asked")
-            return Gate(name, "", table, lambda: (row,), recipe)
-        build: Mapping[str, Callable[[], Run]] = {
-            "G0": lambda: lambda: wheel_audit.run(self._audit),
-            "G1": lambda: self._numerics,
-            "G2": lambda: self._device,
-            "G3": lambda: self._contract,
-            "G4": self._generation,
-            "G5": lambda: self._logprobs,
-            "G6": self._accuracy,
-            "G7": self._soak,
-            "G8": lambda: self._throughput,
-        }
-        run = build[name]()
-        if name in SERVED and name != "G8" and self._options.wheel:
-            return Gate(name, self._digest(name), table, lambda: (*run(), self._served), recipe)
-        return Gate(name, self._digest(name), table, run, recipe)
-
-    def _possible(self, name: str) -> bool:
-        """Return whether the command line names everything that the gate *name* needs."""
-        options = self._options
-        return bool(
-            {
-                "G0": options.wheel,
-                "G3": self._recipe and (options.serve or (options.server and options.server_log)),
-                "G4": options.serves,
-                "G5": options.serves and options.against,
-                "G6": options.serves and options.against,
-                "G7": options.serves,
-                "G8": options.serve and options.python and options.baseline_python,
-            }.get(name, True)
+        lacking = [need for need in NEEDS.get(name, ()) if not getattr(self._options, need)]
+        if lacking:
+            message = f"to run it, name {'; and '.join(_OPTIONS[need] for need in lacking)}"
+            blocked = not_run(STOPPED[0].name, message, "not-asked")
+            return Gate(name, "", table, tuple, recipe, blocked)
+        if name in ("G4", "G7"):
+            self._require("--profile", self._options.profile, self._policies.generation.profiles)
+        if name == "G6":
+            self._require("--task", self._options.task, self._policies.accuracy.tasks)
+            self._floor()
+        evidence = (lambda: self.evidence) if name == "G8" else str
+        return Gate(
+            name, self._digest(name), table, partial(self._run, name), recipe, evidence=evidence
         )
+
+    def _require(self, option: str, value: str, known: Mapping[str, object]) -> None:
+        if value not in known:
+            what = f"The policy has nothing for {option} {value}."
+            raise UsageError("usage", what, todo=f"Choose: {', '.join(known)}.")
+
+    def _floor(self) -> float:
+        """Return the least share of correct answers in G6."""
+        task = self._options.task
+        floor = self._recipe.floors.get(task) if self._recipe else None
+        if floor is None:
+            recipe = self._options.recipe or "a server without --recipe"
+            raise RecipeError(
+                "recipe-unfit",
+                f"G6 has no floor of {task} for {recipe}.",
+                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
+                "choose another --task or --recipe, or --only without G6.",
+            )
+        return floor
 
     def _digest(self, name: str) -> str:
         if name == "G0":
@@ -156,22 +160,35 @@ class GateBuilder:
         if name == "G8":
             return self._experiment.digest
         options = self._options
-        if name not in SERVED:
-            return self._policies.digest(name)
-        digest = self._policies.digest(name, self._recipe, options.profile)
-        further = (options.flag, options.variable)
-        # A server with other settings than the recipe's is judged by something else than the recipe.
-        return sha256_bytes(canonical((digest, further))) if any(further) else digest
+        settings = (options.flag, options.variable)
+        return self._policies.digest(name, self._recipe, options.profile, settings)
 
-    def _folder(self, name: str) -> Path:
-        folder = self._scratch / name
-        folder.mkdir()
-        return folder
+    def _run(self, name: str) -> tuple[Check, ...]:
+        run = {
+            "G0": self._wheel_audit,
+            "G1": self._numerics,
+            "G2": self._device,
+            "G3": self._contract,
+            "G4": self._generation,
+            "G5": self._logprobs,
+            "G6": self._accuracy,
+            "G7": self._soak,
+            "G8": self._throughput,
+        }
+        served = name in SERVED and name != "G8"
+        ended = self._ended() if served and self._options.serve else None
+        checks = (ended,) if ended and name != "G3" else run[name]()
+        return (*checks, self._served) if served and self._options.wheel else checks
 
-    @cached_property
-    def _audit(self) -> AuditReport:
-        assert self._options.wheel
-        return cached_audit(self._context, self._options.wheel)
+    def _ended(self) -> Check | None:
+        """Return why the server that we started does not run; None if it does."""
+        server = self.server.started
+        if server.guard():
+            return None
+        # A verdict holds no path of this machine.
+        console.warn(f"The server's log: {server.log}")
+        message = f"the server does not run: {server.failure}"
+        return invalid(STOPPED[0].name, message, server.reason)
 
     @cached_property
     def _served(self) -> Check:
@@ -182,33 +199,37 @@ class GateBuilder:
         message = "what a server that was not started here is installed from cannot be seen"
         return not_run(name, message, "wheel-unseen")
 
-    def device_code(self) -> str:
-        """Return the wheel's device-code digest; empty until the audit has run."""
-        return self._audit.device_code if "_audit" in self.__dict__ else ""
+    @cached_property
+    def _audit(self) -> AuditReport:
+        assert self._options.wheel
+        return cached_audit(self._context, self._options.wheel)
+
+    def _wheel_audit(self) -> tuple[Check, ...]:
+        self.device_code = self._audit.device_code
+        return wheel_audit.run(self._audit)
 
     def _numerics(self) -> tuple[Check, ...]:
-        policy = self._policies.numerics
-        trees, missing = numerics.source_trees(self._context, policy)
+        rules, folder = self._policies.numerics, self._scratch / "numerics"
+        trees = numerics.source_trees(self._context, rules)
         headers = numerics.include_folders(toolchain.obtain(self._context))
-        return (*numerics.run(trees, policy, headers, self._folder("numerics")), *missing)
+        return numerics.run(trees, rules, headers, folder)
 
     def _device(self) -> tuple[Check, ...]:
-        wheel = self._options.wheel
-        return device.run(
-            self._policies.device,
-            self._folder("device"),
-            wheel=wheel,
-            target=self._audit.target if wheel else "",
-            python=self._options.python,
-        )
+        wheel, folder = self._options.wheel, self._scratch / "device"
+        folder.mkdir()
+        target, python = self._audit.target if wheel else "", self._options.python
+        return device.run(self._policies.device, folder, wheel=wheel, target=target, python=python)
 
     def _contract(self) -> tuple[Check, ...]:
-        options, recipe = self._options, self._recipe
-        assert recipe
-        remote = options.against.startswith(("http://", "https://"))
-        baseline = Path(options.against, BACKENDS) if options.against and not remote else None
-        rules, identity = self._policies.contract, self.server.identity
-        return contract.run(rules, recipe, self._observed(), identity, baseline)
+        against = self._options.against
+        assert self._recipe
+        return contract.run(
+            self._policies.contract,
+            self._recipe,
+            self._observed(),
+            self.server.identity,
+            against / BACKENDS if against else None,
+        )
 
     def _observed(self) -> ObservedServer:
         """Return the server as G3 judges it: its log, environment and profile."""
@@ -217,82 +238,42 @@ class GateBuilder:
             server = contract.observe(self.server.started, self._profiles)
             return replace(server, trace=options.trace or server.trace)
         assert options.server_log
-        package = wheel_identity.site_packages(options.python) / "vllm" if options.python else None
-        client = self.server.client()
-        return ObservedServer(options.server_log, client, options.trace, package=package)
+        return ObservedServer(options.server_log, self.server.client(), options.trace)
 
-    @property
-    def _profile(self) -> str:
-        """The kind of model for G4, which G7 runs again."""
-        profile, rules = self._options.profile, self._policies.generation
-        if profile not in rules.profiles:
-            what = f"generation.yaml has no profile {profile!r}."
-            raise UsageError("usage", what, todo=f"Choose: {', '.join(rules.profiles)}.")
-        return profile
-
-    def _generation(self) -> Run:
-        rules, profile = self._policies.generation, self._profile
+    def _generation(self) -> tuple[Check, ...]:
         relaunch = self.server.relaunched if self._options.serve else None
-        return lambda: generation.run(
-            rules, self.server.client(), profile, recipe=self._recipe, relaunch=relaunch
+        rules, client = self._policies.generation, self.server.client()
+        return generation.run(
+            rules, client, self._options.profile, recipe=self._recipe, relaunch=relaunch
         )
 
     def _logprobs(self) -> tuple[Check, ...]:
-        return logprobs.run(
-            self._policies.logprobs,
-            self.server.client(),
-            self._against("logprobs.json", Client),
-            served=self.server.identity,
-        )
+        assert self._options.against
+        rules, path = self._policies.logprobs, self._options.against / LOGPROBS
+        return logprobs.run(rules, self.server.client(), path, served=self.server.identity)
 
-    def _against(self, name: str, client: Callable[[str], Any]) -> Any:
-        """Return the reference: *client* of its URL, or the file *name* of its folder."""
-        against = self._options.against
-        remote = against.startswith(("http://", "https://"))
-        return client(against) if remote else Path(against, name)
-
-    def _accuracy(self) -> Run:
-        rules, task = self._policies.accuracy, self._options.task
-        if task not in rules.tasks:
-            what = f"accuracy.yaml has no task {task!r}."
-            raise UsageError("usage", what, todo=f"Choose a --task: {', '.join(rules.tasks)}.")
-        floor = self._recipe.floors.get(task) if self._recipe else None
-        if floor is None:
-            recipe = self._options.recipe or "a server without --recipe"
-            raise RecipeError(
-                "recipe-unfit",
-                f"G6 has no floor of {task} for {recipe}.",
-                todo="Measure a trusted wheel and add the floor to `floors` in the recipe; or "
-                "choose another --task or --recipe, or --only without G6.",
-            )
-        return lambda: accuracy.run(
-            rules,
-            task,
+    def _accuracy(self) -> tuple[Check, ...]:
+        options = self._options
+        assert options.against
+        return accuracy.run(
+            self._policies.accuracy,
+            options.task,
             self._context,
-            self.server.url,
-            self._against(f"{task}.json", str),
+            self.server.client(),
+            options.against / f"{options.task}.json",
             identity=self.server.identity,
-            floor=floor,
-            model=self.server.name,
+            floor=self._floor(),
         )
 
-    def _soak(self) -> Run:
-        words, distributions = soak.REPEATED
-        rules, profile = self._policies.generation, self._profile
-
-        def answers() -> tuple[Check, ...]:
-            return generation.run(rules, self.server.client(), profile, quick=True)
-
-        again: dict[str, Run] = {words: answers}
-        if self._possible("G5"):
-            again[distributions] = self._logprobs
-        return lambda: soak.run(
+    def _soak(self) -> tuple[Check, ...]:
+        rules, profile = self._policies.generation, self._options.profile
+        client = self.server.client()
+        return soak.run(
             self._policies.soak,
-            self.server.url,
-            self._context.store.folder("logs") / "soak.jsonl",
-            model=self.server.name,
+            client,
             pid=self.server.pid(),
-            again=again,
+            words=lambda: generation.run(rules, client, profile, quick=True),
+            distributions=self._logprobs if self._options.against else None,
         )
 
     @cached_property
@@ -313,7 +294,7 @@ class GateBuilder:
                 variables=dict(options.variable),
                 workloads=options.workload,
                 texts=options.texts,
-                mode="concurrent" if options.at_once else "sequential",
+                at_once=options.at_once,
                 fresh=options.fresh,
                 preheat=options.preheat,
             ),
@@ -323,54 +304,54 @@ class GateBuilder:
         options = self._options
         # Two servers and their load need the machine alone.
         self.server.end()
-        self.throughput = self._experiment.result()
+        try:
+            result = self._experiment.result()
+        except SourceError as error:
+            if error.reference not in {"offline", "source-unreachable"}:
+                raise
+            return (not_run("legs", error.what, "generator-missing"),)
+        # Kept even if the verdicts cannot be stored: hours were measured.
+        path = throughput.write_result(self._context.store, self._context.output, result)
+        self.evidence = sha256_file(path)
         return (
-            *throughput.checks(self.throughput),
+            *throughput.checks(result),
             same_wheel(options.wheel, options.python, "candidate-wheel"),
             same_wheel(options.baseline, options.baseline_python, "baseline-wheel"),
         )
 
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
-        Write the server's distributions and answers into *folder*, and return the files.
+        Write the server's distributions, answers and, for a recipe, backends into *folder*.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
             offline, source-unreachable, command-failed: The harness cannot be installed.
         """
-        server, task, rules = self.server, self._options.task, self._policies
-        if self._options.serve and self._served.state != "pass":
+        server, task, store = self.server, self._options.task, self._context.store
+        if self._served.state != "pass":
             what = "The reference would name a wheel that did not answer."
             raise GateError("measurement-invalid", what, details=[self._served.message])
+        if self._options.serve and (ended := self._ended()):
+            what = "The reference cannot be recorded."
+            raise GateError("measurement-invalid", what, details=[ended.message])
+        scored, answers = folder / LOGPROBS, folder / f"{task}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        scored, answers = folder / "logprobs.json", folder / f"{task}.json"
+        client, identity = server.client(), server.identity
         try:
             with console.step("record the distributions"):
-                known = logprobs.record(rules.logprobs, server.client(), server.identity)
-                reference.save(known, scored)
-            with console.step(f"record the answers to {task}"):
-                harness_task = rules.accuracy.tasks[task]
-                made = runner.ask(
-                    self._context, task, harness_task, server.url, server.identity, server.name
-                )
-                results.save(made, answers)
-        except (ServerInvalid, ReferenceInvalid) as error:
+                reference = logprobs.record(self._policies.logprobs, client, identity)
+                distributions.save(reference, scored)
+            rules = self._policies.accuracy.tasks[task]
+            result = harness.ask(self._context, task, rules, client, identity)
+            store.write(answers.absolute(), msgspec.json.encode(result))
+            if not self._recipe or not self._options.python:
+                return scored, answers
+            trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
+        except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
-            raise GateError("measurement-invalid", what, details=[error.reason]) from None
-        return *self._record_backends(folder / BACKENDS), scored, answers
-
-    def _record_backends(self, path: Path) -> tuple[Path, ...]:
-        """Write the backend table of the recipe's server to *path*, if the server is ours."""
-        recipe, python = self._recipe, self._options.python
-        if not recipe or not self._options.serve or not python:
-            return ()
-        try:
-            trace = kernel_trace.read(kernel_trace.record(self.server.client(), self._profiles))
-        except (ServerInvalid, TraceInvalid) as error:
-            what = f"The backend table cannot be recorded: {error.message}."
-            raise GateError("measurement-invalid", what) from None
-        own = contract.contract_of(recipe, wheel_identity.version(python))
-        kernels = backend_table.kernels(trace, self._policies.contract, own)
-        backend_table.save(BackendTable(self.server.identity, recipe.name, kernels), path)
-        return (path,)
+            raise GateError("measurement-invalid", what, details=[str(error)]) from None
+        own = self._recipe.contract_for(wheel_identity.version(self._options.python))
+        kernels = kernel_trace.kernels(trace, self._policies.contract, own)
+        kernel_trace.save(BackendTable(identity, self._recipe.name, kernels), folder / BACKENDS)
+        return folder / BACKENDS, scored, answers

@@ -1,5 +1,5 @@
 """
-The ladder: gates run in order up to the first failure, and all verdicts about one wheel.
+The ladder: gates run in order up to the first failure, and their verdicts in a terminal.
 
 A gate after a failure is listed as not run. A gate that cannot run here stops nothing, but a
 ladder with one is not a pass.
@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import psutil
@@ -19,16 +20,17 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
 from sparkwright.core.console import console, duration
 from sparkwright.gates.core.verdict import (
-    ORDER,
     Check,
     Declared,
+    GateError,
+    Ladder,
     State,
     Verdict,
     declarations,
     declare,
     not_run,
-    worst,
 )
+from sparkwright.gates.core.verdict_file import VerdictFile
 
 #: The gates by name, and what each examines.
 GATES: Mapping[str, str] = {
@@ -53,13 +55,21 @@ REASONS: Mapping[str, str] = {
     "a reference, a baseline. The row says which option names it.",
 }
 
-#: The check by which the ladder reports, for any gate, that an earlier one stopped it.
+#: The check by which the ladder reports, for any gate, that an option or an earlier gate stops it.
 STOPPED = declare("ladder", role="reports")
 
 #: The check that binds what a server answers to the wheel that the verdict is about.
 WHEEL_SERVED = declare("wheel-served")
 
-FORMAT = 2
+#: Samples shown of a check that failed; ``--json`` prints all.
+SHOWN = 3
+
+_ERRORS: Mapping[State, tuple[str, str]] = {
+    "fail": ("gate-failed", "failed"),
+    "invalid": ("measurement-invalid", "invalid"),
+    "inconclusive": ("gate-inconclusive", "inconclusive"),
+    "not-run": ("gate-not-run", "not run"),
+}
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -71,6 +81,9 @@ class Gate(msgspec.Struct, frozen=True):
         declared: The checks that it can emit.
         run: Return its checks; a failure of the set-up may raise.
         recipe: The recipe that is served; empty without one.
+        blocked: Why it cannot run; None if it can.
+        evidence: Return the sha256 of the file that holds its measurements, after it ran; empty
+            without one.
     """
 
     name: str
@@ -78,59 +91,8 @@ class Gate(msgspec.Struct, frozen=True):
     declared: tuple[Declared, ...]
     run: Callable[[], tuple[Check, ...]]
     recipe: str = ""
-
-
-class Ladder(msgspec.Struct, frozen=True):
-    """
-    All verdicts about one wheel, one for each gate and recipe.
-
-    Attributes:
-        stack: The stack whose policies judged.
-        wheel: The wheel; None if only the source tree or a server was judged.
-        verdicts: In the order of `GATES`, then by recipe.
-        device_code: The wheel's device-code digest; empty if the audit did not run.
-        format: Of this record.
-    """
-
-    stack: str
-    wheel: AuditedWheel | None
-    verdicts: tuple[Verdict, ...]
-    device_code: str = ""
-    format: int = FORMAT
-
-    @property
-    def state(self) -> State:
-        """The worst state of the verdicts."""
-        return worst(verdict.state for verdict in self.verdicts)
-
-    @property
-    def states(self) -> dict[str, State]:
-        """The state of each gate: the failure of any recipe, else the best of all recipes."""
-        found: dict[str, list[State]] = {}
-        for verdict in self.verdicts:
-            found.setdefault(verdict.gate, []).append(verdict.state)
-        lowest = {gate: worst(states) for gate, states in found.items()}
-        return {
-            gate: state if state in ("fail", "invalid") else max(found[gate], key=ORDER.index)
-            for gate, state in lowest.items()
-        }
-
-    def passes(self, recipe: str) -> bool:
-        """Return whether all gates before G8 that ran for *recipe* passed."""
-        own = [verdict for verdict in self.verdicts if verdict.recipe == recipe != ""]
-        return worst(verdict.state for verdict in own if verdict.gate != "G8") == "pass"
-
-    @property
-    def host(self) -> dict[str, str]:
-        """The facts on which all verdicts agree that were measured with the wheel installed."""
-        measured = [verdict for verdict in self.verdicts if verdict.measured]
-        serving = [verdict.host for verdict in measured if verdict.gate not in ("G0", "G1")]
-        first, *others = serving or [verdict.host for verdict in measured] or [{}]
-        return {
-            name: value
-            for name, value in first.items()
-            if all(host.get(name) == value for host in others)
-        }
+    blocked: Check | None = None
+    evidence: Callable[[], str] = str
 
 
 def machine_facts() -> dict[str, str]:
@@ -154,9 +116,8 @@ def climb(
     wheel: AuditedWheel | None = None,
     device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
-    attempt: int = 1,
     keep_going: bool = False,
-    store: Callable[[Ladder], object] | None = None,
+    file: VerdictFile | None = None,
 ) -> Ladder:
     """
     Run *gates* in order and return their verdicts.
@@ -164,10 +125,9 @@ def climb(
     Args:
         device_code: Called after each gate, as the first of them computes it.
         host: Facts of the machine (`Verdict.host`).
-        attempt: The number of this run (`Verdict.attempt`).
         keep_going: Also run the gates after a failure.
-        store: Called with the verdicts so far after each gate, so that hours of measuring survive
-            a crash of the next gate.
+        file: Gets the verdicts so far after each gate, so that hours of measuring survive a crash
+            of the next gate.
 
     Raises:
         SparkwrightError: A gate could not be set up.
@@ -177,33 +137,40 @@ def climb(
     for gate in gates:
         stopped = next((v for v in ladder.verdicts if v.state in ("fail", "invalid")), None)
         began, clock = time.time(), time.monotonic()
+        checks: tuple[Check, ...] = (gate.blocked,) if gate.blocked else ()
         if stopped and not keep_going:
             message = f"{stopped.gate} is {stopped.state}, and the ladder stops there"
-            checks: tuple[Check, ...] = (not_run("ladder", message, "earlier-failed"),)
-        else:
+            checks = (not_run("ladder", message, "earlier-failed"),)
+        elif not gate.blocked:
+            if file:
+                file.log_line(gate.name, gate.recipe)
             with console.step(f"{gate.name}: {GATES[gate.name]}"):
                 checks = gate.run()
-        seconds = time.monotonic() - clock
-        made = verdict(gate, checks, wheel, host, attempt=attempt, began=began, seconds=seconds)
-        console.note(f"{gate.name}: {made.state} after {duration(seconds)}")
-        ladder = Ladder(stack, wheel, (*ladder.verdicts, made), device_code())
-        if store:
-            store(ladder)
+        verdict = verdict_of(
+            gate,
+            checks,
+            wheel,
+            host=dict(host or {}),
+            attempt=file.attempt if file else 1,
+            evidence=gate.evidence(),
+            began=began,
+            seconds=time.monotonic() - clock,
+        )
+        console.note(f"{gate.name}: {verdict.state} after {duration(verdict.seconds)}")
+        ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code())
+        if file:
+            file.store(ladder)
     return ladder
 
 
-def verdict(
-    gate: Gate,
-    checks: Sequence[Check],
-    wheel: AuditedWheel | None,
-    host: Mapping[str, str] | None = None,
-    *,
-    attempt: int = 1,
-    began: float = 0.0,
-    seconds: float = 0.0,
+def verdict_of(
+    gate: Gate, checks: Sequence[Check], wheel: AuditedWheel | None, **facts: Any
 ) -> Verdict:
     """
     Return the verdict of *gate* about *wheel*.
+
+    Args:
+        facts: Further fields of the verdict.
 
     Raises:
         ValueError: A check is not as the gate declares it.
@@ -214,30 +181,55 @@ def verdict(
             raise ValueError(f"{gate.name} does not declare the check {check.name}")
         if all(faults := [entry.fault(check) for entry in matching]):
             raise ValueError(f"{gate.name}: {check.name}: {faults[0]}")
+    sha256 = wheel.sha256 if wheel else ""
     return Verdict(
-        gate.name,
-        GATES[gate.name],
-        wheel.sha256 if wheel else "",
-        gate.policy,
-        tuple(checks),
-        gate.recipe,
-        attempt,
-        dict(host or {}),
-        began,
-        seconds,
+        gate.name, GATES[gate.name], sha256, gate.policy, tuple(checks), gate.recipe, **facts
     )
 
 
-def merge(before: Ladder, now: Ladder) -> Ladder:
-    """
-    Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
+def show(ladder: Ladder) -> None:
+    """Print every verdict, and one line that sums them up."""
+    for verdict in ladder.verdicts:
+        rows = [
+            [check.name, f"{check.state} ({check.reason})".replace(" ()", ""), check.message]
+            for check in verdict.checks
+        ]
+        title = f"{verdict.label} {verdict.title}: {verdict.state}, {duration(verdict.seconds)}"
+        console.table(title, ["check", "state", "result"], rows, result=True)
+        for check in verdict.checks:
+            if check.state in ("fail", "invalid") and check.samples:
+                samples = check.samples[:SHOWN]
+                rows = [
+                    [sample.case, sample.expected or "–", sample.actual or "–"]
+                    for sample in samples
+                ]
+                title = f"{check.name}, {len(check.samples)} sample(s)"
+                console.table(title, ["case", "expected", "actual"], rows, result=True)
+    states = "  ".join(f"{verdict.label} {verdict.state}" for verdict in ladder.verdicts)
+    console.result(f"{ladder.subject}: {ladder.state}   {states}")
 
-    Both are about one wheel and stack. A gate that could not run now does not replace an earlier
-    measurement.
+
+def raise_for_state(ladder: Ladder) -> None:
     """
-    verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
-    for new in now.verdicts:
-        key = (new.gate, new.recipe)
-        verdicts[key] = new if new.measured else verdicts.get(key, new)
-    ordered = tuple(verdicts[key] for key in sorted(verdicts))
-    return Ladder(now.stack, now.wheel, ordered, now.device_code or before.device_code)
+    Raise unless every verdict of *ladder* is a pass.
+
+    Raises:
+        gate-failed, measurement-invalid, gate-inconclusive, gate-not-run: By the worst state; the
+            details are the checks in it.
+    """
+    if ladder.state == "pass":
+        return
+    reference, word = _ERRORS[ladder.state]
+    # A missing GPU is one fact, however many rows it stops.
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for verdict in ladder.verdicts:
+        for check in verdict.checks:
+            if check.required and check.state == ladder.state:
+                cause = (verdict.label, check.reason, check.message)
+                grouped.setdefault(cause, []).append(check.name)
+    details = []
+    for (label, reason, message), names in grouped.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        details.append(f"{label} {', '.join(names[:2])}{more} ({reason}): {message}")
+    count = sum(map(len, grouped.values()))
+    raise GateError(reference, f"{ladder.subject}: {count} check(s) {word}.", details=details)

@@ -6,9 +6,9 @@ A policy can only name checks that some gate emits, so that neither can drift fr
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -19,12 +19,11 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core.errors import GateError
 from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, WHEEL_SERVED
-from sparkwright.gates.core.verdict import Declared
+from sparkwright.gates.core.verdict import Declared, GateError
 from sparkwright.gates.device.gate import DevicePolicy
-from sparkwright.gates.generation.policy import GenerationPolicy
-from sparkwright.gates.logprobs.reference import LogprobsPolicy
+from sparkwright.gates.generation.checks import GenerationPolicy
+from sparkwright.gates.logprobs.distributions import LogprobsPolicy
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.soak.gate import SoakPolicy
 
@@ -40,15 +39,26 @@ class GatePolicies(msgspec.Struct, frozen=True):
     accuracy: AccuracyPolicy
     soak: SoakPolicy
 
-    def digest(self, gate: str, recipe: Recipe | None = None, profile: str = "default") -> str:
+    def digest(
+        self,
+        gate: str,
+        recipe: Recipe | None = None,
+        profile: str = "default",
+        settings: tuple[object, ...] = (),
+    ) -> str:
         """
         Return the sha256 of what *gate* judges by: its policy, and the recipe if there is one.
 
         Args:
             profile: Of G4, which G7 runs again. One that asks for less than the default is another
                 policy; the text around prompts is not.
+            settings: Those of the server beside the recipe's, which make it another policy.
         """
-        parts = [getattr(self, PACKAGES[gate]), *filter(None, [recipe])]
+        parts = [getattr(self, PACKAGES[gate])]
+        if gate == "G7":  # asks the questions of G4 and G5 again
+            parts += [self.generation, self.logprobs]
+        if gate in SERVED:
+            parts += filter(None, (recipe, settings if any(settings) else ()))
         if gate in ("G4", "G7"):
             kind, default = (self.generation.profiles[name] for name in (profile, "default"))
             if replace(kind, about=default.about, wrap=default.wrap) != default:
@@ -100,21 +110,11 @@ def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
         f"{gate}: {name}"
         for gate, name in names
         if not any(
-            _overlap(entry.name, name) for entry in declared(gate) if entry.role == "decides"
+            fnmatchcase(entry.name, name) or fnmatchcase(name, entry.name)
+            for entry in declared(gate)
+            if entry.role == "decides"
         )
     ]
     if unknown:
         what = f"{policy.name} names {len(unknown)} check(s) that no gate emits."
         raise GateError("policy-unknown-check", what, details=unknown)
-
-
-@functools.cache
-def _overlap(one: str, other: str) -> bool:
-    """Return whether some name matches both patterns; ``*`` stands for any text."""
-    if not one or not other:
-        return set(one + other) <= {"*"}
-    if one[0] == "*":
-        return _overlap(one[1:], other) or _overlap(one, other[1:])
-    if other[0] == "*":
-        return _overlap(other, one)
-    return one[0] == other[0] and _overlap(one[1:], other[1:])

@@ -1,5 +1,5 @@
 """
-The server that the gates question: one that we start, or one that runs already.
+The options of a run, and the server that its gates question: one that we start, or one that runs.
 
 A server that we start serves from the first question to the end of the run, so that all gates
 judge one launch.
@@ -15,22 +15,93 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
-from sparkwright.gates.core.options import GateOptions
 from sparkwright.gates.core.verdict import Check, Sample, failed, not_run, passed
 
+#: Why a server that we started does not run.
+ENDED: Mapping[str, str] = {
+    "server-died": "The server ended by itself before it answered. Read the last lines of its log.",
+    "server-late": "The server did not answer in time. Read its log, and give it more time where "
+    "it only loads.",
+    "memory-low": "The machine's free memory fell below the reserve, and the server was ended. "
+    "Lower --gpu-memory-utilization.",
+    "kernel-no-memory": MEMORY_REASONS["kernel-no-memory"],
+    "graph-memory-negative": "vLLM believes that CUDA graphs give memory back, and plans more KV "
+    "cache than there is memory; the server gets no traffic. Pin --kv-cache-memory-bytes and "
+    "watch MemAvailable (vllm #44740).",
+    "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
+    "prints, from its first line.",
+}
+
 REASONS: Mapping[str, str] = {
+    **ENDED,
     "not-asked": "The command line names no wheel, or no environment that it is installed in.",
     "wheel-unseen": "The server was not started here, so nothing shows that the wheel is what it "
     "serves. Use --serve and --python; a run without a WHEEL judges the server alone.",
     "wheel-not-served": "The environment that serves holds other files than the wheel, so no "
     "answer says anything about it. Install the wheel into a fresh environment.",
 }
+
+
+class GateOptions(msgspec.Struct, frozen=True):
+    """
+    What the command line names.
+
+    Attributes:
+        wheel: The wheel to judge.
+        python: The Python of an environment that the wheel is installed in.
+        serve: Folder of the model to serve from that environment.
+        flag, variable: Further arguments and environment variables of that server.
+        server: URL of a running server, and *server_log* its log.
+        model: The name under which the model is served; empty for its own.
+        model_folder: The model's files, if they are not *serve*; their digest names the model.
+        recipe: How the model is served (``ci/recipes``).
+        profile: Of G4: the kind of model.
+        trace: A profiler's file, for G3.
+        against: The folder of the reference, which ``--record`` wrote.
+        task: Of G6.
+        baseline, baseline_python: The wheel that G8 compares with, and the Python of the
+            environment that it is installed in.
+        workload, texts, at_once, fresh, preheat: Of G8.
+    """
+
+    wheel: Path | None = None
+    python: Path | None = None
+    serve: Path | None = None
+    flag: tuple[str, ...] = ()
+    variable: tuple[tuple[str, str], ...] = ()
+    server: str = ""
+    server_log: Path | None = None
+    model: str = ""
+    model_folder: Path | None = None
+    recipe: str = ""
+    profile: str = "default"
+    trace: Path | None = None
+    against: Path | None = None
+    task: str = "gsm8k"
+    baseline: Path | None = None
+    baseline_python: Path | None = None
+    workload: tuple[str, ...] = ()
+    texts: Path | None = None
+    at_once: bool = False
+    fresh: bool = False
+    preheat: float | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a server, or will be one."""
+        return bool(self.server or self.serve)
+
+    @property
+    def observed(self) -> bool:
+        """Whether that server's log can be read."""
+        return bool(self.serve or (self.server and self.server_log))
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,8 +124,12 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def same_model(one: ServerIdentity, one_name: str, other: ServerIdentity, other_name: str) -> bool:
-    """Return whether two servers serve one model: by digest, else by the end of its name."""
-    if one.model and other.model:
+    """
+    Return whether two servers serve one model, by the digests of its files.
+
+    Only if neither digest is known, the last parts of the names are compared.
+    """
+    if one.model or other.model:
         return one.model == other.model
     return Path(one_name).name == Path(other_name).name
 
@@ -65,7 +140,7 @@ class ServerUnderTest:
 
     Args:
         host: Facts of the machine, for references that are bound to it.
-        folder: An empty folder for the server's log.
+        folder: For the server's log, which stays.
         recipe: How it is started, beside the flags and variables of *options*.
         flags: Further arguments of ``vllm serve``, for the gates themselves.
     """
@@ -130,19 +205,13 @@ class ServerUnderTest:
             flags=(*plain.flags, *options.flag, *self._flags),
             variables={**GATED, **plain.variables, **dict(options.variable)},
             name=self.name,
-            reserve=max(options.reserve, plain.reserve),
         )
-
-    @property
-    def url(self) -> str:
-        """The address of the server."""
-        return self.started.url if self._options.serve else self._options.server
 
     def client(self) -> Client:
         """Return a client of the server."""
         if self._options.serve:
             return self.started.client()
-        return Client(self.url, self.name)
+        return Client(self._options.server, self.name)
 
     @property
     def name(self) -> str:
@@ -151,17 +220,17 @@ class ServerUnderTest:
         own = recipes.served_name(self._recipe, options.serve) if options.serve else ""
         return options.model or own
 
-    @property
+    @cached_property
     def identity(self) -> ServerIdentity:
         """What is known of the server from outside."""
         folder = self._options.serve or self._options.model_folder
         wheel = sha256_file(self._options.wheel) if self._options.wheel else ""
         flags, backends = None, None
         if self._options.serve and self._options.python:
-            flags = self.launch().flags
+            # Those of the gates themselves name a folder of this machine.
+            flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
             if self._recipe:
-                variant = self._recipe.variant(wheel_identity.version(self._options.python))
-                contract = variant.contract or self._recipe.contract
+                contract = self._recipe.contract_for(wheel_identity.version(self._options.python))
                 backends = {kind: layer.backend for kind, layer in contract.layers.items()}
         model = model_digest(folder) if folder else ""
         return ServerIdentity(wheel, model, self._host, flags, backends)

@@ -1,5 +1,5 @@
 """
-Checks, verdicts, and how their states combine.
+Checks, verdicts, how their states combine, and the verdicts about one wheel together.
 
 A verdict is bound to the bytes of a wheel, to the policy that it was judged by and to the recipe
 that was served. Its state is never better than its worst required check, and a check that did not
@@ -8,11 +8,14 @@ run is never a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
+
+from sparkwright.audit.report import AuditedWheel
+from sparkwright.core.errors import Advice, SparkwrightError
 
 State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
 
@@ -26,6 +29,10 @@ ORDER: tuple[State, ...] = ("fail", "invalid", "inconclusive", "not-run", "pass"
 
 #: Samples kept of one check; a sweep may disagree in millions of places, and a few show how.
 MOST_SAMPLES = 20
+
+
+#: Of the record `Ladder`.
+FORMAT = 2
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -142,6 +149,7 @@ class Verdict(msgspec.Struct, frozen=True):
         checks: In the order in which they ran.
         recipe: The recipe that was served; empty for gates without a server or without a recipe.
         attempt: The number of the run of the gates for this wheel on this machine, from 1.
+        evidence: The sha256 of the file that holds its measurements; empty without one.
         host: Facts of the machine by name (GPU, driver, versions); no host name, user or path.
         began: Seconds since 1970 at the beginning.
         seconds: How long it took.
@@ -154,6 +162,7 @@ class Verdict(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...]
     recipe: str = ""
     attempt: int = 1
+    evidence: str = ""
     host: dict[str, str] = {}
     began: float = 0.0
     seconds: float = 0.0
@@ -172,6 +181,78 @@ class Verdict(msgspec.Struct, frozen=True):
     def measured(self) -> bool:
         """Whether any check ran."""
         return any(check.state != "not-run" for check in self.checks)
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    """
+    All verdicts about one wheel, one for each gate and recipe.
+
+    Attributes:
+        stack: The stack whose policies judged.
+        wheel: The wheel; None if only the source tree or a server was judged.
+        verdicts: In the order of `GATES`, then by recipe.
+        device_code: The wheel's device-code digest; empty if the audit did not run.
+        format: Of this record.
+    """
+
+    stack: str
+    wheel: AuditedWheel | None
+    verdicts: tuple[Verdict, ...]
+    device_code: str = ""
+    format: int = FORMAT
+
+    @property
+    def state(self) -> State:
+        """The worst state of the verdicts."""
+        return worst(verdict.state for verdict in self.verdicts)
+
+    @property
+    def subject(self) -> str:
+        """The file name of the wheel, or the stack, for people."""
+        return self.wheel.file if self.wheel else f"stack {self.stack}"
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The state of each gate: the failure of any recipe, else the best of all recipes."""
+        found: dict[str, list[State]] = {}
+        for verdict in self.verdicts:
+            found.setdefault(verdict.gate, []).append(verdict.state)
+        lowest = {gate: worst(states) for gate, states in found.items()}
+        return {
+            gate: state if state in ("fail", "invalid") else max(found[gate], key=ORDER.index)
+            for gate, state in lowest.items()
+        }
+
+    def passes(self, recipe: str) -> bool:
+        """Return whether all gates before G8 that ran for *recipe* passed."""
+        own = [verdict for verdict in self.verdicts if recipe and verdict.recipe == recipe]
+        return worst(verdict.state for verdict in own if verdict.gate != "G8") == "pass"
+
+    @property
+    def host(self) -> dict[str, str]:
+        """The facts on which all verdicts agree that were measured with the wheel installed."""
+        measured = [verdict for verdict in self.verdicts if verdict.measured]
+        serving = [verdict.host for verdict in measured if verdict.gate not in ("G0", "G1")]
+        first, *others = serving or [verdict.host for verdict in measured] or [{}]
+        return {
+            name: value
+            for name, value in first.items()
+            if all(host.get(name) == value for host in others)
+        }
+
+
+def merge(before: Ladder, now: Ladder) -> Ladder:
+    """
+    Return the verdicts of *before*, replaced by those of *now* for the same gate and recipe.
+
+    Both are about one wheel and stack. A verdict that is not-run replaces none.
+    """
+    verdicts = {(old.gate, old.recipe): old for old in before.verdicts}
+    for new in now.verdicts:
+        key = (new.gate, new.recipe)
+        verdicts[key] = verdicts.get(key, new) if new.state == "not-run" else new
+    ordered = tuple(verdicts[key] for key in sorted(verdicts))
+    return Ladder(now.stack, now.wheel, ordered, now.device_code or before.device_code)
 
 
 def worst(states: Iterable[State]) -> State:
@@ -202,6 +283,20 @@ def failed(
 ) -> Check:
     """Return a check that failed for *reason*; samples beyond `MOST_SAMPLES` are dropped."""
     return Check(name, "fail", message, reason, required, tuple(figures), _few(samples))
+
+
+def judged(
+    name: str,
+    message: str,
+    reason: str,
+    good: bool,
+    figures: Iterable[Figure] = (),
+    samples: Iterable[Sample] = (),
+) -> Check:
+    """Return a check that passes if *good*, and else fails for *reason*."""
+    if good:
+        return passed(name, message, figures=figures, samples=samples)
+    return failed(name, message, reason, figures=figures, samples=samples)
 
 
 def invalid(
@@ -235,3 +330,40 @@ def not_run(name: str, message: str, reason: str, *, required: bool = True) -> C
 
 def _few(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     return tuple(samples)[:MOST_SAMPLES]
+
+
+class GateError(SparkwrightError):
+    """A gate did not pass, or could not run."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "gate-failed": Advice(
+            "A check found a fault in the wheel, the source tree or the server; the failed checks "
+            "are above, with samples.",
+            "Do not install or publish it. docs/gates.md explains the reason of each failed check; "
+            "`sparkwright gate --json` prints all samples.",
+        ),
+        "gate-inconclusive": Advice(
+            "The measurements decide neither way: there are too few samples, or the machine's own "
+            "noise is as large as the margin.",
+            "Measure more (see the check's figures) on an idle machine. Until then this wheel can "
+            "only be published as a candidate.",
+            exit_code=4,
+        ),
+        "gate-not-run": Advice(
+            "No check failed, but a gate or one of its checks could not run here, so this is not a "
+            "pass.",
+            "Run those gates where they can run, or run the others alone with --only; each row "
+            "says what it needs.",
+            exit_code=4,
+        ),
+        "measurement-invalid": Advice(
+            "The measurement does not count: a cut stream, another model, or a reference that does "
+            "not agree with itself.",
+            "Fix what the checks name, and run the gate again. An invalid measurement says nothing "
+            "about the wheel.",
+        ),
+        "policy-unknown-check": Advice(
+            "A policy names a check that no gate can emit, so it could never be met.",
+            "Correct the name in the policy. docs/gates.md lists the checks of every gate.",
+        ),
+    }

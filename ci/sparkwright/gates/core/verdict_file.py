@@ -1,47 +1,77 @@
 """
 The files of verdicts: the document beside a wheel, and the log of every attempt.
 
-``NAME.verdicts.json`` holds the newest verdict of each gate and recipe. ``NAME.attempts.jsonl``
-keeps all of them, also of attempts that were interrupted, and only grows.
+``NAME.verdicts.json`` holds the newest verdict of each gate and recipe. ``NAME.attempts.jsonl`` has
+a line for each gate that began and for each verdict, so that interrupted gates count, and only
+grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.core.errors import Failure
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.core.store import Store
-from sparkwright.gates.core import journal, ladder
-from sparkwright.gates.core.ladder import FORMAT, Ladder
-from sparkwright.gates.core.verdict import Verdict
-
-#: Bytes read of an attempt log: some thousand verdicts.
-LARGEST = 256 * 1024**2
+from sparkwright.core.store import Store, append_line, read_lines
+from sparkwright.gates.core.verdict import FORMAT, Ladder, Verdict, merge
 
 
 class Attempt(msgspec.Struct, frozen=True):
     """
-    A line of the attempt log: the beginning of an attempt, or one verdict of it.
+    A line of the attempt log: a gate begins, or its verdict.
 
     Attributes:
-        number: Of the attempt, from 1, counted for the bytes of the wheel.
+        number: Of the run of the gates, from 1, counted for the bytes of the wheel.
         wheel: The sha256 of the wheel.
-        gates: The gates that the attempt was to run.
-        recipe: The recipe that was to be served.
+        gate: The gate.
+        recipe: The recipe that is served; empty without one.
         verdict: None on the line of the beginning.
     """
 
     number: int
     wheel: str
-    gates: tuple[str, ...] = ()
+    gate: str
     recipe: str = ""
     verdict: Verdict | None = None
+
+
+def attempt_log(output: Path, wheel: str) -> Path:
+    """Return the attempt log of the wheel of the file name *wheel* in the folder *output*."""
+    return output / f"{wheel.removesuffix('.whl')}.attempts.jsonl"
+
+
+def attempts(log: Path, wheel: str, gate: str, recipe: str) -> int:
+    """
+    Return how often *gate* began for *recipe*, by the attempt log at *log*.
+
+    A gate that runs now counts; also one that was interrupted.
+
+    Args:
+        wheel: The sha256 of the wheel; lines about other bytes do not count.
+
+    Raises:
+        file-invalid: The log has other contents.
+    """
+    begun = [line for line in read_log(log, wheel) if line.verdict is None]
+    return sum((line.gate, line.recipe) == (gate, recipe) for line in begun)
+
+
+def read_log(log: Path, wheel: str) -> list[Attempt]:
+    """
+    Return the lines about the bytes *wheel*, a sha256, in *log* and in the logs beside it.
+
+    A copy of the wheel under another file name is the same wheel.
+
+    Raises:
+        file-invalid: A log has other contents.
+    """
+    logs = sorted(log.parent.glob("*.attempts.jsonl"))
+    lines = [line for path in logs for line in read_lines(path, Attempt, "attempt log")]
+    return [line for line in lines if line.wheel == wheel]
 
 
 def document(verdicts: Ladder) -> dict[str, Any]:
@@ -49,11 +79,11 @@ def document(verdicts: Ladder) -> dict[str, Any]:
     # Through its own type first, so that a count which is an integer here has the digest that it
     # has after it was read as a number.
     typed = msgspec.json.decode(msgspec.json.encode(verdicts), type=Ladder)
-    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(typed))
-    for verdict, record in zip(verdicts.verdicts, made["verdicts"], strict=True):
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(typed))
+    for verdict, record in zip(verdicts.verdicts, fields["verdicts"], strict=True):
         record["state"] = verdict.state
-    made["state"] = verdicts.state
-    return {**made, "digest": sha256_bytes(canonical(made))}
+    fields["state"] = verdicts.state
+    return {**fields, "digest": sha256_bytes(canonical(fields))}
 
 
 def read(data: bytes) -> Ladder:
@@ -71,32 +101,49 @@ def read(data: bytes) -> Ladder:
     return verdicts
 
 
+def require_evidence(verdicts: Ladder, measurements: bytes) -> None:
+    """
+    Raise unless a verdict names the file *measurements* by its sha256 (`Verdict.evidence`).
+
+    Raises:
+        ValueError: None does.
+    """
+    if sha256_bytes(measurements) not in {verdict.evidence for verdict in verdicts.verdicts}:
+        raise ValueError("the measurements are not those that a verdict names")
+
+
 class VerdictFile:
     """
-    The verdicts about *wheel* in the folder *output*.
+    The verdicts about *wheel* in the folder *output*, for one run of the gates.
 
     Args:
         stack: The stack whose policies judge.
-        failure: The error that `load` raises.
 
     Attributes:
-        path: The document. *attempts*: the log beside it.
+        path: The document.
+        log: The attempt log.
+        attempt: The number of the run.
+
+    Raises:
+        file-invalid: As `load`, so that no hours are spent on verdicts that could not be stored; or
+            the attempt log has other contents.
     """
 
-    def __init__(
-        self, store: Store, output: Path, wheel: AuditedWheel, stack: str, failure: Failure
-    ) -> None:
-        stem = wheel.file.removesuffix(".whl")
-        self._store, self._wheel, self._stack, self._failure = store, wheel, stack, failure
-        self.path = output / f"{stem}.verdicts.json"
-        self.attempts = output / f"{stem}.attempts.jsonl"
+    def __init__(self, store: Store, output: Path, wheel: AuditedWheel, stack: str) -> None:
+        self._store, self._wheel, self._stack = store, wheel, stack
+        self.path = output / f"{wheel.file.removesuffix('.whl')}.verdicts.json"
+        self.log = attempt_log(output, wheel.file)
+        self.load()
+        self.attempt = 1 + max(
+            (line.number for line in read_log(self.log, wheel.sha256)), default=0
+        )
 
     def load(self) -> Ladder | None:
         """
         Return the stored verdicts; None without a file, or if they are about other bytes.
 
         Raises:
-            failure: The file is not what `store` writes, or its verdicts are of another stack.
+            file-invalid: The file is not what `store` writes, or its verdicts are of another stack.
         """
         try:
             stored = read(self.path.read_bytes())
@@ -107,50 +154,30 @@ class VerdictFile:
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError, OSError) as error:
-            raise self._failure(
+            raise FileError(
+                "file-invalid",
                 f"{self.path.name} is not a file that verdicts can be merged into.",
                 details=[str(error)],
                 todo="Move it away, or restore the file that `sparkwright gate` wrote.",
             ) from error
         return stored
 
-    def begin(self, gates: Sequence[str], recipe: str) -> int:
-        """
-        Log the beginning of an attempt, and return its number.
-
-        Raises:
-            file-invalid: The attempt log has other contents.
-            failure: As `load`, so that no hours are spent on verdicts that could not be stored.
-        """
-        with self._store.lock("verdicts"):
-            self.load()
-            number = 1 + max((line.number for line in self.log()), default=0)
-            self._append(Attempt(number, self._wheel.sha256, tuple(gates), recipe))
-        return number
-
-    def log(self) -> list[Attempt]:
-        """Return the lines of the attempt log about these bytes."""
-        if not self.attempts.exists():
-            return []
-        lines = journal.read(self.attempts, Attempt, largest=LARGEST, what="attempt log")
-        return [line for line in lines if line.wheel == self._wheel.sha256]
+    def log_line(self, gate: str, recipe: str, verdict: Verdict | None = None) -> None:
+        """Log that *gate* begins, or its *verdict*."""
+        append_line(self.log, Attempt(self.attempt, self._wheel.sha256, gate, recipe, verdict))
 
     def store(self, now: Ladder) -> None:
         """
-        Log the last verdict of *now*, and merge all of *now* into the document.
+        Log the last verdict of *now* if anything was measured and merge *now* into the document.
 
         Raises:
-            failure: As `load`.
+            file-invalid: As `load`.
         """
+        last = now.verdicts[-1]
         with self._store.lock("verdicts"):
-            last = now.verdicts[-1]
             if last.measured:
-                self._append(Attempt(last.attempt, last.wheel, verdict=last))
+                self.log_line(last.gate, last.recipe, last)
             if before := self.load():
-                now = ladder.merge(before, now)
+                now = merge(before, now)
             data = msgspec.json.format(msgspec.json.encode(document(now)), indent=1)
             self._store.write(self.path, data + b"\n")
-
-    def _append(self, line: Attempt) -> None:
-        with journal.JournalWriter(self.attempts, more=True) as log:
-            log.add(line)

@@ -18,7 +18,8 @@ the same quantised inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -33,6 +34,7 @@ Results = Mapping[str, Array]
 
 BF16, FP16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 FP8, FP32 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.float32)
+INT32 = np.dtype(np.int32)
 _ROUNDOFF = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24}
 
 #: Identifiers of vLLM's scalar types float4_e2m1f and uint4b8 (vllm/scalar_type.py).
@@ -42,7 +44,7 @@ _SCALAR_TYPES = {True: 2 | 1 << 8 | 1 << 16 | 1 << 49, False: 4 << 8 | 8 << 17 |
 _MARLIN_ORDER = [i + 8 * j for i in range(8) for j in range(8)]
 
 
-class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ErrorBounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     The constants n, m and b of the bounds.
 
@@ -78,7 +80,6 @@ class Case(msgspec.Struct, frozen=True, eq=False):
         repeatable: Whether all runs give the same bits.
     """
 
-    name: str
     outputs: Results
     steps: Sequence[Mapping[str, Any]]
     expected: Mapping[str, Expected]
@@ -87,7 +88,28 @@ class Case(msgspec.Struct, frozen=True, eq=False):
     repeatable: bool = True
 
 
-Cases = Callable[[np.random.Generator, Bounds], Iterator[Case]]
+class Operator(NamedTuple):
+    """
+    The operators of one check.
+
+    Attributes:
+        make: Returns a case, from a random generator, the bounds and one of *shapes*.
+        shapes: Those of models' layers, and odd numbers of rows.
+        fp4: Whether they need FP4 instructions; Marlin has none.
+    """
+
+    make: Callable[..., Case]
+    shapes: tuple[tuple[Any, ...], ...]
+    fp4: bool = False
+
+
+def cases(name: str, bounds: ErrorBounds) -> dict[str, Case]:
+    """Return the cases of the check *name* by their shapes, the same each time."""
+    random, operator = np.random.default_rng(0), OPERATORS[name]
+    return {
+        " × ".join(map(str, shape)): operator.make(random, bounds, *shape)
+        for shape in operator.shapes
+    }
 
 
 def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
@@ -97,7 +119,7 @@ def unwritten(kind: np.dtype[Any], *shape: int) -> Array:
 
 
 def rounded(
-    bounds: Bounds, kind: np.dtype[Any], values: Array, magnitudes: Array | None = None
+    bounds: ErrorBounds, kind: np.dtype[Any], values: Array, magnitudes: Array | None = None
 ) -> Expected:
     """Return *values* with the errors of their rounding; s is *magnitudes*, or |values|."""
     scale = np.abs(values if magnitudes is None else magnitudes)
@@ -105,7 +127,7 @@ def rounded(
 
 
 def product(
-    bounds: Bounds, kind: np.dtype[Any], a: Array, b: Array, factor: Any = 1.0, bits: int = 23
+    bounds: ErrorBounds, kind: np.dtype[Any], a: Array, b: Array, factor: Any = 1.0, bits: int = 23
 ) -> Expected:
     """Return ``a × bᵀ × factor`` with its allowed errors, for an accumulator of *bits*."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -147,45 +169,55 @@ def _near_tie(kind: np.dtype[Any], values: Array) -> Expected:
     return Expected(low, np.abs(high - low))
 
 
-# The operators. Shapes are those of models' layers, and odd numbers of rows.
+def _case(
+    steps: Sequence[Mapping[str, Any]], expected: Mapping[str, Expected], kind: np.dtype[Any] = BF16
+) -> Case:
+    """Return a case whose outputs are all of *kind*, and are not written before."""
+    outputs = {name: unwritten(kind, *one.values.shape) for name, one in expected.items()}
+    return Case(outputs, steps, expected)
 
 
-def _fp8_quantise(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
-    for rows, columns in ((1, 4096), (129, 5120)):
-        x = _normal(random, rows, columns)
-        values = x.astype(np.float64)
-        scale = np.abs(values).max(axis=1, keepdims=True) / 448
-        outputs = {"result": unwritten(FP8, rows, columns), "scale": unwritten(FP32, rows, 1)}
-        named = {"result": "@result", "input": x}
-        step = _call("_C.dynamic_per_token_scaled_fp8_quant", scale="@scale", **named)
-        expected = {
-            "result": _near_tie(FP8, values / scale),
-            "scale": Expected(scale, scale * 1e-6),
-        }
-        yield Case(f"per token, {rows} × {columns}", outputs, [step], expected)
-        step = _call("_C.static_scaled_fp8_quant", scale=np.full(1, 1 / 64, np.float32), **named)
-        one = {"result": outputs["result"]}
-        exact = {"result": _near_tie(FP8, values * 64)}
-        yield Case(f"static, {rows} × {columns}", one, [step], exact)
+def _fp8_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, columns: int) -> Case:
+    x = _normal(random, rows, columns)
+    values = x.astype(np.float64)
+    scale = np.abs(values).max(axis=1, keepdims=True) / 448
+    sixtyfourth = np.full(1, 1 / 64, np.float32)
+    per_token = {"result": "@result", "scale": "@scale", "input": x}
+    steps = [
+        _call("_C.dynamic_per_token_scaled_fp8_quant", **per_token),
+        _call("_C.static_scaled_fp8_quant", result="@static", scale=sixtyfourth, input=x),
+    ]
+    expected = {
+        "result": _near_tie(FP8, values / scale),
+        "scale": Expected(scale, scale * 1e-6),
+        "static": _near_tie(FP8, values * 64),
+    }
+    outputs = {
+        name: unwritten(FP32 if name == "scale" else FP8, *one.values.shape)
+        for name, one in expected.items()
+    }
+    return Case(outputs, steps, expected)
 
 
-def scaled_mm(kind: np.dtype[Any], *shapes: tuple[int, int, int]) -> Cases:
-    def cases(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-        for rows, columns, depth in shapes:
-            a, b = (np.rint(_normal(random, size, depth).astype(np.float32) * 30).astype(kind)
-                    for size in (rows, columns))  # fmt: skip
-            a_scales = random.uniform(0.001, 0.01, (rows, 1)).astype(np.float32)
-            b_scales = random.uniform(0.001, 0.01, (1, columns)).astype(np.float32)
-            step = _call(
-                "_C.cutlass_scaled_mm", out="@out", a=a, b=b.T, a_scales=a_scales, b_scales=b_scales
-            )
-            bits = bounds.accumulator_bits if kind == FP8 else 23
-            factor = a_scales.astype(np.float64) * b_scales
-            expected = {"out": product(bounds, BF16, a, b, factor, bits)}
-            outputs = {"out": unwritten(BF16, rows, columns)}
-            yield Case(f"{rows} × {columns} × {depth}", outputs, [step], expected)
-
-    return cases
+def _scaled_mm(
+    kind: np.dtype[Any],
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    rows: int,
+    columns: int,
+    depth: int,
+) -> Case:
+    a, b = (
+        np.rint(_normal(random, size, depth).astype(np.float32) * 30).astype(kind)
+        for size in (rows, columns)
+    )
+    a_scales = random.uniform(0.001, 0.01, (rows, 1)).astype(np.float32)
+    b_scales = random.uniform(0.001, 0.01, (1, columns)).astype(np.float32)
+    scales = {"a_scales": a_scales, "b_scales": b_scales}
+    step = _call("_C.cutlass_scaled_mm", out="@out", a=a, b=b.T, **scales)
+    bits = bounds.accumulator_bits if kind == FP8 else 23
+    factor = a_scales.astype(np.float64) * b_scales
+    return _case([step], {"out": product(bounds, BF16, a, b, factor, bits)})
 
 
 def _fp4(random: np.random.Generator, *shape: int) -> tuple[Array, Array, Array]:
@@ -196,71 +228,83 @@ def _fp4(random: np.random.Generator, *shape: int) -> tuple[Array, Array, Array]
     return codes, scales, nvfp4.dequantise(codes, scales)
 
 
-def _fp4_quantise(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
-    for rows, columns in ((1, 4096), (17, 7168), (150, 64)):
-        x = _normal(random, rows, columns)
-        factor = np.float32(2688 / np.abs(x.astype(np.float32)).max())
+def _fp4_quantise(random: np.random.Generator, _: ErrorBounds, rows: int, columns: int) -> Case:
+    x = _normal(random, rows, columns)
+    factor = np.float32(2688 / np.abs(x.astype(np.float32)).max())
 
-        def derived(results: Results, x: Array = x, factor: float = float(factor)) -> Results:
-            scales = nvfp4.unswizzle(results["scales"], len(x), x.shape[1] // 16)
-            codes = nvfp4.unpack(results["codes"])
-            errors = nvfp4.quantisation_errors(x.astype(np.float64), factor, codes, scales)
-            return {"wrong codes": errors[0], "wrong scales": errors[1]}
+    def derived(results: Results) -> Results:
+        scales = nvfp4.unswizzle(results["scales"], rows, columns // 16)
+        codes = nvfp4.unpack(results["codes"])
+        errors = nvfp4.quantisation_errors(x.astype(np.float64), float(factor), codes, scales)
+        return {"wrong codes": errors[0], "wrong scales": errors[1]}
 
-        step = _call("_C.scaled_fp4_quant", "codes", "scales", input=x,
-                     input_scale=factor.reshape(1), is_sf_swizzled_layout=True)  # fmt: skip
-        shapes = {"codes": (rows, columns // 2), "scales": nvfp4.padded(rows, columns // 16)}
-        returned = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
-        expected = {name: Expected(np.zeros(1)) for name in ("wrong codes", "wrong scales")}
-        yield Case(f"{rows} × {columns}", {}, [step], expected, returned, derived)
-
-
-def _fp4_gemm(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    for rows, columns, depth in ((1, 4096, 4096), (17, 7168, 4096), (129, 256, 384)):
-        (a, a_scales, left), (b, b_scales, right) = (
-            _fp4(random, size, depth) for size in (rows, columns)
-        )
-        step = _call(
-            "_C.cutlass_scaled_fp4_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
-            block_scale_a=nvfp4.swizzle(a_scales).view(FP8),
-            block_scale_b=nvfp4.swizzle(b_scales).view(FP8), alpha=np.full(1, 1 / 32, np.float32),
-        )  # fmt: skip
-        expected = {"out": product(bounds, BF16, left, right, 1 / 32, bounds.accumulator_bits)}
-        outputs = {"out": unwritten(BF16, rows, columns)}
-        yield Case(f"{rows} × {columns} × {depth}", outputs, [step], expected)
+    step = _call("_C.scaled_fp4_quant", "codes", "scales", input=x,
+                 input_scale=factor.reshape(1), is_sf_swizzled_layout=True)  # fmt: skip
+    shapes = {"codes": (rows, columns // 2), "scales": nvfp4.padded(rows, columns // 16)}
+    returned = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    expected = {name: Expected(np.zeros(1)) for name in ("wrong codes", "wrong scales")}
+    return Case({}, [step], expected, returned, derived)
 
 
-def _grouped(
-    bounds: Bounds, rows: Array, experts: Array, weights: Array, alphas: Array, bits: int
-) -> tuple[dict[str, Expected], Callable[[Results], Results]]:
-    """Return the products of *rows* with the weights of their experts, by expert."""
+def _fp4_gemm(
+    random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int, depth: int
+) -> Case:
+    (a, a_scales, left), (b, b_scales, right) = (
+        _fp4(random, size, depth) for size in (rows, columns)
+    )
+    step = _call(
+        "_C.cutlass_scaled_fp4_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
+        block_scale_a=nvfp4.swizzle(a_scales).view(FP8),
+        block_scale_b=nvfp4.swizzle(b_scales).view(FP8), alpha=np.full(1, 1 / 32, np.float32),
+    )  # fmt: skip
+    bits = bounds.accumulator_bits
+    return _case([step], {"out": product(bounds, BF16, left, right, 1 / 32, bits)})
+
+
+def _by_expert(
+    bounds: ErrorBounds,
+    steps: Sequence[Mapping[str, Any]],
+    rows: Array,
+    experts: Array,
+    weights: Array,
+    alphas: Array,
+    bits: int,
+) -> Case:
+    """Return the case of products of *rows* with the weights of their experts."""
     chosen = {f"expert {n}": np.flatnonzero(experts == n) for n in np.unique(experts)}
-    return {
+    expected = {
         name: product(bounds, BF16, rows[at], weights[experts[at[0]]], alphas[experts[at[0]]], bits)
         for name, at in chosen.items()
-    }, lambda results: {name: results["out"][at] for name, at in chosen.items()}
+    }
+
+    def derived(results: Results) -> Results:
+        return {name: results["out"][at] for name, at in chosen.items()}
+
+    outputs = {"out": unwritten(BF16, len(rows), weights.shape[1])}
+    return Case(outputs, steps, expected, derived=derived)
 
 
-def _fp4_moe(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    shapes = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048))
-    for counts, columns, depth in shapes:
-        experts = np.repeat(np.arange(len(counts)), counts)
-        a, a_scales, rows = _fp4(random, len(experts), depth)
-        b, b_scales, weights = _fp4(random, len(counts), columns, depth)
-        alphas = (2.0 ** random.integers(-6, -1, len(counts))).astype(np.float32)
-        tiles = [nvfp4.swizzle(a_scales[experts == n]) for n in range(len(counts))]
-        starts = [np.cumsum([0, *sizes[:-1]]) for sizes in (counts, [len(one) for one in tiles])]
-        step = _call(
-            "_C.cutlass_fp4_group_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
-            a_blockscale=np.concatenate(tiles).view(FP8), alphas=alphas,
-            b_blockscales=np.stack([nvfp4.swizzle(one) for one in b_scales]).view(FP8),
-            problem_sizes=np.array([(count, columns, depth) for count in counts], np.int32),
-            expert_offsets=starts[0].astype(np.int32), sf_offsets=starts[1].astype(np.int32),
-        )  # fmt: skip
-        bits = bounds.accumulator_bits
-        expected, derived = _grouped(bounds, rows, experts, weights, alphas, bits)
-        outputs = {"out": unwritten(BF16, len(experts), columns)}
-        yield Case(f"{len(counts)} experts", outputs, [step], expected, derived=derived)
+def _fp4_moe(
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    counts: Sequence[int],
+    columns: int,
+    depth: int,
+) -> Case:
+    experts = np.repeat(np.arange(len(counts)), counts)
+    a, a_scales, rows = _fp4(random, len(experts), depth)
+    b, b_scales, weights = _fp4(random, len(counts), columns, depth)
+    alphas = (2.0 ** random.integers(-6, -1, len(counts))).astype(np.float32)
+    tiles = [nvfp4.swizzle(a_scales[experts == n]) for n in range(len(counts))]
+    starts = [np.cumsum([0, *sizes[:-1]]) for sizes in (counts, [len(one) for one in tiles])]
+    step = _call(
+        "_C.cutlass_fp4_group_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
+        a_blockscale=np.concatenate(tiles).view(FP8), alphas=alphas,
+        b_blockscales=np.stack([nvfp4.swizzle(one) for one in b_scales]).view(FP8),
+        problem_sizes=np.array([(count, columns, depth) for count in counts], np.int32),
+        expert_offsets=starts[0].astype(np.int32), sf_offsets=starts[1].astype(np.int32),
+    )  # fmt: skip
+    return _by_expert(bounds, [step], rows, experts, weights, alphas, bounds.accumulator_bits)
 
 
 def _marlin_weights(
@@ -304,28 +348,27 @@ def _marlin_call(
     )  # fmt: skip
 
 
-def _marlin(fp4: bool) -> Cases:
-    def cases(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-        kind = BF16 if fp4 else FP16
-        for shape in ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336)):
-            rows, columns, depth = shape
-            packed, scales, values, factor = _marlin_weights(random, columns, depth, fp4)
-            a = _normal(random, rows, depth, kind=kind)
-            arguments = {"a": a, "b_q_weight": "@weight", "b_scales": scales}
-            arguments |= {"global_scale": np.full(1, factor, np.float32)} if fp4 else {}
-            steps = [
-                _repack(packed, "weight"),
-                _marlin_call("_C.marlin_gemm", fp4, shape, **arguments),
-            ]
-            expected = {"out": product(bounds, kind, a, values)}
-            outputs = {"out": unwritten(kind, rows, columns)}
-            yield Case(f"{rows} × {columns} × {depth}", outputs, steps, expected)
-
-    return cases
+def _marlin(
+    fp4: bool, random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int, depth: int
+) -> Case:
+    kind = BF16 if fp4 else FP16
+    packed, scales, values, factor = _marlin_weights(random, columns, depth, fp4)
+    a = _normal(random, rows, depth, kind=kind)
+    arguments = {"a": a, "b_q_weight": "@weight", "b_scales": scales}
+    arguments |= {"global_scale": np.full(1, factor, np.float32)} if fp4 else {}
+    call = _marlin_call("_C.marlin_gemm", fp4, (rows, columns, depth), **arguments)
+    return _case([_repack(packed, "weight"), call], {"out": product(bounds, kind, a, values)}, kind)
 
 
-def _marlin_moe(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    tokens, top, count, columns, depth, block = 37, 4, 16, 1024, 2048, 16
+def _marlin_moe(
+    random: np.random.Generator,
+    bounds: ErrorBounds,
+    tokens: int,
+    count: int,
+    columns: int,
+    depth: int,
+) -> Case:
+    top, block = 4, 16
     experts = _routing(random, tokens, top, count)
     every = [_marlin_weights(random, columns, depth, True) for _ in range(count)]
     packed, scales, values, factors = zip(*every, strict=True)
@@ -340,11 +383,8 @@ def _marlin_moe(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
         topk_weights=np.ones((tokens, top), np.float32), mul_topk_weights=False,
         moe_block_size=block, thread_k=-1, thread_n=-1, blocks_per_sm=-1,
     ))  # fmt: skip
-    rows = np.repeat(a, top, axis=0)
-    weights = np.stack(values)
-    expected, derived = _grouped(bounds, rows, experts.reshape(-1), weights, np.ones(count), 23)
-    outputs = {"out": unwritten(BF16, tokens * top, columns)}
-    yield Case(f"{count} experts", outputs, steps, expected, derived=derived)
+    rows, ones = np.repeat(a, top, axis=0), np.ones(count)
+    return _by_expert(bounds, steps, rows, experts.reshape(-1), np.stack(values), ones, 23)
 
 
 def _routing(random: np.random.Generator, tokens: int, top: int, count: int) -> Array:
@@ -358,99 +398,90 @@ def aligned(experts: Array, count: int, block: int) -> tuple[Array, Array, int]:
     block; and how many entries are used.
     """
     size = -(-(experts.size + count * (block - 1)) // block) * block
-    ids = np.full(size, experts.size, np.int32)
-    tokens = np.bincount(experts.reshape(-1), minlength=count)
-    blocks = np.repeat(np.arange(count, dtype=np.int32), -(-tokens // block))
-    starts = np.cumsum([0, *(-(-tokens // block) * block)])
+    ids, blocks = list[Array](), list[int]()
     for expert in range(count):
-        place = slice(starts[expert], starts[expert] + tokens[expert])
-        ids[place] = np.flatnonzero(experts.reshape(-1) == expert)
-    return ids, blocks, int(starts[-1])
+        tokens = np.flatnonzero(experts.reshape(-1) == expert)
+        ids += [tokens, np.full(-len(tokens) % block, experts.size)]
+        blocks += [expert] * -(-len(tokens) // block)
+    used = block * len(blocks)
+    ids.append(np.full(size - used, experts.size))
+    return np.concatenate(ids).astype(np.int32), np.array(blocks, np.int32), used
 
 
-def _moe_align(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
-    for tokens, top, count, block in ((1, 8, 64, 16), (257, 8, 128, 64)):
-        experts = _routing(random, tokens, top, count)
-        ids, blocks, used = aligned(experts, count, block)
+def _moe_align(
+    random: np.random.Generator, _: ErrorBounds, tokens: int, top: int, count: int, block: int
+) -> Case:
+    experts = _routing(random, tokens, top, count)
+    ids, blocks, used = aligned(experts, count, block)
 
-        def derived(results: Results, blocks: Array = blocks, block: int = block) -> Results:
-            # The order of an expert's tokens is the operator's own.
-            owner = np.repeat(blocks, block)
-            order = np.lexsort((results["sorted_token_ids"][: len(owner)], owner))
-            experts = results["experts_ids"][: len(blocks)]
-            used = results["num_tokens_post_pad"]
-            return {"tokens": results["sorted_token_ids"][order], "experts": experts, "used": used}
+    def derived(results: Results) -> Results:
+        # The order of an expert's tokens is the operator's own.
+        owner = np.repeat(blocks, block)
+        order = np.lexsort((results["sorted_token_ids"][: len(owner)], owner))
+        tokens, experts = results["sorted_token_ids"][order], results["experts_ids"][: len(blocks)]
+        return {"tokens": tokens, "experts": experts, "used": results["num_tokens_post_pad"]}
 
-        sizes = {
-            "sorted_token_ids": len(ids),
-            "experts_ids": len(ids) // block,
-            "num_tokens_post_pad": 1,
-        }
-        outputs = {name: unwritten(np.dtype(np.int32), size) for name, size in sizes.items()}
-        step = _call("_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count,
-                     block_size=block, **{name: f"@{name}" for name in outputs})  # fmt: skip
-        parts = {"tokens": ids[:used], "experts": blocks, "used": np.array([used])}
-        expected = {name: Expected(values) for name, values in parts.items()}
-        yield Case(f"{tokens} tokens", outputs, [step], expected, derived=derived, repeatable=False)
+    sizes = {"sorted_token_ids": len(ids), "experts_ids": len(ids) // block}
+    sizes["num_tokens_post_pad"] = 1
+    outputs = {name: unwritten(INT32, size) for name, size in sizes.items()}
+    step = _call("_moe_C.moe_align_block_size", topk_ids=experts, num_experts=count,
+                 block_size=block, **{name: f"@{name}" for name in outputs})  # fmt: skip
+    parts = {"tokens": ids[:used], "experts": blocks, "used": np.array([used])}
+    expected = {name: Expected(values) for name, values in parts.items()}
+    return Case(outputs, [step], expected, derived=derived, repeatable=False)
 
 
-def _moe_sum(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    x = _normal(random, 129, 4, 4096)
+def _moe_sum(random: np.random.Generator, bounds: ErrorBounds, *shape: int) -> Case:
+    x = _normal(random, *shape)
     values = x.astype(np.float64)
-    step = _call("_moe_C.moe_sum", input=x, output="@out")
-    expected = {"out": rounded(bounds, BF16, values.sum(axis=1), np.abs(values).sum(axis=1))}
-    yield Case("129 × 4 × 4096", {"out": unwritten(BF16, 129, 4096)}, [step], expected)
+    total = rounded(bounds, BF16, values.sum(axis=1), np.abs(values).sum(axis=1))
+    return _case([_call("_moe_C.moe_sum", input=x, output="@out")], {"out": total})
 
 
-def _topk_softmax(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
-    gates = _normal(random, 257, 128, kind=FP32)
+def _topk_softmax(
+    random: np.random.Generator, _: ErrorBounds, tokens: int, experts: int, top: int
+) -> Case:
+    gates = _normal(random, tokens, experts, kind=FP32)
     powers = np.exp(gates.astype(np.float64))
     shares = powers / powers.sum(axis=1, keepdims=True)
-    chosen = np.argsort(-shares, axis=1)[:, :8]
+    chosen = np.argsort(-shares, axis=1)[:, :top]
     weights = np.take_along_axis(shares, chosen, axis=1)
-    integers = {
-        name: unwritten(np.dtype(np.int32), *chosen.shape)
-        for name in ("topk_indices", "token_expert_indices")
-    }
-    outputs = {"topk_weights": unwritten(FP32, *chosen.shape), **integers}
+    kinds = {"topk_weights": FP32, "topk_indices": INT32, "token_expert_indices": INT32}
+    outputs = {name: unwritten(kind, *chosen.shape) for name, kind in kinds.items()}
     step = _call("_moe_C.topk_softmax", gating_output=gates, renormalize=False,
                  **{name: f"@{name}" for name in outputs})  # fmt: skip
     expected = {"topk_weights": Expected(weights, 1e-5 * weights), "topk_indices": Expected(chosen)}
-    yield Case("257 × 128", outputs, [step], expected)
+    return Case(outputs, [step], expected)
 
 
-def _activation(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    for rows, columns in ((1, 14336), (333, 11008)):
-        x = _normal(random, rows, 2 * columns)
-        gate, up = np.split(x.astype(np.float64), 2, axis=1)
-        step = _call("_C.silu_and_mul", result="@out", out="@out", input=x)
-        expected = {"out": rounded(bounds, BF16, gate / (1 + np.exp(-gate)) * up)}
-        yield Case(f"{rows} × {columns}", {"out": unwritten(BF16, rows, columns)}, [step], expected)
+def _activation(random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int) -> Case:
+    x = _normal(random, rows, 2 * columns)
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    step = _call("_C.silu_and_mul", result="@out", out="@out", input=x)
+    return _case([step], {"out": rounded(bounds, BF16, gate / (1 + np.exp(-gate)) * up)})
 
 
-def _rms_norm(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    def normed(x: Array, weight: Array) -> Expected:
+def _rms_norm(random: np.random.Generator, bounds: ErrorBounds, rows: int, columns: int) -> Case:
+    x, residual = _normal(random, rows, columns), _normal(random, rows, columns)
+    weight = _normal(random, columns)
+
+    def normed(x: Array) -> Expected:
         values = x.astype(np.float64)
         root = np.sqrt((values**2).mean(axis=1, keepdims=True) + 1e-6)
         return rounded(bounds, BF16, values / root * weight.astype(np.float64))
 
-    for rows, columns in ((7, 4096), (1025, 5120)):
-        x, residual = _normal(random, rows, columns), _normal(random, rows, columns)
-        weight = _normal(random, columns)
-        common = {"weight": weight, "epsilon": 1e-6}
-        step = _call("_C.rms_norm", result="@out", out="@out", input=x, **common)
-        outputs = {"out": unwritten(BF16, rows, columns)}
-        expected = {"out": normed(x, weight)}
-        yield Case(f"{rows} × {columns}", outputs, [step], expected)
-        step = _call("_C.fused_add_rms_norm", input="@x", residual="@residual", **common)
-        total = x + residual
-        sums = {"x": normed(total, weight), "residual": Expected(total.astype(np.float64))}
-        outputs = {"x": x, "residual": residual}
-        yield Case(f"with residual, {rows} × {columns}", outputs, [step], sums)
+    common, total = {"weight": weight, "epsilon": 1e-6}, x + residual
+    steps = [
+        _call("_C.rms_norm", result="@out", out="@out", input=x, **common),
+        _call("_C.fused_add_rms_norm", input="@x", residual="@residual", **common),
+    ]
+    outputs = {"out": unwritten(BF16, rows, columns), "x": x, "residual": residual}
+    sums = {"x": normed(total), "residual": Expected(total.astype(np.float64))}
+    return Case(outputs, steps, {"out": normed(x), **sums})
 
 
-def _rotary(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
-    tokens, heads, size, longest = 33, 8, 128, 4096
+def _rotary(random: np.random.Generator, bounds: ErrorBounds, tokens: int, heads: int) -> Case:
+    size, longest = 128, 4096
     angles = np.outer(np.arange(longest), 10000.0 ** (-np.arange(64) / 64))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(BF16)
     positions = random.integers(0, longest, tokens)
@@ -462,14 +493,13 @@ def _rotary(random: np.random.Generator, bounds: Bounds) -> Iterator[Case]:
     sizes = np.concatenate([np.abs(a) + np.abs(b) for a, b in terms], axis=2).reshape(query.shape)
     step = _call("_C.rotary_embedding", positions=positions, query="@query", head_size=size,
                  cos_sin_cache=table, is_neox=True)  # fmt: skip
-    expected = {"query": rounded(bounds, BF16, values, sizes)}
-    yield Case(f"{tokens} × {heads} × {size}", {"query": query}, [step], expected)
+    return Case({"query": query}, [step], {"query": rounded(bounds, BF16, values, sizes)})
 
 
-def _cache(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
-    slots = random.permutation(256)[:37]
+def _cache(random: np.random.Generator, _: ErrorBounds, tokens: int) -> Case:
+    slots = random.permutation(256)[:tokens]
     slots[3] = -1
-    inputs = {name: _normal(random, 37, 8, 128) for name in ("key", "value")}
+    inputs = {name: _normal(random, tokens, 8, 128) for name in ("key", "value")}
     outputs = {f"{name}_cache": _normal(random, 16, 16, 8, 128) for name in inputs}
     expected = {name: Expected(cache.astype(np.float64)) for name, cache in outputs.items()}
     for name, x in inputs.items():
@@ -480,30 +510,37 @@ def _cache(random: np.random.Generator, _: Bounds) -> Iterator[Case]:
         "_C_cache_ops.reshape_and_cache_flash", **inputs, **{name: f"@{name}" for name in outputs},
         slot_mapping=slots, kv_cache_dtype="auto", k_scale=one, v_scale=one,
     )  # fmt: skip
-    yield Case("37 tokens", outputs, [step], expected)
+    return Case(outputs, [step], expected)
 
 
 _SHAPES = ((1, 4096, 4096), (17, 6144, 4096), (512, 14336, 4096), (2048, 4096, 14336))
+_FP4_SHAPES = ((1, 4096, 4096), (17, 7168, 4096), (129, 256, 384))
+_MARLIN_SHAPES = ((1, 4096, 4096), (33, 6144, 4096), (129, 256, 14336))
+_EXPERTS = (((3, 0, 17, 129), 256, 512), ((1, 64, 0, 33, 2, 5, 0, 7), 1536, 2048))
 
-#: Check → its cases.
-CASES: Mapping[str, Cases] = {
-    "fp4-quantise": _fp4_quantise,
-    "fp4-gemm": _fp4_gemm,
-    "fp4-moe": _fp4_moe,
-    "marlin-fp4": _marlin(fp4=True),
-    "marlin-fp4-moe": _marlin_moe,
-    "marlin-int4": _marlin(fp4=False),
-    "fp8-quantise": _fp8_quantise,
-    "fp8-gemm": scaled_mm(FP8, *_SHAPES),
-    "int8-gemm": scaled_mm(np.dtype(np.int8), *_SHAPES[:2]),
-    "moe-align": _moe_align,
-    "moe-sum": _moe_sum,
-    "topk-softmax": _topk_softmax,
-    "activation": _activation,
-    "rms-norm": _rms_norm,
-    "rotary": _rotary,
-    "cache": _cache,
+#: Check → its operators.
+OPERATORS: dict[str, Operator] = {
+    "fp4-quantise": Operator(_fp4_quantise, ((1, 4096), (17, 7168), (150, 64)), fp4=True),
+    "fp4-gemm": Operator(_fp4_gemm, _FP4_SHAPES, fp4=True),
+    "fp4-moe": Operator(_fp4_moe, _EXPERTS, fp4=True),
+    "marlin-fp4": Operator(partial(_marlin, True), _MARLIN_SHAPES),
+    "marlin-fp4-moe": Operator(_marlin_moe, ((37, 16, 1024, 2048),)),
+    "marlin-int4": Operator(partial(_marlin, False), _MARLIN_SHAPES),
+    "fp8-quantise": Operator(_fp8_quantise, ((1, 4096), (129, 5120))),
+    "fp8-gemm": Operator(partial(_scaled_mm, FP8), _SHAPES),
+    "int8-gemm": Operator(partial(_scaled_mm, np.dtype(np.int8)), _SHAPES[:2]),
+    "moe-align": Operator(_moe_align, ((1, 8, 64, 16), (257, 8, 128, 64))),
+    "moe-sum": Operator(_moe_sum, ((129, 4, 4096),)),
+    "topk-softmax": Operator(_topk_softmax, ((257, 128, 8),)),
+    "activation": Operator(_activation, ((1, 14336), (333, 11008))),
+    "rms-norm": Operator(_rms_norm, ((7, 4096), (1025, 5120))),
+    "rotary": Operator(_rotary, ((33, 8),)),
+    "cache": Operator(_cache, ((37,),)),
 }
 
-#: The checks of operators that need FP4 instructions; Marlin has none.
-NEEDS_FP4 = frozenset({"fp4-quantise", "fp4-gemm", "fp4-moe"})
+#: Check → an operator of the wheel that no case calls.
+UNTESTED: Mapping[str, str] = {
+    "fp4-experts-quantise": "scaled_fp4_experts_quant",
+    "fp8-moe": "cutlass_moe_mm",
+    "moe-permute": "moe_permute",
+}

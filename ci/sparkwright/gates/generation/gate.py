@@ -9,16 +9,17 @@ the text does not depend on speculation.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from sparkwright.bench.recipes.recipe import Ability, Recipe
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console, one_line
 from sparkwright.gates.core.verdict import (
     Check,
@@ -27,20 +28,19 @@ from sparkwright.gates.core.verdict import (
     declare,
     failed,
     invalid,
+    judged,
     not_run,
     passed,
 )
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.policy import (
+from sparkwright.gates.generation.checks import (
     Chat,
     GenerationPolicy,
     Profile,
     filled_text,
     long_text,
 )
-from sparkwright.gates.logprobs import divergence
-
-TITLE = "generated text"
+from sparkwright.gates.logprobs import distributions
 
 #: The check of each ability that a recipe may declare.
 ABILITIES: Mapping[Ability, str] = {
@@ -51,11 +51,16 @@ ABILITIES: Mapping[Ability, str] = {
     "images": "images",
 }
 
+#: The checks of the prompts' answers, and those of further questions.
+ANSWERED = (
+    *(detector.name for detector in checks.DETECTORS),
+    *("identical-reruns", "entropy", "answers", "corrupted-requests"),
+)
+FURTHER = (*ABILITIES.values(), "deep-decode", "speculation")
+
 CHECKS = (
-    *declare("prompts", "streams", "token-count"),
-    *declare(*(detector.name for detector in checks.DETECTORS), measured=True),
-    *declare("identical-reruns", "entropy", "answers", "corrupted-requests", measured=True),
-    *declare("context-*", *ABILITIES.values(), "deep-decode", "speculation", measured=True),
+    *declare("replies", "prompts", "token-count"),
+    *declare(*ANSWERED, *FURTHER, "context-*", measured=True),
 )
 
 REASONS: Mapping[str, str] = {
@@ -74,9 +79,8 @@ REASONS: Mapping[str, str] = {
     "compressible": "The answer says nearly the same again and again, a little varied.",
     "unreadable": "Bytes that are no characters: the model draws tokens without sense.",
     "answer-short": "The model ends its answer at once, although the prompt asks for a long one.",
-    "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly, or the model "
+    "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly or the model "
     "repeats itself.",
-    "logprob-nan": "A log probability is not a number.",
     "answers-wrong": "Too many answers lack what a sound model knows. Fluent text about something "
     "else means wrong numbers.",
     "requests-corrupted": "vLLM counted requests whose logits were not a number.",
@@ -88,7 +92,7 @@ REASONS: Mapping[str, str] = {
     "recipe keeps it low by design.",
     "chat-wrong": "A chat was answered wrongly, or did not end as it should: look at the chat "
     "template and at the model's end tokens.",
-    "tool-calls-wrong": "A tool was not called, or with arguments that are not of its schema. Check "
+    "tool-calls-wrong": "A tool was not called or with arguments that are not of its schema. Check "
     "--enable-auto-tool-choice, --tool-call-parser and the chat template.",
     "reasoning-wrong": "The reasoning was not separated from the answer. Check --reasoning-parser.",
     "structured-output-wrong": "The answer is not of the JSON schema, or has wrong values. Check "
@@ -104,15 +108,12 @@ REASONS: Mapping[str, str] = {
     "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
     "server, with --serve.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
-    "no-answers": "No answer arrived that could be judged; see the check `streams`.",
+    "no-answers": "The gate ended before; see the checks `replies` and `prompts`.",
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
 
-#: vLLM's counters of requests with NaN logits and of drafts.
-CORRUPTED, DRAFTS = "vllm:corrupted_requests_total", "vllm:spec_decode_num_drafts_total"
-
-#: After so many failures in a row nothing more is asked; each may take the client's deadline.
-MAX_FAILURES = 3
+#: vLLM's counter of drafts.
+DRAFTS = "vllm:spec_decode_num_drafts_total"
 
 #: Tokens of the answer to a question for a fact.
 FACT_TOKENS = 24
@@ -120,62 +121,23 @@ FACT_TOKENS = 24
 #: Starts the server again, without ``graphs`` or ``speculation``, for a block.
 Relaunch = Callable[[Sequence[str]], AbstractContextManager[Client]]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-class Session:
+class QuestionedServer(NamedTuple):
     """
-    Sends requests, and gives up on a server that has failed `MAX_FAILURES` times in a row.
+    The server that is questioned.
 
     Attributes:
-        requests: How many were sent.
-        failures: The case of each that failed, with the error.
+        kind: The kind of its model.
+        recipe: By which it is served; it declares abilities, speculation and context.
+        relaunch: None if the server was not started by the gate.
+        limit: The most tokens of a prompt and its completion.
     """
 
-    def __init__(self) -> None:
-        self.requests, self._in_a_row = 0, 0
-        self.failures: list[tuple[str, ServerInvalid]] = []
-
-    def ask(
-        self, case: str, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        """Return the reply to *request*; None if none that counts arrived."""
-        if self._in_a_row >= MAX_FAILURES:
-            return None
-        self.requests += 1
-        try:
-            reply = request(*args, **kwargs)
-        except ServerInvalid as error:
-            self.failures.append((case, error))
-            self._in_a_row += 1
-            return None
-        self._in_a_row = 0
-        return reply
-
-    def complete(
-        self, client: Client, texts: Mapping[str, str], tokens: int, top: int | None = None
-    ) -> dict[str, Completion]:
-        """Return the greedy answers that arrived, each computed without the prefix cache."""
-        answers = {}
-        with console.progress("answers", len(texts)) as line:
-            for number, (name, text) in enumerate(texts.items(), 1):
-                salt = uuid.uuid4().hex
-                answer = self.ask(
-                    name, client.complete, text, max_tokens=tokens, logprobs=top, cache_salt=salt
-                )
-                if answer:
-                    answers[name] = answer
-                line.update(number)
-        return answers
-
-    def check(self) -> Check:
-        """Return whether every reply arrived complete."""
-        if not self.failures:
-            return passed("streams", f"{self.requests} replies arrived complete")
-        message = f"{len(self.failures)} of {self.requests} replies do not count"
-        samples = [Sample(case, "", str(error)) for case, error in self.failures]
-        return invalid("streams", message, self.failures[0][1].reason, samples=samples)
+    client: Client
+    kind: Profile
+    recipe: Recipe | None
+    relaunch: Relaunch | None
+    limit: int
 
 
 def run(
@@ -188,138 +150,137 @@ def run(
     quick: bool = False,
 ) -> tuple[Check, ...]:
     """
-    Return the checks of the gate.
+    Return the checks of the gate, which ends at the first reply that does not count.
 
     Args:
         profile: The kind of model, a name of *policy*'s profiles.
-        recipe: By which *client* is served; it declares abilities, speculation and context.
-        relaunch: None if the server was not started by the gate.
+        recipe, relaunch: As of `QuestionedServer`.
         quick: Judge the answers to the prompts alone, as after a soak.
 
     Raises:
         ValueError: The policy has no such profile.
     """
     if profile not in policy.profiles:
-        raise ValueError(
-            f"the policy has no profile {profile!r}; it has {', '.join(policy.profiles)}"
-        )
-    kind, session = policy.profiles[profile], Session()
-    texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
+        names = ", ".join(policy.profiles)
+        raise ValueError(f"the policy has no profile {profile!r}; it has {names}")
+    kind, found = policy.profiles[profile], dict[str, Check]()
+    found["replies"] = passed("replies", "each reply arrived complete")
     try:
-        before, limit = client.metrics(), client.max_model_len()
-        bad = [
-            name
-            for name, text in texts.items()
-            if not checks.encodable(text, client.detokenize(client.tokenize(text)))
-        ]
+        server = QuestionedServer(client, kind, recipe, relaunch, client.max_model_len())
+        for check in _judged(policy, server, quick):
+            reason = kind.not_run.get(check.name)
+            found[check.name] = (
+                not_run(check.name, reason, "policy-skips") if reason is not None else check
+            )
     except ServerInvalid as error:
-        return (invalid("streams", error.message, error.reason),)
-    texts = {name: text for name, text in texts.items() if name not in bad}
-    first = session.complete(client, texts, policy.tokens)
-    second = session.complete(client, texts, policy.tokens, policy.top)
-    pairs = {name: (first[name], second[name]) for name in first if name in second}
-    result = [
-        _prompts(bad, len(policy.prompts)),
-        _token_count(policy, session, client, texts),
-        checks.identity(pairs),
-        *(checks.detected(first, detector, policy.bounds) for detector in checks.DETECTORS),
-        checks.collapse(second, policy.bounds.entropy),
-        checks.right("answers", "answers-wrong", policy.prompts, first, kind.answers),
+        make = failed if error.reason == "not-a-number" else invalid
+        found["replies"] = make("replies", error.message, error.reason)
+    message = "the gate ended before"
+    for name in ("prompts", "token-count", *ANSWERED, *(() if quick else FURTHER)):
+        found.setdefault(name, not_run(name, message, "no-answers"))
+    return tuple(found.values())
+
+
+def _judged(policy: GenerationPolicy, server: QuestionedServer, quick: bool) -> Iterator[Check]:
+    """Yield the checks in the order of the questions."""
+    client, kind = server.client, server.kind
+    texts = {prompt.name: kind.wrap.replace("{prompt}", prompt.text) for prompt in policy.prompts}
+    bad = [
+        name
+        for name, text in texts.items()
+        if not checks.encodable(text, client.detokenize(client.tokenize(text)))
     ]
+    if bad:
+        message = f"the tokenizer cannot hold {len(bad)} of {len(texts)} prompts"
+        yield invalid("prompts", message, "prompt-unencodable", samples=map(Sample, bad))
+        return
+    yield passed("prompts", f"{len(texts)} prompts come back from the tokenizer as they were")
+    before = client.metrics()
+    try:
+        first = _complete(client, texts, policy.tokens)
+        for detector in checks.DETECTORS:
+            yield checks.detected(first, detector, policy.bounds)
+        yield checks.right("answers", "answers-wrong", policy.prompts, first, kind.answers)
+        text = next(iter(texts.values()))
+        answer = client.complete(text, max_tokens=policy.tokens, ignore_eos=True)
+        message = f"with ignore_eos, {len(answer.tokens)} of {policy.tokens} tokens came"
+        long = answer.finish_reason == "length"
+        yield judged("token-count", message, "token-count-wrong", long)
+        second = _complete(client, texts, policy.tokens, policy.top)
+        pairs = {name: (answer, second[name]) for name, answer in first.items()}
+        yield checks.same_tokens("identical-reruns", "rerun-differs", pairs)
+        yield checks.collapse(second, policy.bounds.entropy)
+        if not quick:
+            yield from _contexts(policy, server)
+            yield from _chats(policy, server)
+    except ServerInvalid:
+        # The counter says something of a server that does not answer, too.
+        with contextlib.suppress(ServerInvalid):
+            yield checks.corrupted(before, client.metrics())
+        raise
+    after = client.metrics()
+    yield checks.corrupted(before, after)
     if not quick:
-        result += _contexts(policy, kind, session, client, limit, recipe)
-        result += _chats(policy, client, recipe)
-    after = session.ask("metrics", client.metrics) or {}
-    result.append(checks.corrupted(before, after, CORRUPTED))
-    if not quick:
-        result.append(_deep_decode(policy, kind, session, client, limit, recipe, relaunch))
+        yield _deep_decode(policy, server)
         drafts = after.get(DRAFTS, 0.0) > before.get(DRAFTS, 0.0)
-        result.append(_speculation(policy, session, texts, second, recipe, relaunch, drafts))
-    why = kind.not_run
-    judged = (
-        not_run(check.name, why[check.name], "policy-skips") if check.name in why else check
-        for check in result
-    )
-    return (session.check(), *judged)
+        yield _speculation(policy, server, texts, second, drafts)
 
 
-def _prompts(unencodable: Sequence[str], count: int) -> Check:
-    if unencodable:
-        message = f"the tokenizer cannot hold {len(unencodable)} of {count} prompts"
-        return invalid("prompts", message, "prompt-unencodable", samples=map(Sample, unencodable))
-    return passed("prompts", f"{count} prompts come back from the tokenizer as they were")
+def _complete(
+    client: Client, texts: Mapping[str, str], tokens: int, top: int | None = None
+) -> dict[str, Completion]:
+    """Return the greedy answers to *texts*, each computed without the prefix cache."""
+    answers = {}
+    with console.progress("answers", len(texts)) as line:
+        for name, text in texts.items():
+            salt = uuid.uuid4().hex
+            answers[name] = client.complete(text, max_tokens=tokens, logprobs=top, cache_salt=salt)
+            line.update(len(answers))
+    return answers
 
 
-def _token_count(
-    policy: GenerationPolicy, session: Session, client: Client, texts: Mapping[str, str]
-) -> Check:
-    """Return whether an answer that may not stop has the length that was asked for."""
-    name, text = next(iter(texts.items()), ("", ""))
-    answer = session.ask(name, client.complete, text, max_tokens=policy.tokens, ignore_eos=True)
-    if not answer:
-        return not_run("token-count", "no answer arrived", "no-answers")
-    message = f"with ignore_eos, {len(answer.tokens)} of {policy.tokens} tokens came, then {answer.finish_reason}"
-    return checks.verdict(
-        "token-count", message, "token-count-wrong", answer.finish_reason == "length"
-    )
-
-
-def _contexts(
-    policy: GenerationPolicy,
-    kind: Profile,
-    session: Session,
-    client: Client,
-    limit: int,
-    recipe: Recipe | None,
-) -> Iterator[Check]:
-    """Yield, for each length of *kind*, whether all facts in a text so long are retrieved."""
-    room = limit - FACT_TOKENS
-
-    def count(text: str) -> int:
-        return len(client.tokenize(text))
-
-    for length in kind.context:
+def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
+    """Yield, for each length of the kind, whether all facts in a text so long are retrieved."""
+    wrap, room = server.kind.wrap, server.limit - FACT_TOKENS
+    for length in server.kind.context:
         name, tokens = f"context-{length}", room if length == "maximum" else length
         if tokens > room:
-            yield _too_short(name, tokens + FACT_TOKENS, limit, recipe)
+            yield _too_short(name, tokens + FACT_TOKENS, server)
             continue
-        text = session.ask(name, filled_text, policy, kind.wrap, tokens, count)
+        text = filled_text(policy, wrap, tokens, lambda text: len(server.client.tokenize(text)))
         questions = {
-            fact.name: kind.wrap.replace("{prompt}", f"{text}{fact.text}")
-            for fact in policy.facts
-            if text is not None
+            fact.name: wrap.replace("{prompt}", f"{text}{fact.text}") for fact in policy.facts
         }
-        answers = session.complete(client, questions, FACT_TOKENS)
+        answers = _complete(server.client, questions, FACT_TOKENS)
         yield checks.right(name, "facts-missing", policy.facts, answers, len(policy.facts))
 
 
-def _too_short(name: str, tokens: int, limit: int, recipe: Recipe | None) -> Check:
-    """Return the check that did not run, as *limit* is below *tokens*, perhaps by design."""
-    designed = recipe is not None and recipe.plan.max_model_len <= limit
-    message = f"{tokens} tokens are needed, and --max-model-len is {limit}"
+def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
+    """Return the check that did not run, as the server's limit is below, perhaps by design."""
+    designed = server.recipe is not None and server.recipe.plan.max_model_len <= server.limit
+    message = f"{tokens} tokens are needed, and --max-model-len is {server.limit}"
     return not_run(name, message, "context-too-short", required=not designed)
 
 
-def _chats(policy: GenerationPolicy, client: Client, recipe: Recipe | None) -> Iterator[Check]:
+def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
     """Yield a check for each ability."""
+    recipe = server.recipe
     for ability, name in ABILITIES.items():
         if recipe is None or ability not in recipe.abilities:
             reason = "not-asked" if recipe is None else "ability-not-declared"
             message = f"no recipe declares that the model has the ability {ability}"
             yield not_run(name, message, reason, required=recipe is None)
             continue
-        faults = {
-            chat.name: _chat(client, chat) for chat in policy.chats if chat.ability == ability
-        }
+        chats = [chat for chat in policy.chats if chat.ability == ability]
+        faults = {chat.name: _chat_fault(server.client, chat) for chat in chats}
         samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
-        figure = Figure(
-            "right chats", len(faults) - len(samples), count=len(faults), bound=len(faults)
-        )
-        message = f"{len(samples)} of {len(faults)} chats failed"
-        yield checks.verdict(name, message, f"{name}-wrong", not samples, [figure], samples)
+        count = len(chats) - len(samples)
+        figure = Figure("right chats", count, count=len(chats), bound=len(chats))
+        message = f"{len(samples)} of {len(chats)} chats failed"
+        yield judged(name, message, f"{name}-wrong", not samples, [figure], samples)
 
 
-def _chat(client: Client, chat: Chat) -> str:
+def _chat_fault(client: Client, chat: Chat) -> str:
     """Return what is wrong with the answer to *chat*; empty if nothing is."""
     content: object = chat.text
     if chat.image:
@@ -331,7 +292,7 @@ def _chat(client: Client, chat: Chat) -> str:
         answer = client.chat(
             [{"role": "user", "content": content}],
             max_tokens=chat.max_tokens,
-            tools=[checks.TOOL] if chat.tool_choice else (),
+            tools=[checks.tool(strict=chat.tool_choice == "required")] if chat.tool_choice else (),
             tool_choice=chat.tool_choice or None,
             response_format=structured if chat.ability == "structured" else None,
         )
@@ -340,73 +301,53 @@ def _chat(client: Client, chat: Chat) -> str:
     return checks.chat_fault(chat, answer)
 
 
-def _deep_decode(
-    policy: GenerationPolicy,
-    kind: Profile,
-    session: Session,
-    client: Client,
-    limit: int,
-    recipe: Recipe | None,
-    relaunch: Relaunch | None,
-) -> Check:
+def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation follows from its text, and which switch decides if not."""
-    name, tokens = "deep-decode", policy.deep.prompt + kind.deep
-    if tokens > limit:
-        return _too_short(name, tokens, limit, recipe)
-    distances = session.ask(name, _distances, policy, kind, client)
-    if distances is None:
-        return not_run(name, "no answer arrived", "no-answers")
-    depths = {
-        variant: checks.damaged_from(found, policy.deep.kl_max)
-        for variant, found in distances.items()
-    }
-    damaged = {variant: depth for variant, depth in depths.items() if depth is not None}
+    name, wanted = "deep-decode", server.kind.deep
+    if policy.deep.prompt + wanted > server.limit:
+        return _too_short(name, policy.deep.prompt + wanted, server)
+    depths = _depths(policy, server.kind, server.client)
     figures = [
         Figure(
-            f"sound tokens, {variant}",
-            kind.deep if depth is None else depth,
-            "tokens",
-            bound=kind.deep,
+            f"sound tokens, {variant}", wanted if depth is None else depth, "tokens", bound=wanted
         )
         for variant, depth in depths.items()
     ]
-    if not damaged:
-        message = f"{kind.deep} tokens follow from their text, with a cold and with a cached prompt"
-        return passed(name, message, figures=figures)
-    words = ", ".join(f"from token {depth} on ({variant})" for variant, depth in damaged.items())
-    message = f"tokens do not follow from their text {words}; "
-    message += _cause(policy, kind, session, relaunch)
-    return failed(name, message, "deep-damage", figures=figures)
+    damaged = {variant: depth for variant, depth in depths.items() if depth is not None}
+    message = f"{wanted} tokens follow from their text, with a cold and with a cached prompt"
+    if damaged:
+        words = ", ".join(f"from token {depth} on ({name})" for name, depth in damaged.items())
+        message = f"tokens do not follow from their text {words}; {_cause(policy, server)}"
+    return judged(name, message, "deep-damage", not damaged, figures)
 
 
-def _cause(
-    policy: GenerationPolicy, kind: Profile, session: Session, relaunch: Relaunch | None
-) -> str:
+def _cause(policy: GenerationPolicy, server: QuestionedServer) -> str:
     """Repeat a damaged generation with fewer features, and return which of them decides."""
-    if relaunch is None:
+    if server.relaunch is None:
         return "not repeated, as the gate did not start the server"
     for switches in (["graphs"], ["graphs", "speculation"]):
-        with relaunch(switches) as client:
-            again = session.ask("deep-decode", _distances, policy, kind, client)
-        if again is None:
-            return f"without {' and '.join(switches)} no answer arrived"
-        if not any(checks.damaged_from(found, policy.deep.kl_max) for found in again.values()):
+        try:
+            with server.relaunch(switches) as client:
+                depths = _depths(policy, server.kind, client)
+        except ServerInvalid as error:
+            return f"without {' and '.join(switches)} no answer arrived: {error.message}"
+        if all(depth is None for depth in depths.values()):
             return f"{switches[-1]} decides: without it the tokens are sound"
     return "neither graphs nor speculation decides"
 
 
-def _distances(
-    policy: GenerationPolicy, kind: Profile, client: Client
-) -> dict[str, list[tuple[int, float]]]:
+def _depths(policy: GenerationPolicy, kind: Profile, client: Client) -> dict[str, int | None]:
     """
-    Return, for a cold and a cached prompt, depths of a long generation and their distances in nat.
+    Return, for a cold and a cached prompt, from where on a long generation is damaged; or None.
 
-    The distance is that of the distribution behind a generated token from the one that prefill
-    gives for the same text, under a salt of its own, so that no block of the generation is used.
+    The distribution behind a generated token is compared with the one that prefill gives for the
+    same text, each under a salt of its own: with blocks from the prefix cache, a wrong cache would
+    agree with itself.
     """
     deep, salt = policy.deep, uuid.uuid4().hex
     prompt = client.tokenize(long_text(policy.line, deep.prompt))[: deep.prompt]
-    found = {}
+    every = min(deep.every, kind.deep // 8)
+    damaged = dict[str, int | None]()
     for variant in ("prefix miss", "prefix hit"):
         answer = client.complete(
             prompt,
@@ -416,43 +357,48 @@ def _distances(
             ignore_eos=True,
             cache_salt=salt,
         )
-        every, fresh = min(deep.every, kind.deep // 8), uuid.uuid4().hex
-        depths = range(every, kind.deep, every)
+        places = range(every, len(answer.tokens), every)
         probes = [
             client.complete(
-                [*prompt, *answer.tokens[:depth]],
+                [*prompt, *answer.tokens[:place]],
                 max_tokens=1,
                 logprobs=policy.top,
-                cache_salt=fresh,
+                ignore_eos=True,
+                cache_salt=uuid.uuid4().hex,
             )
-            for depth in depths
+            for place in places
         ]
-        decoded = [(answer.tokens[depth], answer.logprobs[depth]) for depth in depths]
+        if not all(probe.tokens for probe in probes):
+            raise ServerInvalid("answer-unreadable", "a completion of one token has none")
+        decoded = [(answer.tokens[place], answer.logprobs[place]) for place in places]
         expected = [(probe.tokens[0], probe.logprobs[0]) for probe in probes]
-        p, q = (divergence.scores(rows, policy.top + 1) for rows in (expected, decoded))
-        unsound = divergence.unsound(p, policy.top)[0] | divergence.unsound(q, policy.top)[0]
-        kl = np.where(unsound, np.inf, divergence.lower_bound(p, q, policy.top))
-        found[variant] = list(zip(depths, kl.tolist(), strict=True))
-    return found
+        p, q = (distributions.scores(rows, policy.top + 1) for rows in (expected, decoded))
+        unsound = distributions.unsound(p) | distributions.unsound(q)
+        kl = np.where(unsound, np.inf, distributions.lower_bound(p, q, policy.top))
+        distances = list(zip(places, kl.tolist(), strict=True))
+        depth = checks.damaged_from(distances, deep.kl_max)
+        # An answer that ends although it must not is damaged from its end on.
+        ended = len(answer.tokens) if len(answer.tokens) < kind.deep else None
+        damaged[variant] = ended if depth is None else depth
+    return damaged
 
 
 def _speculation(
     policy: GenerationPolicy,
-    session: Session,
+    server: QuestionedServer,
     texts: Mapping[str, str],
     answers: Mapping[str, Completion],
-    recipe: Recipe | None,
-    relaunch: Relaunch | None,
     drafts: bool,
 ) -> Check:
     """Return whether the greedy answers are the same in a launch without speculation."""
-    if not drafts and recipe and recipe.speculation:
-        return failed("speculation", "no token was drafted", "speculation-absent")
+    name = "speculation"
+    if not drafts and server.recipe and server.recipe.speculation:
+        return failed(name, "no token was drafted", "speculation-absent")
     if not drafts:
-        return not_run("speculation", "no token was drafted", "no-speculation", required=False)
-    if relaunch is None:
-        return not_run("speculation", "the gate did not start the server", "not-relaunched")
-    with relaunch(["speculation"]) as plain:
-        others = session.complete(plain, texts, policy.tokens, policy.top)
-    pairs = {name: (answers[name], others[name]) for name in answers if name in others}
-    return checks.without_speculation(pairs, policy.tie)
+        return not_run(name, "no token was drafted", "no-speculation", required=False)
+    if server.relaunch is None:
+        return not_run(name, "the gate did not start the server", "not-relaunched")
+    with server.relaunch(["speculation"]) as plain:
+        others = _complete(plain, texts, policy.tokens, policy.top)
+    pairs = {name: (answer, others[name]) for name, answer in answers.items()}
+    return checks.same_tokens(name, "speculation-differs", pairs, policy.tie)

@@ -17,13 +17,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
@@ -34,17 +34,19 @@ from sparkwright.gates.core.verdict import (
     declare,
     failed,
     invalid,
+    judged,
     not_run,
     passed,
 )
-from sparkwright.gates.logprobs import divergence, reference
-from sparkwright.gates.logprobs.divergence import Floats, Ids, Scores
-from sparkwright.gates.logprobs.reference import LogprobsPolicy, Reference, ReferenceInvalid
-
-TITLE = "next-token distributions"
-
-#: A token, and logarithms of probabilities at its position.
-Row = tuple[int, Mapping[int, float]]
+from sparkwright.gates.logprobs import distributions
+from sparkwright.gates.logprobs.distributions import (
+    Floats,
+    LogprobsPolicy,
+    Reference,
+    ReferenceInvalid,
+    Row,
+    Scores,
+)
 
 #: How tokens are generated, by check: temperature, concurrency 1 or the policy's, prefix cached.
 MODES: Mapping[str, tuple[float, bool, bool]] = {
@@ -74,15 +76,16 @@ REASONS: Mapping[str, str] = {
     "reference-is-candidate": "The reference was recorded from the candidate's own wheel, so both "
     "share every fault. Record it from the official wheel or from an earlier release.",
     "reference-other-model": "The reference is of other weights, another tokenizer or other texts. "
-    "Record it with the same ones.",
+    "Record it with the same ones, and name the files of a server that runs already with "
+    "--model-folder.",
     "reference-other-policy": "The reference has other numbers of texts, tokens or logarithms than "
     "the policy. Record it again.",
     "corpus-too-short": "With this tokenizer a text has fewer tokens than the policy asks for. "
     "Lower `tokens` or lengthen the corpus.",
     "too-few-logprobs": "The server gives fewer logarithms per position than asked for. Raise its "
     "--max-logprobs.",
-    "not-a-number": "Logarithms are NaN or minus infinity, or their probabilities add up to more "
-    "than 1: a kernel writes NaN, does not write, or damages logits or softmax.",
+    "token-count-wrong": "A completion has fewer tokens than were asked for with ignore_eos. The "
+    "server ends answers early.",
     "distribution-differs": "The distributions differ from the reference's by more than the policy "
     "allows: a kernel, a scale or a weight is wrong, however well the text reads.",
     "text-differs": "Some texts differ although the average may be good: damage that depends on "
@@ -106,9 +109,6 @@ REASONS: Mapping[str, str] = {
     "or make the reference steadier.",
     "not-measured": "An earlier check of this gate ended before this could be measured.",
 }
-
-#: What vLLM answers if a logarithm that it was asked for is NaN (seen with 0.32.0).
-NOT_A_NUMBER = "Out of range float values"
 
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -140,81 +140,84 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
         ServerInvalid: The server does not answer as it should, or a text has too few tokens.
     """
     texts = _tokens(policy, server)
-    first, second = (_score(policy, texts, server) for _ in range(2))
+    rows = _score(policy, texts, server)
+    first, second = _sound(policy, rows), _sound(policy, _score(policy, texts, server))
+    kl, other, _ = _distances(policy, first, second).T
     decoded = {name: _decode(policy, texts, server, name) for name in MODES}
-    return Reference(
-        served,
-        server.model(),
-        server.version(),
-        policy.shape,
-        texts,
-        first,
-        _distances(policy, first, second)[:, :2],
-        {name: mode.kl for name, mode in decoded.items()},
-        decoded["decode-greedy"].acceptance,
-    )
+    distances = {"divergence": kl, "best-token": other}
+    distances |= {name: mode.kl for name, mode in decoded.items()}
+    floors = {name: values.tolist() for name, values in distances.items()}
+    acceptance = decoded["decode-greedy"].acceptance
+    return Reference(served, server.model(), policy.shape, texts, rows, floors, acceptance)
 
 
 def run(
-    policy: LogprobsPolicy, candidate: Client, against: Client | Path, *, served: ServerIdentity
+    policy: LogprobsPolicy, candidate: Client, against: Path, *, served: ServerIdentity
 ) -> tuple[Check, ...]:
     """
-    Return the checks of the gate.
+    Return the checks of the gate, which ends at the first reply that does not count.
 
     Args:
         candidate: The server of the candidate, whose identity is *served*.
-        against: The server of the reference, or the file that was recorded of it.
+        against: The file of the reference.
     """
-    checks: list[Check] = []
+    found = dict[str, Check]()
     try:
-        known = _reference(policy, candidate, against, served)
-        checks.append(_stability(policy, known))
-        same = same_model(served, candidate.model(), known.served, known.name)
-        if not same or not np.array_equal(_tokens(policy, candidate), known.texts):
-            message = f"the reference is of {known.name}, its tokenizer or other texts"
-            raise ReferenceInvalid("reference-other-model", message)
-        measured = _score(policy, known.texts, candidate)
-        decoded = {mode: _decode(policy, known.texts, candidate, mode) for mode in MODES}
+        for check in _judged(policy, candidate, against, served):
+            found[check.name] = check
+        message = "The candidate gave a distribution at each position."
+        found["candidate"] = passed("candidate", message)
     except ServerInvalid as error:
-        name, make, reason = "reference", invalid, error.reason
-        damaged = reason == "not-a-number" or NOT_A_NUMBER in error.message
-        if checks:
-            name, make = "candidate", failed if damaged else invalid
-        if damaged:
-            reason = "not-a-number" if checks else "reference-unsound"
-        checks.append(make(name, f"The {name}: {error.message}.", reason))
-        rest = ("reference", "candidate", *COMPARED, *DECODED)[len(checks) :]
-        message = f"The check {name} ended the gate."
-        return (*checks, *(not_run(skipped, message, "not-measured") for skipped in rest))
-    message = f"The candidate gave a distribution at each of {len(measured.tokens)} positions."
-    checks.append(passed("candidate", message))
+        name, make, reason = ("candidate" if found else "reference"), invalid, error.reason
+        if reason == "not-a-number":
+            make, reason = (failed, reason) if found else (invalid, "reference-unsound")
+        found[name] = make(name, f"The {name}: {error.message}.", reason)
+    for name in ("candidate", *COMPARED, *DECODED):
+        found.setdefault(name, not_run(name, "The gate ended before.", "not-measured"))
+    return tuple(found.values())
+
+
+def _judged(
+    policy: LogprobsPolicy, candidate: Client, against: Path, served: ServerIdentity
+) -> Iterator[Check]:
+    """Yield the checks in the order of the questions."""
+    known = _reference(policy, against, served)
+    expected = _sound(policy, known.rows)
+    yield _stability(policy, known)
+    same = same_model(served, candidate.model(), known.served, known.name)
+    if not same or _tokens(policy, candidate) != known.texts:
+        message = f"the reference is of {known.name}, its tokenizer or other texts"
+        raise ReferenceInvalid("reference-other-model", message)
+    measured = _sound(policy, _score(policy, known.texts, candidate))
     # The floor of another machine says nothing about this one.
     own = float(known.served.host == served.host)
-    checks += _prefill_checks(policy, known, measured, own * known.floor)
-    for name, mode in decoded.items():
+    floors = {name: own * np.array(values) for name, values in known.floors.items()}
+    kl, other, shift = _distances(policy, expected, measured).T
+    reasons = ("distribution-differs", "text-differs")
+    yield _kl_check(policy, "divergence", reasons, kl, floors["divergence"])
+    limit = policy.other_best_rise + float(floors["best-token"].mean())
+    label = "share of other best tokens"
+    yield _mean_check(policy, "best-token", label, other, min(policy.other_best_max, limit))
+    label = "change of ln perplexity"
+    yield _mean_check(policy, "perplexity", label, shift, policy.perplexity_max)
+    decoded = dict[str, Decoded]()
+    for name in MODES:
+        mode = decoded[name] = _decode(policy, known.texts, candidate, name)
         if name == "cached-prefix" and not mode.cache_hits:
             # Without a prefix cache by design there is nothing to compare.
             required = "--no-enable-prefix-caching" not in (served.flags or ())
             message = "The server found no prefix in its cache."
-            checks.append(not_run(name, message, "prefix-cache-unused", required=required))
-        else:
-            reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
-            checks.append(
-                _kl_check(policy, name, (reason, reason), mode.kl, own * known.decode[name])
-            )
-    checks.append(_sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]]))
-    return (*checks, _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance))
+            yield not_run(name, message, "prefix-cache-unused", required=required)
+            continue
+        reason = "cache-differs" if name == "cached-prefix" else "decode-differs"
+        yield _kl_check(policy, name, (reason, reason), mode.kl, floors[name])
+    yield _sampling(policy, [mode for name, mode in decoded.items() if MODES[name][0]])
+    yield _acceptance(policy, known.acceptance, decoded["decode-greedy"].acceptance)
 
 
-def _reference(
-    policy: LogprobsPolicy, candidate: Client, against: Client | Path, served: ServerIdentity
-) -> Reference:
-    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another server."""
-    if isinstance(against, Client):
-        if against.url == candidate.url:
-            raise ReferenceInvalid("reference-is-candidate", "it is the candidate's own server")
-        return record(policy, against, replace(served, wheel=""))
-    known = reference.load(against)
+def _reference(policy: LogprobsPolicy, against: Path, served: ServerIdentity) -> Reference:
+    """Return the reference; raise `ReferenceInvalid` unless it is recorded from another wheel."""
+    known = distributions.load(against)
     identity = known.served
     required = {name: getattr(identity, name) for name in ("wheel", "model", "flags", "backends")}
     if missing := [name for name, value in required.items() if value in ("", None)]:
@@ -222,7 +225,7 @@ def _reference(
     if identity.wheel == served.wheel:
         message = "it was recorded from the candidate's own wheel"
         raise ReferenceInvalid("reference-is-candidate", message)
-    if known.shape != policy.shape:
+    if known.shape != policy.shape or {*known.floors} != {"divergence", "best-token", *MODES}:
         message = "it has other texts, tokens or logarithms than the policy"
         raise ReferenceInvalid("reference-other-policy", message)
     return known
@@ -230,11 +233,16 @@ def _reference(
 
 def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
     """Return the check of the reference; raise `ReferenceInvalid` if it disagrees with itself."""
-    _require_sound(policy, known.scores)
-    floor, other = map(float, known.floor.mean(axis=0))
+    floor, other = (fmean(known.floors[name]) for name in ("divergence", "best-token"))
     message = f"it differs from itself by {floor:.2g} nat, with {other:.2%} other best tokens"
     if not (floor <= policy.floor_max and other <= policy.other_best_max):
         raise ReferenceInvalid("reference-unstable", message)
+    # A reference that is damaged in decode would widen the limits for the same damage.
+    most = max(policy.floor_max, policy.decode_kl_max)
+    for name in MODES:
+        if not (decoded := fmean(known.floors[name])) <= most:
+            message = f"its generated tokens ({name}) differ from prefill by {decoded:.2g} nat"
+            raise ReferenceInvalid("reference-unstable", message)
     figures = [
         Figure("A/A floor of the mean KL", floor, "nat", policy.texts, bound=policy.floor_max),
         Figure("A/A other best tokens", other, count=policy.texts, bound=policy.other_best_max),
@@ -242,103 +250,95 @@ def _stability(policy: LogprobsPolicy, known: Reference) -> Check:
     return passed("reference", f"The reference: {message}.", figures=figures)
 
 
-def _tokens(policy: LogprobsPolicy, server: Client) -> Ids:
+def _tokens(policy: LogprobsPolicy, server: Client) -> list[list[int]]:
     """Return the first tokens of each text; raise `ReferenceInvalid` if one has too few."""
-    tokens = [server.tokenize(text)[: policy.tokens] for text in policy.corpus_texts()]
+    tokens = [[*server.tokenize(text)[: policy.tokens]] for text in policy.corpus_texts()]
     if (shortest := min(map(len, tokens))) < policy.tokens:
         message = f"a text has {shortest} tokens instead of {policy.tokens}"
         raise ReferenceInvalid("corpus-too-short", message)
-    return np.array(tokens, np.int64)
+    return tokens
 
 
-def _score(policy: LogprobsPolicy, texts: Ids, server: Client) -> Scores:
-    """Return the scores of *texts*, one at a time, as batches differ by more than a kernel may."""
+def _score(policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client) -> list[Row]:
+    """Return the rows of *texts*, one at a time, as batches differ by more than a kernel may."""
     rows: list[Row] = []
     with console.progress("scores", len(texts), "texts") as line:
-        for number, text in enumerate(texts.tolist()):
+        for number, text in enumerate(texts):
             rows += _prefill(policy, server, text)
             line.update(number + 1)
-    return _require_sound(policy, divergence.scores(rows, policy.top + 1))
+    return rows
 
 
 def _prefill(policy: LogprobsPolicy, server: Client, text: Sequence[int]) -> list[Row]:
     """Return each token of *text* but the first, with the logarithms that prefill gives for it."""
     # vLLM computes such a request without its prefix cache.
     scored = server.complete(text, max_tokens=1, prompt_logprobs=policy.top).prompt_logprobs
-    return [(place.token, {**place.top, place.token: place.logprob}) for place in scored]
+    return list(zip(text[1:], scored, strict=True))
 
 
-def _require_sound(policy: LogprobsPolicy, scores: Scores) -> Scores:
-    """Return *scores*; raise `ReferenceInvalid` if a position is no distribution."""
-    wrong, few = divergence.unsound(scores, policy.top)
-    if wrong.any():
-        message = f"{wrong.sum()} of {len(wrong)} positions are no distribution"
+def _sound(policy: LogprobsPolicy, rows: Sequence[Row]) -> Scores:
+    """Return *rows* as arrays; raise `ReferenceInvalid` if a position is no distribution."""
+    scores = distributions.scores(rows, policy.top + 1)
+    if wrong := int(distributions.unsound(scores).sum()):
+        message = f"{wrong} of {len(rows)} positions are no distribution"
         raise ReferenceInvalid("not-a-number", message)
-    if few.any():
-        message = f"{few.sum()} positions have fewer than {policy.top} logarithms"
+    if few := int((scores.ids[:, policy.top - 1] == distributions.PADDING).sum()):
+        message = f"{few} positions have fewer than {policy.top} logarithms"
         raise ReferenceInvalid("too-few-logprobs", message)
     return scores
 
 
-def _decode(policy: LogprobsPolicy, texts: Ids, server: Client, name: str) -> Decoded:
+def _decode(
+    policy: LogprobsPolicy, texts: Sequence[list[int]], server: Client, name: str
+) -> Decoded:
     """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
     temperature, batched, cached = MODES[name]
-    prompts = texts[: policy.decode_texts, : policy.decode_prompt].tolist()
+    prompts = [text[: policy.decode_prompt] for text in texts[: policy.decode_texts]]
 
     def generate(number: int) -> Completion:
         # A block of the cache is found only under the salt that it was stored with.
         salt, prompt = uuid.uuid4().hex, prompts[number]
         if cached:
             server.complete(prompt, max_tokens=1, cache_salt=salt)
-        return server.complete(
+        answer = server.complete(
             prompt,
             max_tokens=policy.decode_tokens,
             temperature=temperature,
-            seed=number,
+            # The modes draw anew: tokens that both draw alike would count twice.
+            seed=number + len(prompts) * batched,
             logprobs=policy.top,
             ignore_eos=True,
             cache_salt=salt,
         )
+        if (count := len(answer.tokens)) < policy.decode_tokens:
+            message = f"an answer ended after {count} of {policy.decode_tokens} tokens"
+            raise ServerInvalid("token-count-wrong", f"{message}, in spite of ignore_eos")
+        return answer
 
     before = server.metrics()
     with ThreadPoolExecutor(policy.decode_batch if batched else 1) as pool:
         completions = list(pool.map(generate, range(len(prompts))))
     after = server.metrics()
     growth = [after.get(key, 0.0) - before.get(key, 0.0) for key in (CACHE_HITS, ACCEPTED, DRAFTED)]
-    rows: tuple[list[Row], list[Row]] = ([], [])
+    generated, recomputed = list[Row](), list[Row]()
     for prompt, completion in zip(prompts, completions, strict=True):
-        rows[0].extend(zip(completion.tokens, completion.logprobs, strict=True))
-        recomputed = _prefill(policy, server, [*prompt, *completion.tokens])
-        rows[1].extend(recomputed[-policy.decode_tokens :])
-    scores, expected = (
-        _require_sound(policy, divergence.scores(part, policy.top + 1)) for part in rows
-    )
-    kl = divergence.lower_bound(expected, scores, policy.top).reshape(len(prompts), -1).mean(axis=1)
-    return Decoded(kl, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
+        generated += zip(completion.tokens, completion.logprobs, strict=True)
+        rows = _prefill(policy, server, [*prompt, *completion.tokens])
+        recomputed += rows[-policy.decode_tokens :]
+    scores, expected = _sound(policy, generated), _sound(policy, recomputed)
+    kl = distributions.lower_bound(expected, scores, policy.top)
+    means = kl.reshape(len(prompts), -1).mean(axis=1)
+    return Decoded(means, scores, growth[0], growth[1] / growth[2] if growth[2] else None)
 
 
 def _distances(policy: LogprobsPolicy, one: Scores, other: Scores) -> Floats:
     """Return, per text: mean KL(one ‖ other), share of other best tokens, difference of ln p."""
     columns = (
-        divergence.lower_bound(one, other, policy.top),
-        ~divergence.agreement(one, other),
+        distributions.lower_bound(one, other, policy.top),
+        ~distributions.agreement(one, other),
         one.logprobs - other.logprobs,
     )
     return np.stack([column.reshape(policy.texts, -1).mean(axis=1) for column in columns], axis=1)
-
-
-def _prefill_checks(
-    policy: LogprobsPolicy, known: Reference, measured: Scores, floor: Floats
-) -> Iterator[Check]:
-    """Yield the checks of the scores; *floor* holds the reference's own distances."""
-    kl, other, shift = _distances(policy, known.scores, measured).T
-    reasons = ("distribution-differs", "text-differs")
-    yield _kl_check(policy, "divergence", reasons, kl, floor[:, 0])
-    limit = min(policy.other_best_max, float(floor[:, 1].mean()) + policy.other_best_rise)
-    label = "share of other best tokens"
-    yield _mean_check(policy, "best-token", "best-token-differs", label, other, limit)
-    label, limit = "change of ln perplexity", policy.perplexity_max
-    yield _mean_check(policy, "perplexity", "perplexity-differs", label, shift, limit)
 
 
 def _kl_check(
@@ -349,9 +349,10 @@ def _kl_check(
 
     That one text is damaged is no accident of the choice of texts, so there is no interval.
     """
-    decoded = name in MODES
-    limit = policy.decode_text_max if decoded else policy.text_max
-    limit = max(limit, policy.kl_floors * float(floor.max()))
+    mean_max, text_max = policy.kl_max, policy.text_max
+    if name in MODES:
+        mean_max, text_max = policy.decode_kl_max, policy.decode_text_max
+    limit = max(text_max, policy.kl_floors * float(floor.max()))
     if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
         samples = [
             Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
@@ -359,25 +360,24 @@ def _kl_check(
         ]
         message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat on average."
         return failed(name, message, reasons[1], samples=samples)
-    limit = policy.decode_kl_max if decoded else policy.kl_max
-    limit = max(limit, policy.kl_floors * float(floor.mean()))
-    return _mean_check(policy, name, reasons[0], "mean KL in nat, lower bound", kl, limit)
+    limit = max(mean_max, policy.kl_floors * float(floor.mean()))
+    return _mean_check(policy, name, "mean KL in nat, lower bound", kl, limit, reasons[0])
 
 
 def _mean_check(
-    policy: LogprobsPolicy, name: str, reason: str, label: str, values: Floats, limit: float
+    policy: LogprobsPolicy, name: str, label: str, values: Floats, limit: float, reason: str = ""
 ) -> Check:
     """Return whether the mean of *values*, one per text, lies within *limit* of 0."""
-    low, high = divergence.limits(values, policy.confidence)
+    low, high = distributions.limits(values, policy.confidence)
     low, high = max(low, -high), max(high, -low)
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     figure = Figure(label, mean, "", len(values), spread, limit)
     state: State = "pass" if high <= limit else "fail" if low > limit else "inconclusive"
-    reason = {"pass": "", "fail": reason}.get(state, "texts-do-not-decide")
+    reasons = {"fail": reason or f"{name}-differs", "inconclusive": "texts-do-not-decide"}
     message = (
         f"{label}: {mean:.4g}, in size from {low:.4g} to {high:.4g}; the limit is {limit:.4g}."
     )
-    return Check(name, state, message, reason, figures=(figure,))
+    return Check(name, state, message, reasons.get(state, ""), figures=(figure,))
 
 
 def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
@@ -393,10 +393,9 @@ def _sampling(policy: LogprobsPolicy, sampled: Sequence[Decoded]) -> Check:
     chance = np.where(tops >= tops[:, :1], np.exp(tops), 0).sum(axis=1).clip(max=1)
     error = float((drawn - chance).sum() / np.sqrt((chance * (1 - chance)).sum() + 1))
     message = f"The most probable token was drawn {error:+.1f} standard errors too often."
-    figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=policy.sampling_max)
-    return _verdict(
-        "sampling", message, "sampling-differs", figure, abs(error) <= policy.sampling_max
-    )
+    most = policy.sampling_max
+    figure = Figure("excess of best tokens", error, "errors", len(drawn), bound=most)
+    return judged("sampling", message, "sampling-differs", abs(error) <= most, [figure])
 
 
 def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | None) -> Check:
@@ -408,10 +407,4 @@ def _acceptance(policy: LogprobsPolicy, known: float | None, measured: float | N
     share, band = measured or 0.0, policy.acceptance_band
     message = f"{share:.1%} of the drafted tokens were accepted, {known:.1%} by the reference."
     figure = Figure("accepted drafts", share, bound=known - band)
-    return _verdict("acceptance", message, "acceptance-differs", figure, abs(share - known) <= band)
-
-
-def _verdict(name: str, message: str, reason: str, figure: Figure, good: bool) -> Check:
-    return Check(
-        name, "pass" if good else "fail", message, "" if good else reason, figures=(figure,)
-    )
+    return judged("acceptance", message, "acceptance-differs", abs(share - known) <= band, [figure])

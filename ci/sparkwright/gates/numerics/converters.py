@@ -1,9 +1,9 @@
 """
 A converter of a patched source tree, compiled for the host and called with arrays.
 
-The unit's program (`converter_specs.driver`) includes the source file. It is preprocessed, its
-inline PTX is rewritten to C++ (`inline_ptx`), and the result is compiled and run, each step within
-`Limits`. Python sources are read as text and never run. Nothing is written into the tree.
+The unit's program (`driver`) includes the source file. It is preprocessed, its inline PTX is
+rewritten to C++ (`inline_ptx`), and the result is compiled and run, each step within `Limits`.
+Python sources are read as text and never run. Nothing is written into the tree.
 """
 
 from __future__ import annotations
@@ -11,20 +11,43 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from sparkwright.builder import toolchain
 from sparkwright.core import process
 from sparkwright.core.process import Limits
-from sparkwright.gates.numerics.converter_specs import NATIVE, RESULTS, Converter, Unit, driver
 
-#: More of a Python file is not read.
-LARGEST_SOURCE = 4 * 1024 * 1024
+Kind = Literal["encode", "decode", "quantise", "scale", "offset"]
+Format = Literal["fp32", "bf16", "fp16"]
+
+#: A path inside a tree.
+Inside = Annotated[str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|$))")]
+
+NATIVE = Path(__file__).parent / "native"
+
+#: The type of a result, as the program writes it.
+RESULTS: Mapping[Kind, np.dtype[Any]] = {
+    "encode": np.dtype(np.uint64),
+    "decode": np.dtype(np.float32),
+    "scale": np.dtype(np.uint8),
+    "offset": np.dtype(np.int64),
+    "quantise": np.dtype([("codes", np.uint64), ("scale", np.uint8), ("padding", np.uint8, 7)]),
+}
+#: The parameters of a converter in C++, by which `native/driver.hpp` knows its kind.
+_PARAMETERS: Mapping[Kind, str] = {
+    "encode": "{0.type} (&x)[{0.lanes}]",
+    "decode": "unsigned code",
+    "scale": "float x",
+    "offset": "int row, int column, int columns",
+    "quantise": "{0.type} (&x)[16], float tensor_scale, std::uint8_t& scale",
+}
 
 #: The exit status of `native/device.hpp` at an instruction that it does not define.
 UNREADABLE = 42
@@ -46,6 +69,63 @@ _UNKNOWN = re.compile(
     r"driver\.cpp:\d+:\d+: error: (?:[‘'](?:\w+::)*\w+[’'] (?:is not a member of|was not declared|"
     r"has not been declared)|no (?:member|template) named '\w+' in|use of undeclared identifier)"
 )
+
+
+class Converter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A function of a source tree, and its convention where public references differ.
+
+    Attributes:
+        name: Unique in the policy; the names of its checks begin with it.
+        kind: Its purpose, and with it the C++ signature of *call*:
+            ``encode``: ``integer (T (&x)[lanes])``, four bits per value, the first lowest;
+            ``decode``: ``float (unsigned code)``;
+            ``quantise``: ``integer (T (&x)[16], float tensor_scale, std::uint8_t& scale)``, where
+            the tensor scale multiplies the values;
+            ``scale``: ``integer (float x)``, the UE4M3 code;
+            ``offset``: ``integer (int row, int column, int columns)``, the byte of a block scale.
+        call: The body of that function, in C++.
+        type, format: T, and the meaning of its bits.
+        lanes: Values per call.
+        nan: Result for NaN: ``plus-six`` for either sign, or ``keeps-sign`` for ±6.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    kind: Kind
+    call: str
+    type: str = "float"
+    format: Format = "fp32"
+    lanes: Literal[1, 2, 4, 8, 16] = 1
+    nan: Literal["plus-six", "keeps-sign"] = "plus-six"
+
+
+class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A source file and its converters.
+
+    Attributes:
+        fork: The fork of the file; empty for a header of the CUDA toolkit.
+        files: Its paths in the trees of different stacks; the first that exists is used.
+        python: For a Python file, a regular expression whose group is a list of numbers or a PTX
+            text with the operands ``$0``, ``$1`` …
+        header: The C++ header for it, where ``@`` stands for that group with ``%`` for ``$``.
+        folders: Folders of the tree that are searched for included files.
+        headers: Headers of the toolkit that are included before the file.
+        empty: Included headers that are replaced by empty files.
+        defines: Macros.
+        arch: ``__CUDA_ARCH__`` in the file; 0 leaves it undefined, as in host code.
+    """
+
+    fork: str
+    files: Annotated[tuple[Inside, ...], Meta(min_length=1)]
+    converters: Annotated[tuple[Converter, ...], Meta(min_length=1)]
+    python: str = ""
+    header: str = ""
+    folders: tuple[Inside, ...] = ()
+    headers: tuple[Inside, ...] = ()
+    empty: tuple[Inside, ...] = ()
+    defines: dict[str, str] = {}
+    arch: int = 0
 
 
 class ConverterInvalid(Exception):
@@ -88,34 +168,36 @@ class Program:
         folders = [f"-I{folder / 'empty'}", *(f"-I{self._tree / name}" for name in unit.folders)]
         folders += [f"-isystem{path}" for path in includes]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
-        self._compile([*compiler, "-E", *folders, str(source), "-o", f"{program}.ii"])
+        preprocess = [*compiler, "-E", *folders, str(source), "-o", f"{program}.ii"]
+        self._run(preprocess, "compiler", "converter-uncompilable")
         text = Path(f"{program}.ii").read_text("utf-8", "replace")
         Path(f"{program}.host.ii").write_text(inline_ptx(text, self._owns), "utf-8")
         # Without contraction, since a fused multiply-add rounds once where the text rounds twice.
         options = ["-O1", "-ffp-contract=off", "-x", "c++-cpp-output", f"{program}.host.ii"]
-        self._compile([*compiler, *options, "-o", str(program)])
+        compile_host = [*compiler, *options, "-o", str(program)]
+        self._run(compile_host, "compiler", "converter-uncompilable")
 
     def _header(self, unit: Unit) -> str:
+        """Return the file to include, as ``#include`` names it."""
         if not unit.fork:
             return f"<{unit.files[0]}>"
-        path = next(
-            (self._tree / name for name in unit.files if (self._tree / name).exists()), None
-        )
-        if path is None:
+        paths = [self._tree / name for name in unit.files if (self._tree / name).exists()]
+        if not paths:
             missing = " and no ".join(unit.files)
             raise ConverterInvalid("converter-missing", f"the tree of {unit.fork} has no {missing}")
-        self._owns(str(path))
-        if unit.table or unit.template:
-            path, source = self._folder / "python.hpp", path
-            path.write_text(python_header(unit, source), "utf-8")
-        return f'"{path}"'
+        self._owns(str(paths[0]))
+        if not unit.python:
+            return f'"{paths[0]}"'
+        header = self._folder / "python.hpp"
+        header.write_text(python_header(unit, paths[0]), "utf-8")
+        return f'"{header}"'
 
     def _owns(self, name: str) -> bool:
         """Return whether the file *name* is the tree's; raise if it is a link that leaves it."""
         path = Path(name)
         if path.is_relative_to(self._tree) and not path.resolve().is_relative_to(self._tree):
-            where = path.relative_to(self._tree)
-            raise ConverterInvalid("converter-outside", f"{where} is a link that leaves the tree")
+            link = path.relative_to(self._tree)
+            raise ConverterInvalid("converter-outside", f"{link} is a link that leaves the tree")
         return path.is_relative_to(self._tree) or path.is_relative_to(self._folder)
 
     def _run(self, command: list[str], name: str, failure: str) -> None:
@@ -125,17 +207,12 @@ class Program:
             message = f"the {name} did not end within {self._limits.seconds:g} s"
             raise ConverterInvalid("converter-slow", message)
         if ended.status:
-            text = ended.tail
-            for path in (self._tree, self._folder, NATIVE):
-                text = text.replace(f"{path}/", "")
-            lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
+            text = re.sub(r"\S+/", "", ended.tail)
+            lines = re.findall(r".*\berror\b.*", text) or text.splitlines()
             excerpt = " | ".join(line.strip() for line in lines[:5])[:600]
             reason = "converter-unreadable" if ended.status == UNREADABLE else failure
             reason = "converter-missing" if _UNKNOWN.search(text) else reason
             raise ConverterInvalid(reason, f"the {name} ended with {ended.status}: {excerpt}")
-
-    def _compile(self, command: list[str]) -> None:
-        self._run(command, "compiler", "converter-uncompilable")
 
     def call(self, converter: Converter, inputs: NDArray[Any]) -> NDArray[Any]:
         """
@@ -147,14 +224,30 @@ class Program:
         """
         source, result = self._folder / "inputs", self._folder / "results"
         source.write_bytes(inputs.tobytes())
-        result.unlink(missing_ok=True)
+        result.write_bytes(b"")
         command = [str(self._folder / "driver"), converter.name, str(source), str(result)]
         self._run(command, "converter", "converter-crashed")
-        size = result.stat().st_size if result.is_file() and not result.is_symlink() else 0
+        size = result.stat().st_size
         if size != len(inputs) * RESULTS[converter.kind].itemsize:
             message = f"{converter.name} wrote {size} bytes for {len(inputs)} inputs"
             raise ConverterInvalid("converter-output", message)
         return np.fromfile(result, RESULTS[converter.kind])
+
+
+def driver(unit: Unit, header: str) -> str:
+    """Return the C++ text of a program that includes *header* and calls the unit's converters."""
+    text = "".join(f"#include <{name}>\n" for name in unit.headers)
+    text += f'#include "{NATIVE / "device.hpp"}"\n#include "{NATIVE / "driver.hpp"}"\n'
+    text += "".join(f"#define {name} {value}\n" for name, value in unit.defines.items())
+    text += f"#define __CUDA_ARCH__ {unit.arch}\n" if unit.arch else ""
+    text += f"#include {header}\n"
+    cases = ""
+    for index, converter in enumerate(unit.converters):
+        parameters = _PARAMETERS[converter.kind].format(converter)
+        text += f"static auto call_{index}({parameters}) {{\n{converter.call}\n}}\n"
+        cases += f'  if (!std::strcmp(arguments[1], "{converter.name}")) '
+        cases += f"return ::sparkwright::run(call_{index}, arguments[2], arguments[3]);\n"
+    return f"{text}int main(int, char** arguments) {{\n{cases}  return 2;\n}}\n"
 
 
 def inline_ptx(text: str, owns: Callable[[str], bool]) -> str:
@@ -180,62 +273,35 @@ def inline_ptx(text: str, owns: Callable[[str], bool]) -> str:
 
 
 def _statement(body: str) -> str:
-    body = re.sub(r"(?m)^# \d.*$", "", body)
-    template, _, operands = body.partition(":")
+    """Return the asm statement with the *body* between its parentheses as C++."""
+    template, _, operands = re.sub(r"(?m)^# \d.*$", "", body).partition(":")
     ptx = "".join(ast.literal_eval(f'"{text}"') for text in _STRING.findall(template)).strip()
     if not ptx or _STRING.sub("", template).strip():
         message = f"an asm statement is not understood: {' '.join(body.split())[:120]}"
         raise ConverterInvalid("converter-unreadable", message)
     # Constraints stand between the operands' expressions, each in its parentheses.
     values = [value.strip(" \t\r\n,:") for value in _STRING.split(operands)[2::2]]
-    calls = []
-    for line in (ptx[1:-1] if ptx.startswith("{") else ptx).split(";")[:-1]:
+    named = {f"%{number}": value for number, value in enumerate(values)}
+    calls = ""
+    for line in ptx.removeprefix("{").removesuffix("}").split(";")[:-1]:
         name, _, arguments = line.strip().partition(" ")
         registers = re.fullmatch(r"\.(\w+)\s+([\w\s,]+)", arguments)
         if name == ".reg" and registers and registers[1] in _TYPES:
-            calls.append(f"{_TYPES[registers[1]]} {registers[2]};")
-            continue
-        if name not in INSTRUCTIONS or re.search(r"[^\w\s%,{}]", arguments):
-            return f'::sparkwright::unreadable("{name}");'
-        arguments = re.sub(r"[{}]", "", arguments)
-        for number in reversed(range(len(values))):
-            arguments = arguments.replace(f"%{number}", values[number])
-        calls.append(f"::sparkwright::{name.replace('.', '_')}({arguments});")
-    return "{ " + " ".join(calls) + " }"
+            calls += f"{_TYPES[registers[1]]} {registers[2]}; "
+        elif name in INSTRUCTIONS and not re.search(r"[^\w\s%,{}]", arguments):
+            arguments = re.sub(r"[{}]", "", arguments)
+            arguments = re.sub(r"%\d+", lambda operand: named.get(operand[0], ""), arguments)
+            calls += f"::sparkwright::{name.replace('.', '_')}({arguments}); "
+        else:
+            return f'{{ ::sparkwright::unreadable("{name}"); }}'
+    return f"{{ {calls}}}"
 
 
 def python_header(unit: Unit, path: Path) -> str:
-    """
-    Return a C++ header with the table or the PTX template of the Python file at *path*.
-
-    Raises:
-        ConverterInvalid: ``converter-missing`` without the variable or function, and
-            ``converter-unreadable`` if it does not hold a list of numbers or a PTX text.
-    """
-    with path.open("rb") as stream:
-        text = stream.read(LARGEST_SOURCE).decode("utf-8", "replace")
-    if unit.table:
-        pattern = rf"^{unit.table}\b[^=\n]*=[^\[\n]*(?:\n[^\[\n]*)?(\[[^\]]*\])"
-    else:
-        pattern = rf'^def {unit.template}\((?:(?!^def ).)*?"""([^"]*\$0[^"]*)"""'
-    found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
-    try:
-        if found is None:
-            raise ValueError("no list of numbers" if unit.table else "no PTX text")
-        if unit.table:
-            numbers = [float(number) for number in ast.literal_eval(found[1])]
-            return f"constexpr float table[] = {{{', '.join(map(repr, numbers))}}};\n"
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        name = unit.table or unit.template
-        stated = re.search(rf"^(def )?{name}\b", text, re.MULTILINE)
-        reason = "converter-unreadable" if stated else "converter-missing"
-        raise ConverterInvalid(reason, f"{path.name} has {error} in {name}") from error
-    lanes = unit.converters[0].lanes
-    inputs = ", ".join(f'"f"(x[{lane}])' for lane in range(lanes))
-    lines = found[1].replace("$", "%").replace("\\", "").splitlines()
-    literal = " ".join(f'"{line.strip()}\\n"' for line in lines)
-    return (
-        f"#include <cstdint>\ninline std::uint32_t convert(float (&x)[{lanes}]) {{\n"
-        f'  std::uint32_t result;\n  asm volatile({literal} : "=r"(result) : {inputs});\n'
-        "  return result;\n}\n"
-    )
+    """Return the C++ header of *unit* with the part of the Python file at *path* that it names."""
+    match = re.search(unit.python, path.read_text("utf-8", "replace"), re.MULTILINE | re.DOTALL)
+    if match is None:
+        message = f"{path.name} has no text that matches {unit.python}"
+        raise ConverterInvalid("converter-missing", message)
+    part = " ".join(match[1].replace("\\", "").replace("$", "%").split())
+    return unit.header.replace("@", part)

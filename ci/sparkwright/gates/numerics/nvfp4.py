@@ -27,39 +27,31 @@ Reals = NDArray[np.floating[Any]]
 
 #: The values of codes 0 to 7; codes 8 to 15 are these with the sign bit set.
 MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
 
 #: Midway between two neighbours, where a conversion has to decide; exact in float32.
 TIES: NDArray[np.float32] = (MAGNITUDES[:-1] + MAGNITUDES[1:]) / np.float32(2)
 
-#: The largest value, and the code of NaN of either sign.
-LARGEST, NAN_CODE = 6.0, 0x7
-
-#: Values of a row that share a block scale.
-BLOCK = 16
+#: The largest value, and how many values of a row share a block scale.
+LARGEST, BLOCK = 6.0, 16
 
 #: The values of the UE4M3 codes 0 to 126; code 127 is NaN.
 SCALES = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-SCALE_NAN, SCALE_MAX = 0x7F, 448.0
-
-#: A tile of block scales: 128 rows × 4 columns in 512 bytes.
-TILE_ROWS, TILE_COLUMNS = 128, 4
 
 #: Relative distance from a tie within which a kernel may round either way: its reciprocals are
 #: approximate (``rcp.approx`` has an error of 1 ulp, PTX ISA), and it multiplies three of them.
 NEAR_TIE = 2.0**-20
 
 
-def decode(codes: Bytes) -> NDArray[np.float32]:
+def decode(codes: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
     """Return the value of each E2M1 code; the high four bits are ignored."""
-    return np.asarray(VALUES[codes & 0xF], np.float32)
+    return np.asarray(np.concatenate([MAGNITUDES, -MAGNITUDES])[codes & 0xF])
 
 
 def encode(values: Reals) -> Bytes:
     """Return the E2M1 code of each of *values*, in the low four bits of a byte."""
     with np.errstate(over="ignore", invalid="ignore"):
         codes = values.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
-    return np.where(np.isnan(values), np.uint8(NAN_CODE), codes)
+    return np.where(np.isnan(values), np.uint8(7), codes)
 
 
 def pack(codes: Bytes) -> Bytes:
@@ -75,18 +67,14 @@ def unpack(packed: Bytes) -> Bytes:
 
 def scale_decode(codes: Bytes) -> NDArray[np.float32]:
     """Return the value of each UE4M3 code; its top bit, which is not used, is ignored."""
-    unsigned = (codes & np.uint8(0x7F)).view(ml_dtypes.float8_e4m3fn)
-    return np.asarray(unsigned.astype(np.float32))
+    return np.asarray((codes & np.uint8(0x7F)).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
 def scale_encode(values: Reals) -> Bytes:
-    """
-    Return the UE4M3 code of each of *values*, clamped to 0…448, ties to the even code.
-
-    The clamp stands before the cast since ml_dtypes' cast gives NaN above 464.
-    """
-    clamped = np.clip(values, 0, SCALE_MAX)
-    return clamped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8) & np.uint8(0x7F)
+    """Return the UE4M3 code of each of *values*, clamped to 0…448, ties to the even code."""
+    # Without the clamp, ml_dtypes' cast gives NaN above 464.
+    codes = np.clip(values, 0, SCALES[-1]).astype(ml_dtypes.float8_e4m3fn)
+    return codes.view(np.uint8) & np.uint8(0x7F)
 
 
 def dequantise(codes: Bytes, scales: Bytes) -> NDArray[np.float64]:
@@ -134,8 +122,8 @@ def _near(
 
 
 def padded(rows: int, columns: int) -> tuple[int, int]:
-    """Return the shape of *rows* × *columns* block scales filled up to whole tiles."""
-    return -(-rows // TILE_ROWS) * TILE_ROWS, -(-columns // TILE_COLUMNS) * TILE_COLUMNS
+    """Return the shape of *rows* × *columns* block scales filled up to tiles of 128 × 4."""
+    return -(-rows // 128) * 128, -(-columns // 4) * 4
 
 
 def swizzled_offset(
@@ -144,20 +132,19 @@ def swizzled_offset(
     """
     Return the byte of the block scale at *row* and *column*, for *columns* scales in a row.
 
-    Tiles follow one another row by row. In a tile 16 bytes belong to each of 32 rows: the scales of
-    rows r, r + 32, r + 64 and r + 96.
+    Tiles of 512 bytes follow one another row by row. In a tile 16 bytes belong to each of 32 rows:
+    the scales of rows r, r + 32, r + 64 and r + 96.
     """
-    tile = (row // TILE_ROWS) * -(-columns // TILE_COLUMNS) + column // TILE_COLUMNS
-    offset = tile * 512 + (row % 32) * 16 + (row // 32 % 4) * 4 + column % TILE_COLUMNS
-    return np.asarray(offset)
+    tile = row // 128 * -(-columns // 4) + column // 4
+    return np.asarray(tile * 512 + row % 32 * 16 + row // 32 % 4 * 4 + column % 4)
 
 
 def swizzle(scales: Bytes) -> Bytes:
     """Return *scales* (rows × columns) in tiles, of the shape `padded`, filled up with zeros."""
+    tiles = np.zeros(padded(*scales.shape), np.uint8)
     row, column = np.array(np.indices(scales.shape))
-    flat = np.zeros(np.prod(padded(*scales.shape)), np.uint8)
-    flat[swizzled_offset(row, column, scales.shape[1])] = scales
-    return flat.reshape(padded(*scales.shape))
+    tiles.reshape(-1)[swizzled_offset(row, column, scales.shape[1])] = scales
+    return tiles
 
 
 def unswizzle(flat: Bytes, rows: int, columns: int) -> Bytes:

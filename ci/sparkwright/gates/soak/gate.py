@@ -3,112 +3,317 @@ G7: hours of mixed load, and the same words and distributions afterwards.
 
 The load mixes concurrencies, lengths, shared prefixes, clients that go away and bad requests.
 Meanwhile the memory of the server's processes, the processes themselves and the kernel's log are
-watched. The journal gets a line for each interval, so the last minutes before a machine dies can be
-read. An interrupted soak has no verdict: the next one begins anew, as a new server is another one.
+watched. Each interval prints a line, so the last minutes before a machine dies can be read. An
+interrupted soak has no verdict: the next one begins anew, as a new server is another one.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sparkwright.bench.machine import kernel_log
+import msgspec
+import psutil
+
+from sparkwright.bench.machine import watchdog
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
-from sparkwright.gates.core.journal import JournalWriter
-from sparkwright.gates.core.verdict import Check, declare, invalid, not_run
-from sparkwright.gates.soak import checks, collect
-from sparkwright.gates.soak.checks import SoakEnd, SoakInterval, SoakPolicy
-from sparkwright.gates.soak.collect import Load, Monitor
+from sparkwright.gates.core.verdict import (
+    Check,
+    Figure,
+    Sample,
+    declare,
+    failed,
+    inconclusive,
+    invalid,
+    judged,
+    not_run,
+    passed,
+    worst,
+)
+from sparkwright.gates.soak.load import Load, Monitor, SoakPolicy, SoakRequest, Watched
 
-__all__ = ["CHECKS", "REASONS", "REPEATED", "TITLE", "SoakPolicy", "run"]
+__all__ = ["CHECKS", "REASONS", "SoakPolicy", "run"]
 
-TITLE = "hours of mixed load"
-
-#: The gates that run again after the load.
-REPEATED = ("words", "distributions")
 CHECKS = (
     *declare("duration", "requests", "words-under-load", measured=True),
     *declare("memory-growth", "gpu-memory-growth", measured=True),
-    *declare("restarts", "kernel-log", "drained", *(f"{name}-after" for name in REPEATED)),
-    *declare("again", role="reports"),
+    *declare("restarts", "kernel-log", "drained", "words-after", "distributions-after"),
 )
 
-REASONS: Mapping[str, str] = {**SERVER_REASONS, **kernel_log.MEANINGS, **checks.MEANINGS}
+#: A slope of fewer points is a guess; of more, a part is taken.
+FEWEST_POINTS, MOST_POINTS = 12, 200
+#: Repeating requests that are sent again after the load.
+MOST_REPEATED = 5
+#: Outcomes of requests that the server answered.
+ANSWERS = ("answered", "repeating")
+#: vLLM's gauges of the requests that it works on.
+RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+#: Reason → what it means and what to do.
+REASONS: Mapping[str, str] = {
+    **SERVER_REASONS,
+    **watchdog.MEANINGS,
+    "server-gone": "The server gave no more answers. Look at the end of its log, and at the "
+    "kernel's.",
+    "requests-failed": "Requests that nobody aborted went wrong under load, or a bad request was "
+    "not refused. The first ones are listed.",
+    "load-too-small": "Fewer answers came at a concurrency than the policy needs for a load. Make "
+    "the soak longer, or the machine freer.",
+    "token-run": "Answers repeat one token under load, and not alone: the KV cache or the logits "
+    "of a batch are broken.",
+    "memory-grows": "The memory of the server's processes grows by more than the policy allows. On "
+    "unified memory this ends in a hang.",
+    "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the "
+    "soak longer.",
+    "too-few-samples": "The memory was looked at too seldom to say whether it grows. Make the soak "
+    "longer.",
+    "processes-unknown": "The server's process is not known, or runs on another machine; its "
+    "memory cannot be watched.",
+    "no-gpu": "This machine has no NVIDIA GPU, so there is no GPU memory to watch.",
+    "gpu-memory-unknown": "The driver does not list the GPU memory of the server's processes. Run "
+    "the gate in the server's process namespace.",
+    "server-restarted": "A process of the server ended during the soak. A supervisor that starts "
+    "it again hides crashes; look at its log.",
+    "requests-stuck": "After the load, the server still works on requests whose clients are gone: "
+    "what they hold is never given back.",
+    "gauges-absent": "The server does not say how many requests it works on.",
+    "worse-after-soak": "What passed on a fresh server does not after the load. Look at the checks "
+    "that are named.",
+    "not-asked": "Without a reference the distributions could not be compared after the load. "
+    "Name it with --against.",
+}
+
+
+class SoakEnd(msgspec.Struct, frozen=True):
+    """
+    The end of the load.
+
+    Attributes:
+        at: Seconds since the beginning.
+        gone: Whether the server gave no more answers.
+        running: Requests that the server still worked on; None if it does not say.
+        alone: How many of the repeating requests, at most `MOST_REPEATED`, repeat without load.
+    """
+
+    at: float
+    gone: bool = False
+    running: float | None = None
+    alone: int = 0
 
 
 def run(
-    policy: SoakPolicy, url: str, journal: Path, *, model: str = "", pid: int | None = None,
-    again: Mapping[str, Callable[[], tuple[Check, ...]]] | None = None,
-    kernel: Path = kernel_log.KMSG,
-) -> tuple[Check, ...]:  # fmt: skip
+    policy: SoakPolicy,
+    client: Client,
+    *,
+    words: Callable[[], tuple[Check, ...]] | None = None,
+    distributions: Callable[[], tuple[Check, ...]] | None = None,
+    pid: int | None = None,
+    kernel: Path = watchdog.KMSG,
+) -> tuple[Check, ...]:
     """
     Return the checks of the gate, after the time that *policy* sets.
 
     Args:
-        journal: The file for a line of each interval.
+        words, distributions: Run G4 and G5 again after the load; None without a reference.
         pid: The server's process, whose memory and children are watched.
-        again: The gates that run again afterwards.
         kernel: The device of the kernel's log.
     """
-    client = Client(url, model)
     lines = range(1, 2 + max(policy.load.prompts) // 4)
     text = "\n".join(policy.load.line.replace("{number}", str(number)) for number in lines)
     try:
-        load = Load(policy, url, client.model(), client.tokenize(text))
+        load = Load(policy, client.url, client.model(), client.tokenize(text))
     except ServerInvalid as error:
         return (invalid("requests", error.message, error.reason),)
     monitor = Monitor(pid, kernel)
     try:
-        with JournalWriter(journal) as writer:
-            intervals = _intervals(policy, load, monitor, writer)
-            gone = _gone(policy, intervals)
-            left = None if gone else collect.running(client, policy.drain)
-            requests = (request for interval in intervals for request in interval.requests)
-            keys = [request.key for request in requests if request.outcome == "repeating"]
-            alone = [load.send(key).outcome for key in keys[: checks.MOST_REPEATED]]
-            repeating = alone.count("repeating")
-            end = SoakEnd(intervals[-1].at, gone, left, repeating, monitor.unwatched)
-            writer.add(end)
+        end = _soak(policy, load, monitor)
+        if not end.gone:
+            left = _running(client, policy.drain)
+            keys = [request.key for request in load.requests if request.outcome == "repeating"]
+            alone = [load.send(key).outcome for key in keys[:MOST_REPEATED]].count("repeating")
+            end = SoakEnd(end.at, False, left, alone)
     finally:
         load.stop()
         monitor.close()
-    after = [
-        not_run(f"{name}-after", "the server is gone", "server-gone") if gone
-        else checks.judge_again(name, repeat())
-        for name, repeat in (again or {}).items()
-    ]  # fmt: skip
-    missing = not_run("again", "nothing was given to be run again", "not-asked")
-    return (*checks.judge(policy, intervals, end), *(after or [missing]))
+    after = {"words-after": words, "distributions-after": distributions}
+    return (
+        *judge(policy, load.requests, monitor.watched, end),
+        *(judge_again(name, repeat, gone=end.gone) for name, repeat in after.items()),
+    )
 
 
-def _intervals(
-    policy: SoakPolicy, load: Load, monitor: Monitor, writer: JournalWriter
-) -> list[SoakInterval]:
-    """Keep the load up until the time is over or the server is gone, and return the intervals."""
-    intervals: list[SoakInterval] = []
-    began = time.monotonic()
+def _soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> SoakEnd:
+    """Keep the load up until the time is over or the server is gone."""
+    outcomes: list[Counter[str]] = []
+    began, at = time.monotonic(), 0.0
     # In a short soak each concurrency has its turn, too.
     longest = min(policy.interval, policy.seconds / len(policy.load.concurrencies))
-    turns = itertools.cycle(policy.load.concurrencies)
+    concurrencies = itertools.cycle(policy.load.concurrencies)
     with console.progress("soak", policy.seconds) as progress:
-        while (at := time.monotonic() - began) < policy.seconds and not _gone(policy, intervals):
-            concurrency, seconds = next(turns), min(longest, policy.seconds - at)
-            for _ in load.run(str(len(intervals)), concurrency, seconds):
+        while at < policy.seconds and not is_gone(policy, outcomes):
+            concurrency, seconds = next(concurrencies), min(longest, policy.seconds - at)
+            for _ in load.run(str(len(outcomes)), concurrency, seconds):
                 at = time.monotonic() - began
                 monitor.sample(at)
                 progress.update(at, f"{concurrency} at once")
-            intervals.append(monitor.interval(at, concurrency, load.take()))
-            writer.add(intervals[-1])
-    return intervals
+            counted = sum(map(Counter.total, outcomes))
+            outcomes.append(Counter(request.outcome for request in load.requests[counted:]))
+            left = psutil.virtual_memory().available / 1e9
+            answers = ", ".join(f"{count} {name}" for name, count in outcomes[-1].items())
+            console.note(f"{at:.0f} s, {concurrency} at once: {answers}; {left:.1f} GB left")
+    return SoakEnd(at, is_gone(policy, outcomes))
 
 
-def _gone(policy: SoakPolicy, intervals: list[SoakInterval]) -> bool:
-    """Return whether requests failed and none was answered in each of the last intervals."""
-    last = intervals[-policy.gone :]
-    outcomes = [{request.outcome for request in interval.requests} for interval in last]
-    silent = [{"failed"} <= each and each.isdisjoint(checks.ANSWERS) for each in outcomes]
+def is_gone(policy: SoakPolicy, outcomes: Sequence[Mapping[str, int]]) -> bool:
+    """
+    Return whether in each of the last `SoakPolicy.gone` intervals some request failed and none was
+    answered.
+    """
+    last = outcomes[-policy.gone :]
+    silent = [each.get("failed") and not any(map(each.get, ANSWERS)) for each in last]
     return len(silent) == policy.gone and all(silent)
+
+
+def _running(client: Client, seconds: float) -> float | None:
+    """Return the requests that the server works on after at most *seconds*; None if unknown."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            metrics = client.metrics()
+            left = sum(metrics[name] for name in RUNNING)
+        except (ServerInvalid, KeyError):
+            return None
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.2)
+
+
+def judge(
+    policy: SoakPolicy, requests: Sequence[SoakRequest], watched: Watched, end: SoakEnd
+) -> tuple[Check, ...]:
+    """Return the checks of the load."""
+    ended = [(at, "server-restarted", text) for at, text in watched.ended]
+    faults = [(at, fault.reference, fault.text) for at, fault in watched.faults]
+    checks = (
+        _duration(policy, end),
+        _requests(policy, requests),
+        _words(requests, end),
+        _growth(policy, "memory-growth", watched),
+        _growth(policy, "gpu-memory-growth", watched),
+        _events("restarts", ended),
+        _events("kernel-log", faults),
+        _drained(end),
+    )
+    return tuple(
+        # A GPU that is not here is not missed.
+        not_run(check.name, message, reason, required=reason != "no-gpu")
+        if reason and check.state != "fail"
+        else check
+        for check in checks
+        for reason, message in [watched.unwatched.get(check.name, ("", ""))]
+    )
+
+
+def _duration(policy: SoakPolicy, end: SoakEnd) -> Check:
+    figures = [Figure("time under load", end.at, "s", bound=policy.seconds)]
+    message = f"{end.at:.0f} of {policy.seconds:.0f} s of load"
+    return judged("duration", message, "server-gone", not end.gone, figures)
+
+
+def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
+    outcomes = Counter(request.outcome for request in requests)
+    answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
+    figures = [
+        *(Figure(outcome, count) for outcome, count in outcomes.items()),
+        *(Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)),
+        Figure("tokens", sum(request.tokens for request in requests)),
+    ]
+    if wrong := [each.message for each in requests if each.outcome == "failed"]:
+        samples = [Sample("request", "an answer", text) for text in wrong]
+        message = f"{len(wrong)} of {len(requests)} requests went wrong"
+        return failed("requests", message, "requests-failed", figures=figures, samples=samples)
+    if few := [key for key in policy.load.concurrencies if answers[key] < policy.least]:
+        message = f"fewer than {policy.least} answers came at concurrency {few}"
+        return invalid("requests", message, "load-too-small", figures=figures)
+    return passed("requests", f"none of {len(requests)} requests went wrong", figures=figures)
+
+
+def _words(requests: Sequence[SoakRequest], end: SoakEnd) -> Check:
+    """Return whether load makes answers repeat a token; G4 judges what repeats alone, too."""
+    answers = [request for request in requests if request.outcome in ANSWERS]
+    repeating = [request for request in answers if request.outcome == "repeating"]
+    figures = [Figure("answers that repeat a token", len(repeating), count=len(answers), bound=0)]
+    message = f"{len(repeating)} of {len(answers)} answers repeat one token, {end.alone} also alone"
+    samples = [Sample("answer under load", "", request.message) for request in repeating]
+    good = end.alone >= min(len(repeating), MOST_REPEATED)
+    return judged("words-under-load", message, "token-run", good, figures, samples)
+
+
+def _growth(policy: SoakPolicy, name: str, watched: Watched) -> Check:
+    """
+    Return whether memory grows after the warm-up, by the interval of the Theil–Sen slope.
+
+    A cache that fills and a large request move single points; the median of the slopes between all
+    pairs is right as long as fewer than 29 % of them are outliers (Sen 1968).
+    """
+    from scipy.stats import theilslopes
+
+    warm = policy.warm * policy.seconds
+    late = [(size / 1e6, at / 3600) for at, size in watched.memory.get(name, ()) if at >= warm]
+    if len(late) < FEWEST_POINTS:
+        message = f"{len(late)} readings after the warm-up are too few"
+        return inconclusive(name, message, "too-few-samples")
+    # Of too many points the pairs take gigabytes, and neighbours depend on each other.
+    sizes, hours = zip(*late[:: len(late) // MOST_POINTS + 1], strict=True)
+    middle, _, low, high = map(float, theilslopes(sizes, hours, policy.confidence))
+    figures = [
+        Figure("growth", middle, "MB/h", len(sizes), bound=policy.growth),
+        Figure("growth at least", low, "MB/h"),
+        Figure("growth at most", high, "MB/h"),
+        Figure("memory at the end", sizes[-1], "MB"),
+    ]
+    message = f"{middle:+.0f} MB/h ({low:+.0f} to {high:+.0f}), {policy.growth:g} are allowed"
+    if low > policy.growth:
+        return failed(name, message, "memory-grows", figures=figures)
+    if high > policy.growth:
+        return inconclusive(name, message, "growth-undecided", figures=figures)
+    return passed(name, message, figures=figures)
+
+
+def _events(name: str, events: Sequence[tuple[float, str, str]]) -> Check:
+    """Return the check *name* of *events*: seconds, reason and text of each."""
+    if not events:
+        return passed(name, "none")
+    samples = [Sample(f"after {at:.0f} s", "", text) for at, _, text in events]
+    _, reason, text = events[0]
+    return failed(name, text, reason, samples=samples)
+
+
+def _drained(end: SoakEnd) -> Check:
+    if end.running is None:
+        return not_run("drained", "the server does not say what it works on", "gauges-absent")
+    message = f"{end.running:g} requests are worked on after the load"
+    return judged("drained", message, "requests-stuck", not end.running)
+
+
+def judge_again(
+    name: str, repeat: Callable[[], tuple[Check, ...]] | None, *, gone: bool = False
+) -> Check:
+    """Return the check *name*: whether the gate that *repeat* runs after the load still passes."""
+    if gone:
+        return not_run(name, "the server is gone", "server-gone")
+    if repeat is None:
+        return not_run(name, "to run it, name the reference with --against", "not-asked")
+    required = [check for check in repeat() if check.required]
+    state = worst(check.state for check in required)
+    bad = [check for check in required if check.state != "pass"]
+    message = f"after the load, {len(bad)} of {len(required)} checks do not pass"
+    if state == "pass":
+        return passed(name, message)
+    samples = [Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]) for check in bad]
+    return Check(name, state, message, "worse-after-soak", samples=tuple(samples[:20]))

@@ -1,1 +1,1 @@
-"""The throughput gate: baseline and candidate, leg by leg, until there is evidence one way or the other."""
+"""G8: throughput, candidate against baseline."""

@@ -7,61 +7,61 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from packaging.version import InvalidVersion, Version
 
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
-from sparkwright.bench.load.load_spec import LoadError, LoadGenerator
+from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
-from sparkwright.bench.model import decode_bytes
+from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
-from sparkwright.bench.server.launch import GATED, LaunchPlan
+from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.files import canonical, content_key, sha256_bytes, sha256_file
-from sparkwright.core.store import Store
+from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
-from sparkwright.gates.contract.gate import ObservedServer
+from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.policy import ContractPolicy
-from sparkwright.gates.core import server_under_test
+from sparkwright.gates.core import server_under_test, verdict_file
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput import journal as journals
+from sparkwright.gates.core.verdict import Check, State
 from sparkwright.gates.throughput import paired_differences, runner
-from sparkwright.gates.throughput.journal import Begun, Ended, Journal
 from sparkwright.gates.throughput.measurement import (
-    BROKEN,
-    CRASHED,
+    ExternalServer,
     MeasurementContext,
-    decode_traffic,
+    RunningServer,
 )
 from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    CellResult,
     Kind,
     Result,
     Subject,
     ThroughputPolicy,
 )
-from sparkwright.gates.throughput.runner import Runner, RunOutcome, RunSpec, ServerMode
-from sparkwright.gates.throughput.server_pair import ServerPair
+from sparkwright.gates.throughput.runner import (
+    ExperimentStart,
+    MeasurementJournal,
+    Runner,
+    RunOutcome,
+    RunSpec,
+)
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
 MEASURED_FLAGS = ("--no-enable-prefix-caching",)
@@ -83,14 +83,10 @@ class Environment(msgspec.Struct, frozen=True):
             environment-unusable: There is no vLLM.
         """
         version = wheel_identity.version(self.python)
-        local = ""
-        with contextlib.suppress(InvalidVersion):
-            local = Version(version).local or ""
-        ours = local.startswith("spark.")
-        label, stack = f"{'' if ours else 'stock '}vLLM {version}", stack if ours else ""
-        if self.wheel is None:
-            return Subject(label, version=version, stack=stack)
-        return Subject(label, self.wheel.name, sha256_file(self.wheel), version, stack)
+        ours = "+spark." in version
+        label = f"{'' if ours else 'stock '}vLLM {version}"
+        name, sha256 = (self.wheel.name, sha256_file(self.wheel)) if self.wheel else ("", "")
+        return Subject(label, name, sha256, version, stack if ours else "")
 
 
 class ExperimentSpec(msgspec.Struct, frozen=True):
@@ -104,7 +100,8 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
         recipe: How it is served; None for *flags* and *variables* alone, which are added to it.
         workloads: Names of `workloads.yaml`, or of cells; empty for the recipe's or the policy's.
         texts: A file of real prompts.
-        mode: See `runner.ServerMode`.
+        at_once: Keep both servers running at the same time; otherwise a launch of one server
+            measures each cell once.
         blocks: Of a bench (launches) or a calibration; 0 for the policy's.
         fresh: Begin anew, whatever an interrupted journal holds.
         preheat: Seconds; None for the policy's.
@@ -121,50 +118,18 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
     workloads: tuple[str, ...] = ()
     texts: Path | None = None
-    mode: ServerMode = "sequential"
+    at_once: bool = False
     blocks: int = 0
     fresh: bool = False
     preheat: float | None = None
 
-    def __post_init__(self) -> None:
-        comparing = self.kind in ("gate", "calibration")
-        for wrong, what, todo in (
-            (
-                bool(self.candidate) == bool(self.url),
-                "Name an environment to serve from, or a server.",
-                "--python FILE --serve DIR, or --server URL.",
-            ),
-            (
-                self.candidate and not self.model,
-                "An environment serves a model.",
-                "Name the folder of the model with --serve DIR.",
-            ),
-            (
-                comparing and not (self.candidate and self.baseline),
-                "A comparison starts both servers by itself.",
-                "Name the environments of candidate and baseline.",
-            ),
-        ):
-            if wrong:
-                raise UsageError("usage", what, todo=todo)
-
-    def launches(self, versions: Mapping[Side, str]) -> dict[Side, LaunchPlan]:
+    def launch(self, environment: Environment, version: str) -> LaunchPlan:
         """
-        Return how each side is started; *versions* are those of vLLM.
+        Return how the vLLM *version* of *environment* is started; both sides alike.
 
         Raises:
             recipe-unfit: The recipe does not support that release.
         """
-        environments: dict[Side, Environment | None] = {
-            "baseline": self.baseline, "candidate": self.candidate, "control": self.baseline,
-        }  # fmt: skip
-        return {
-            side: self._launch(one, versions["baseline" if side == "control" else side])
-            for side, one in environments.items()
-            if one
-        }
-
-    def _launch(self, environment: Environment, version: str) -> LaunchPlan:
         assert self.model is not None
         launch = LaunchPlan(environment.python, self.model)
         if self.recipe:
@@ -182,20 +147,6 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
         return self.name or own
 
 
-class _Attempts(msgspec.Struct, frozen=True):
-    """How many gates of a wheel have begun."""
-
-    count: int = 0
-
-
-def next_attempt(store: Store, subject: Mapping[str, str]) -> int:
-    """Count another gate of *subject* (wheel, model, recipe), and return its number, from 1."""
-    key = content_key("throughput-attempts", [dict(subject)])
-    before = store.get("throughput-attempts", key, _Attempts) or _Attempts()
-    store.put("throughput-attempts", key, _Attempts(before.count + 1))
-    return before.count + 1
-
-
 class Experiment:
     """
     An experiment, measured once by `result`.
@@ -204,282 +155,268 @@ class Experiment:
         generator: The load generator; the pinned vllm-rs if none is given.
 
     Raises:
-        file-invalid: A policy is not valid. UsageError: There is no such workload.
+        file-invalid: A policy is not valid.
+        UsageError: There is no such workload, or its file of prompts is not named.
     """
 
     def __init__(
         self, context: RunContext, spec: ExperimentSpec, generator: LoadGenerator | None = None
     ) -> None:
-        self._context, self._spec = context, spec
-        gates = self._gates = context.project.root / "ci" / "gates"
+        self._store, self._output, self._spec = context.store, context.output, spec
+        self._stack = context.project.stack
+        gates = context.project.root / "ci" / "gates"
         self.policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
+        self._contract_policy = strict_yaml.load(gates / "contract.yaml", ContractPolicy)
         self._machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
         self._generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
         self._workloads = workloads.load(context.project.root)
         own = spec.recipe.workloads if spec.recipe else (self.policy.workloads,)
         cells = self._workloads.cells(*(spec.workloads or own))
         if spec.kind != "bench" and not any(cell.primary for cell in cells):
-            cells = tuple(map(_deciding, cells))
+            # Times of one request, and the rate of many.
+            alone: tuple[Metric, ...] = ("tpot", "ttft")
+            cells = tuple(
+                replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
+                for cell in cells
+            )
+        if any(cell.texts for cell in cells) and not spec.texts:
+            what = "Some cells need a file of prompts."
+            raise UsageError("usage", what, todo="Name it with --texts FILE.")
         self.cells = cells
-        self._generator = generator or vllm_bench.obtain(
-            context.project.root,
-            self._generator_policy.stack,
-            context.store,
-            offline=context.offline,
-        )
-        self._traffic: dict[str, float] = {}
+        self._context, self._given_generator = context, generator
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
-        self.digest = sha256_bytes(canonical(policies))
+        self.digest = sha256_bytes(canonical((*policies, self._contract_policy, spec.recipe)))
+
+    @cached_property
+    def _generator(self) -> LoadGenerator:
+        stack, root = self._generator_policy.stack, self._context.project.root
+        return self._given_generator or vllm_bench.obtain(
+            root, stack, self._store, offline=self._context.offline
+        )
 
     def result(self) -> Result:
         """
         Measure, and return the result; an interrupted journal of the same experiment is continued.
 
         Raises:
+            offline, source-unreachable: The load generator is not in the store.
             SparkwrightError: Something cannot be set up: no such environment, a full disk, a recipe
                 for another vLLM, another measurement at the same time.
         """
-        spec, store = self._spec, self._context.store
+        spec = self._spec
+        generator = self._generator
         if spec.recipe and spec.model:
-            servers = 2 if spec.mode == "concurrent" and spec.baseline else 1
-            found = preflight.check(spec.recipe, self._workloads, spec.model, servers=servers)
-            for advice in found:
+            servers = 2 if spec.at_once and spec.baseline else 1
+            for advice in preflight.check(
+                spec.recipe, self._workloads, spec.model, servers=servers
+            ):
                 console.note(f"{spec.recipe.name}: {advice.message}")
-        for name in {cell.texts for cell in self.cells if cell.texts}:
-            if not spec.texts:
-                todo = "Name it with --texts FILE."
-                raise UsageError(
-                    "usage", f"The cells of {name} need its file of prompts.", todo=todo
-                )
-            self._workloads.texts[name].verify(spec.texts)
-        candidate, baseline = self._subjects
+        plans, subjects = self._sides()
         python = spec.candidate.python if spec.candidate else None
-        with (
-            MachineMonitor(self._machine_policy, store, python=python) as machine,
-            self._journal(machine) as journal,
-        ):
-            stopped = self._prepare(machine)
-            past = journal.past
-            outcome = RunOutcome(past.measurements, past.closed, None, stopped)
-            runner_spec = self._run_spec(machine, journal)
-            if not stopped:
-                versions: dict[Side, str] = {"candidate": candidate.version}
-                versions["baseline"] = baseline.version if baseline else ""
-                launches = spec.launches(versions)
-                pair = ServerPair(
-                    self._measuring(machine), launches, self._logs, spec.url, self._contract_fault
-                )
-                outcome = Runner(runner_spec, pair, journal).run()
-            result = self._result(machine, journal, runner_spec, outcome)
+        machine_policy = self._machine_policy
+        # Two measurements at a time would measure each other.
+        with self._store.lock("measuring", wait=False):
+            machine = MachineMonitor(machine_policy, self._store, python=python)
+            # A digest of the model's files, or its name at a server that runs.
+            name = spec.served_name
+            model = server_under_test.model_digest(spec.model) if spec.model else name
+            journal = self._journal(machine, subjects, model)
+            preheat = machine_policy.preheat if spec.preheat is None else spec.preheat
+            hindrance, accuracy = next(iter(machine.settle(preheat)), None), ""
+            if not hindrance:
+                try:
+                    accuracy = check_generator(generator, self._generator_policy)
+                except LoadError as error:
+                    hindrance = Reason(error.reason, error.message)
+            key = paired_differences.calibration_key(
+                machine.fingerprint(), model, at_once=spec.at_once
+            )
+            kind = dict[str, list[tuple[str, float]]]
+            stored = self._store.get(paired_differences.STORED, key, kind) or {}
+            policy = self.policy
+            alpha = attempt_alpha(policy.alpha, journal.begun.attempt)
+            rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
+            blocks = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
+            run = RunSpec(
+                self.cells, rule if spec.baseline else None,
+                spec.blocks or blocks.get(spec.kind, policy.launches), machine_policy.discards + 1,
+                spec.at_once, stored, spec.kind == "gate", spec.kind == "calibration",
+                self._contract(subjects),
+            )  # fmt: skip
+            measuring = MeasurementContext(
+                generator, machine, policy,
+                lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
+                name, spec.model, spec.texts, self._workloads.rule, machine_policy.cooldown,
+            )  # fmt: skip
+            outcome = Runner(run, measuring, self._launcher(machine, plans), journal).run(hindrance)
+            notes = filter(None, [accuracy, outcome.outlook])
+            result = self._result(machine, journal, run, outcome, subjects, tuple(notes))
             # A run that the machine spoiled continues where it was, once the machine is better.
-            passing = (*state_checks.REASONS, runner.UNSTEADY)
-            if not (outcome.stopped and outcome.stopped.reference in passing):
-                journal.add(Ended(result.state))
+            spoiled = (*state_checks.REASONS, runner.UNSTEADY)
+            if not hindrance and not (outcome.stopped and outcome.stopped[1].reference in spoiled):
+                self._store.put(paired_differences.STORED, key, outcome.history)
+                journal.end()
         return result
 
     @property
     def _logs(self) -> Path:
-        return self._context.store.folder("logs", "throughput")
+        return self._store.folder("logs", "throughput")
 
-    @cached_property
-    def _subjects(self) -> tuple[Subject, Subject | None]:
-        spec, stack = self._spec, self._context.project.stack
+    def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
+        """Return how each side is started, and what it is."""
+        spec = self._spec
         if spec.candidate is None:
-            return Subject(spec.url, version=Client(spec.url, spec.served_name).version()), None
-        baseline = spec.baseline.subject(stack) if spec.baseline else None
-        return spec.candidate.subject(stack), baseline
+            version = Client(spec.url, spec.served_name).version()
+            return {}, {"candidate": Subject(spec.url, version=version)}
+        environments: tuple[tuple[Side, Environment | None], ...] = (
+            ("candidate", spec.candidate), ("baseline", spec.baseline), ("control", spec.baseline),
+        )  # fmt: skip
+        plans: dict[Side, LaunchPlan] = {}
+        subjects: dict[Side, Subject] = {}
+        # The profiler is there on both sides, and idle while anything is measured.
+        profiler = kernel_trace.flags(self._logs / "profiles") if spec.baseline else ()
+        for side, environment in environments:
+            if environment:
+                subject = environment.subject(self._stack)
+                plan = spec.launch(environment, subject.version)
+                subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
+                plans[side] = replace(plan, flags=(*plan.flags, *profiler))
+        return plans, subjects
 
-    @contextlib.contextmanager
-    def _journal(self, machine: MachineMonitor) -> Iterator[Journal]:
-        spec, store = self._spec, self._context.store
-        candidate, baseline = self._subjects
-        serving = (spec.flags, spec.variables, spec.mode, spec.blocks, spec.url)
-        wheel = {
-            "candidate": candidate.sha256 or candidate.label, "model": self._model,
-            "recipe": spec.recipe.name if spec.recipe else "",
+    def _journal(
+        self, machine: MachineMonitor, subjects: Mapping[Side, Subject], model: str
+    ) -> MeasurementJournal:
+        """Open the journal of this experiment, which is continued if it was interrupted."""
+        spec, candidate = self._spec, subjects["candidate"]
+        recipe = spec.recipe.name if spec.recipe else ""
+        served = (spec.at_once, spec.blocks, {side: subjects[side] for side in sorted(subjects)})
+        about = {
+            "model": model, "recipe": recipe,
+            "wheels and how they are served": sha256_bytes(canonical(served)),
         }  # fmt: skip
-        subject = {
-            **wheel,
-            "baseline": (baseline.sha256 or baseline.label) if baseline else "",
-            "serving": sha256_bytes(canonical(serving)),
-        }
-        machines = {f"host: {name}": text for name, text in machine.fingerprint().items()}
-        generator = self._generator.name
-        about = {**subject, "policy": self.digest, "generator": generator, **machines}
-        identity = sha256_bytes(canonical(about))
-        path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(subject))[:16]}.jsonl"
-        # Two measurements at a time would measure each other.
-        with store.lock("measuring", wait=False):
-            if spec.fresh:
-                path.unlink(missing_ok=True)
-            attempt = 1
-            if spec.kind == "gate" and not _continued(path, identity):
-                attempt = next_attempt(store, wheel)
-            seed = time.time_ns() % 2**31
-            begun = Begun(identity, about, seed, time.time(), attempt)
-            with Journal(path, begun) as journal:
-                past = journal.past
-                if journal.refused:
-                    names = ", ".join(journal.refused)
-                    console.warn(f"An unfinished measurement is not continued: {names} differ.")
-                elif past.measurements:
-                    count = len(past.measurements)
-                    console.note(f"continuing after {count} measurements")
-                if past.begun.attempt > 1:
-                    console.note(_attempt_note(past.begun.attempt))
-                yield journal
+        path = self._logs / f"{spec.kind}-{sha256_bytes(canonical(about))[:16]}.jsonl"
+        about |= {f"host: {name}": text for name, text in machine.fingerprint().items()}
+        about |= {"policy": self.digest, "generator": self._generator.name}
+        if spec.fresh:
+            path.unlink(missing_ok=True)
 
-    @cached_property
-    def _model(self) -> str:
-        """A digest of the model's files, or its name at a server that runs."""
-        spec = self._spec
-        return server_under_test.model_digest(spec.model) if spec.model else spec.served_name
+        def begin() -> ExperimentStart:
+            log = verdict_file.attempt_log(self._output, candidate.wheel)
+            number = verdict_file.attempts(log, candidate.sha256, "G8", recipe)
+            return ExperimentStart(about, time.time_ns() % 2**31, time.time(), max(1, number))
 
-    def _prepare(self, machine: MachineMonitor) -> Reason | None:
-        """Heat the machine and check the generator; return the reason if nothing may be measured."""
-        preheat = self._spec.preheat
-        machine.preheat(self._machine_policy.preheat if preheat is None else preheat)
-        if reasons := machine.settle():
-            return reasons[0]
-        try:
-            self._proof = (check_generator(self._generator, self._generator_policy),)
-        except LoadError as error:
-            return Reason(error.reason, error.message)
-        return None
+        journal = MeasurementJournal(path, about, begin)
+        if journal.refused:
+            names = ", ".join(journal.refused)
+            console.warn(f"An unfinished measurement is not continued: {names} differ.")
+        elif journal.resumed:
+            console.note(f"continuing after {len(journal.measurements)} measurements")
+        return journal
 
-    _proof: tuple[str, ...] = ()
+    def _launcher(
+        self, machine: MachineMonitor, plans: Mapping[Side, LaunchPlan]
+    ) -> runner.Launcher:
+        @contextlib.contextmanager
+        def start(sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
+            if self._spec.url:
+                yield {side: ExternalServer(self._spec.url) for side in sides}
+                return
+            with contextlib.ExitStack() as stack:
+                # All processes are started before the first is waited for.
+                servers = {}
+                for side in sides:
+                    reserve = max(plans[side].reserve, machine.policy.memory.floor)
+                    plan = replace(plans[side], reserve=reserve)
+                    servers[side] = Server(plan, self._logs / f"{side}.log")
+                for server in servers.values():
+                    stack.callback(server.stop)
+                for server in servers.values():
+                    stack.enter_context(server)
+                yield {**servers}
 
-    def _run_spec(self, machine: MachineMonitor, journal: Journal) -> RunSpec:
-        spec, policy, begun = self._spec, self.policy, journal.past.begun
-        default = {"gate": policy.max_blocks, "calibration": policy.calibration_blocks}
-        alpha = attempt_alpha(policy.alpha, begun.attempt)
-        rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
-        stored = paired_differences.stored_calibration(self._context.store, self._key(machine))
-        return RunSpec(
-            self.cells, rule if spec.baseline else None, policy, spec.mode,
-            policy.quads if spec.mode == "concurrent" or not spec.baseline else 1,
-            spec.blocks or default.get(spec.kind, policy.launches), begun.seed,
-            self._machine_policy.discards + 1, stored.history(spec.mode),
-            paired_differences.day(begun.at), spec.kind == "gate", spec.kind == "calibration",
-        )  # fmt: skip
+        return start
 
-    def _key(self, machine: MachineMonitor) -> str:
-        return paired_differences.calibration_key(machine.fingerprint(), self._model)
-
-    def _measuring(self, machine: MachineMonitor) -> MeasurementContext:
-        spec = self._spec
-        self._traffic = decode_traffic(spec.model, self.cells)
-        name = spec.served_name
-        return MeasurementContext(
-            self._generator, machine, self.policy,
-            lambda url: Client(url, name, deadline=COUNTERS_TIMEOUT_S).metrics(),
-            name, spec.model, spec.texts, self._traffic, machine.bandwidth,
-            self._workloads.rule, self._machine_policy.cooldown,
-        )  # fmt: skip
-
-    def _contract_fault(self, log: Path) -> Reason | None:
-        """
-        Return the first check of the recipe's kernel contract that *log* fails, in a gate.
-
-        A log that cannot be read shows nothing, and the launch does not count.
-        """
-        recipe = self._spec.recipe
+    def _contract(
+        self, subjects: Mapping[Side, Subject]
+    ) -> Callable[[Side, RunningServer], Check | None] | None:
+        """Return the function that judges a launch of a gate by the recipe's kernel contract."""
+        recipe, profiles = self._spec.recipe, self._logs / "profiles"
         if recipe is None or self._spec.kind != "gate":
             return None
-        expected = contract.contract_of(recipe, self._subjects[0].version)
-        policy = strict_yaml.load(self._gates / "contract.yaml", ContractPolicy)
-        checks = contract.check_contract(policy, expected, ObservedServer(log))
-        faults = (
-            Reason(BROKEN if one.state == "fail" else one.reason, f"{one.name}: {one.message}")
-            for one in checks
-            if one.state in ("fail", "invalid")
-        )
-        return next(faults, None)
+
+        def fault(side: Side, server: RunningServer) -> Check | None:
+            assert isinstance(server, Server)
+            version = subjects[side].version
+            policy = self._contract_policy
+            checks = contract.check_launch(policy, recipe, version, server, profiles)
+            for path in profiles.rglob("*.json*"):  # some tens of megabytes for each launch
+                path.unlink()
+            if side != "candidate":
+                # A baseline may have other kernels, and a profile has to show them.
+                unseen = [one for one in checks if one.reason.startswith("profile-")]
+                checks = tuple(unseen) or checks
+            return contract.contract_fault(checks)
+
+        return fault
 
     def _result(
-        self, machine: MachineMonitor, journal: Journal, run: RunSpec, outcome: RunOutcome
-    ) -> Result:
-        spec, policy, past = self._spec, self.policy, journal.past
-        candidate, baseline = self._subjects
-        measured, mode = outcome.measurements, spec.mode
-        history = run.history
-        if spec.kind == "gate":
-            history = paired_differences.control_history(history, measured, self.cells, mode)
-        self._store_blocks(machine, run, outcome)
-        if spec.kind == "calibration":
-            stored = paired_differences.stored_calibration(self._context.store, self._key(machine))
-            history = stored.history(mode)
-        series = paired_differences.metric_series(
-            self.cells, measured, outcome.blocks, history, policy, run.today
-        )
-        state, message = _state(spec.kind, outcome)
-        attempt = past.begun.attempt
-        notes = (outcome.outlook, _attempt_note(attempt) if attempt > 1 else "")
+        self, machine: MachineMonitor, journal: MeasurementJournal, run: RunSpec,
+        outcome: RunOutcome, subjects: Mapping[Side, Subject], notes: tuple[str, ...],
+    ) -> Result:  # fmt: skip
+        spec, begun, decision = self._spec, journal.begun, outcome.decision
         cells = paired_differences.cell_results(
-            self.cells, measured, outcome.blocks, series, outcome.decision,
-            compared=baseline is not None,
+            self.cells, journal.measurements, outcome.blocks, outcome.series, decision,
+            compared=bool(spec.baseline),
         )  # fmt: skip
+        ceilings = self._ceilings(machine.bandwidth)
+        stopped: Reason | None = None
+        state: State = "not-run"
+        says = f"{len(journal.launches)} launches were measured; nothing is judged"
+        if outcome.stopped:
+            state, stopped = outcome.stopped
+            says = f"{stopped.message} ({stopped.reference})"
+        elif spec.kind == "gate":
+            state = (decision and decision.state) or "inconclusive"
+            says = decision.message if decision else "no block is complete"
+        added = (*spec.flags, *(f"{name}={value}" for name, value in spec.variables.items()))
         return Result(
-            kind=spec.kind, state=state, says=message, candidate=candidate, baseline=baseline,
-            cells=tuple(self._with_ceiling(cell, machine) for cell in cells), legs=measured,
-            culprits=outcome.decision.culprits if outcome.decision else (),
+            spec.kind, state, says, subjects["candidate"],
+            tuple(replace(cell, ceiling=ceilings.get(cell.name)) for cell in cells),
+            tuple(journal.measurements), tuple(journal.launches), subjects.get("baseline"),
+            stopped, decision.culprits if decision else (),
             recipe=spec.recipe.name if spec.recipe else "",
             model=spec.model.name if spec.model else spec.served_name,
-            quantization=spec.recipe.model.quantization if spec.recipe else "",
-            stack=self._context.project.stack, host={**machine_facts(), **machine.fingerprint()},
-            margin=max((one.bounds.margin for one in series), default=0.0) if baseline else 0.0,
-            alpha=run.rule.alpha if run.rule else 0.0, attempt=attempt, blocks=run.blocks,
-            quads=run.quads, generator=self._generator.name,
-            qualified=(*self._proof, *machine.notes, *filter(None, notes)),
-            bandwidth=machine.bandwidth, policy=self.digest, began=past.begun.at,
-            calibration=paired_differences.calibrated(self.cells, history, policy, run.today),
-            seconds=time.time() - past.begun.at, resumed=past.resumed,
+            quantization=spec.recipe.model.quantization if spec.recipe and spec.model else "",
+            added=added if spec.recipe else (), stack=self._stack,
+            host={**machine_facts(), **machine.fingerprint()},
+            margin=max((one.bounds.margin for one in outcome.series), default=0.0)
+            if run.rule else 0.0,
+            alpha=run.rule.alpha if run.rule else 0.0, attempt=begun.attempt, blocks=run.blocks,
+            generator=self._generator.name, qualified=notes, bandwidth=machine.bandwidth,
+            calibration={one.name: outcome.history.get(one.name, ()) for one in outcome.series},
+            policy=self.digest, began=begun.at, seconds=time.time() - begun.at,
+            resumed=journal.resumed,
         )  # fmt: skip
 
-    def _store_blocks(self, machine: MachineMonitor, run: RunSpec, outcome: RunOutcome) -> None:
-        """Store the A/A blocks of this run: those of a calibration, or the one of a gate."""
-        side: Side = "control" if run.control else "candidate"
-        numbers = [CONTROL_BLOCK] if run.control else sorted(outcome.blocks) if run.whole else []
-        blocks = [
-            paired_differences.aa_block(outcome.measurements, self.cells, number, run.mode, side)
-            for number in numbers
-        ]
-        paired_differences.add_blocks(self._context.store, self._key(machine), blocks)
+    def _ceilings(self, bandwidth: Bandwidth | None) -> dict[str, float]:
+        """
+        Return the tokens per second of one request that memory allows, by cell.
 
-    def _with_ceiling(self, cell: CellResult, machine: MachineMonitor) -> CellResult:
-        """Return *cell* with the bytes of a step, and the rate of one request that memory allows."""
-        step, speed = self._traffic.get(cell.name), machine.bandwidth
-        large = step and speed and step >= self.policy.ceiling_min_bytes
-        ceiling = decode_bytes.ceiling(step, 1, speed).request if large and step and speed else None
-        return replace(cell, step_bytes=step, ceiling=ceiling)
-
-
-def _state(kind: Kind, outcome: RunOutcome) -> tuple[State, str]:
-    """Return the verdict of a run, and it in a sentence."""
-    if stopped := outcome.stopped:
-        fails = kind == "gate" and stopped.reference in (CRASHED, BROKEN)
-        return "fail" if fails else "invalid", f"{stopped.says} ({stopped.reference})"
-    if kind != "gate":
-        launches = {one.launch for one in outcome.measurements if one.counts}
-        return "not-run", f"{len(launches)} launches were measured; nothing is judged"
-    if outcome.decision is None or outcome.decision.state is None:
-        return "inconclusive", "no block is complete"
-    return outcome.decision.state, outcome.decision.message
-
-
-def _attempt_note(attempt: int) -> str:
-    share = 100 * attempt_alpha(1.0, attempt)
-    return (
-        f"This is gate number {attempt} of this wheel; it spends {share:.2g} % of the error budget."
-    )
-
-
-def _continued(path: Path, identity: str) -> bool:
-    """Return whether the journal at *path* is of the same experiment and unfinished."""
-    past = journals.read(path)
-    return past is not None and past.begun.identity == identity
-
-
-def _deciding(cell: WorkloadCell) -> WorkloadCell:
-    """Return *cell* with default deciding metrics: times of one request, and the rate of many."""
-    return replace(cell, primary=("tpot", "ttft") if cell.concurrency == 1 else ("rate",))
+        They follow from the bytes that a decode step reads in the middle of an answer. A cell is
+        left out if the checkpoint does not say them, or if the model is small enough for caches.
+        """
+        ceilings: dict[str, float] = {}
+        if not (self._spec.model and bandwidth):
+            return ceilings
+        try:
+            weights = checkpoint.read(self._spec.model)
+            for cell in self.cells:
+                middle = cell.prompt + cell.answer // 2
+                step = modules.audit(weights, context=middle, batch=cell.concurrency).step
+                if step >= self.policy.ceiling_min_bytes:
+                    ceilings[cell.name] = bandwidth.gigabytes * 1e9 / step
+        except (ModelError, SourceError) as error:
+            if error.reference not in ("checkpoint-invalid", "not-provided"):
+                raise
+            console.detail(f"no roofline: {error.what}")
+        return ceilings

@@ -1,18 +1,26 @@
 """
-G8: is the candidate as fast as the baseline, with error rates that are known?
+Decide whether the candidate is as fast as the baseline, with known error rates (G8).
 
-The verdict is that of the series together; each series, the load generator, the machine and memory's ceiling are rows of their own.
+The verdict is that of the deciding series together; each series, the measurements, the kernel
+contract, the flags, the shown figures and memory's ceiling are rows of their own.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from sparkwright.bench.load import load_spec
+import msgspec
+
+from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
-from sparkwright.bench.records import METRICS
-from sparkwright.bench.server.openai_schema import REASONS as SERVER_REASONS
+from sparkwright.bench.records import METRICS, SHOWN
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS
+from sparkwright.core.console import console
+from sparkwright.core.store import Store
 from sparkwright.gates.contract import gate as contract
 from sparkwright.gates.core.verdict import (
     Check,
@@ -28,76 +36,110 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.throughput import measurement, runner
 from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 
-TITLE = "throughput, against a baseline"
-
 CHECKS = (
-    *declare(*(f"{metric}-*" for metric in METRICS), "legs", measured=True),
-    *declare("candidate-wheel", "baseline-wheel"),
-    *declare("roofline", measured=True, role="informs"),
-    *declare("measured", "baseline", role="reports"),
+    *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
+    *declare("flags", "candidate-wheel", "baseline-wheel"),
+    *declare("roofline", measured=True),
+    *declare("load-*", measured=True, role="informs"),
+    *declare("measured", role="reports"),
 )
 
-#: Of those of G3: why a server of ours ended.
-_ENDED = ("server-died", "server-late", "graph-memory-negative", "log-unreadable")
+#: Of those of G3: why a server of ours ended, and how a launch breaks the kernel contract.
+_OF_LAUNCH = (
+    "server-died", "server-late", "graph-memory-negative", "log-unreadable", "line-missing",
+    "backend-wrong", "backend-refused", "emulation", "fallback-unlisted", "variable-unknown",
+    "kernel-unseen", "kernel-forbidden", "profile-missing", "profile-unreadable",
+)  # fmt: skip
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
-    **{name: contract.REASONS[name] for name in _ENDED},
-    **load_spec.REASONS,
+    **{name: contract.REASONS[name] for name in _OF_LAUNCH},
+    **vllm_bench.REASONS,
     **state_checks.REASONS,
     **measurement.REASONS,
+    runner.CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel "
+    "fails.",
     runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "
     "temperature, power and other load; then run it again, and it continues where it was.",
-    "slower": "The candidate is slower than tolerated, by evidence that a wheel which is not gives "
-    "with a probability of at most alpha.",
+    "slower": "The candidate is slower than tolerated. A wheel that is not fails with a "
+    "probability of at most alpha.",
     "undecided": "Neither is a slowdown of the margin excluded, nor one above the tolerated shown: "
     "the machine's noise is too large for these blocks, or the truth lies between the two.",
     "interrupted": "The launch was interrupted; its measurements were repeated.",
+    "flags-added": "Both servers had flags or variables that the recipe does not have, so nothing "
+    "is shown for the recipe. Leave out --flag and --variable, or write them into the recipe.",
+    "above-roofline": "More bytes per second than memory gives: look at the bytes per token, at "
+    "caches, and at uncounted speculation.",
+    "generator-missing": "The load generator is not in the store and cannot be fetched. Run the "
+    "gate once with a connection.",
     "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "
     "small enough for caches.",
 }
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
+_UNSAFE_IN_FILE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+def write_result(store: Store, output: Path, result: Result) -> Path:
+    """Write *result* to a file of its wheel, recipe or model in the folder *output*."""
+    name = result.candidate.wheel.removesuffix(".whl") or result.recipe or result.model
+    kind = "throughput" if result.kind == "gate" else result.kind
+    return write_record(store, output, f"{name}.{kind}", result)
+
+
+def write_record(store: Store, output: Path, name: str, record: Any) -> Path:
+    """Write *record* as JSON to a file of that *name* in the folder *output*."""
+    safe = _UNSAFE_IN_FILE.sub("-", name).strip("-.")
+    data = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    path = store.write(output / f"{safe}.json", data + b"\n")
+    console.note(f"result: {path}")
+    return path
 
 
 def checks(result: Result) -> tuple[Check, ...]:
     """Return the checks of a gate's *result*."""
     counted = [one for one in result.legs if one.counts]
     rows = [_row(cell, one, result) for cell in result.cells for one in cell.series if one.primary]
-    return (*_stopped(result), *rows, _measurements(result, counted), _roofline(result, counted))
+    shown = [_load(cell, counted) for cell in result.cells]
+    return (
+        *_stopped(result), *rows, *shown, _measurements(result, counted),
+        *_served(result, counted), _roofline(result, counted),
+    )  # fmt: skip
 
 
 def _stopped(result: Result) -> Iterator[Check]:
     """Yield why the run was given up, if it was."""
-    message, _, reference = result.says.removesuffix(")").rpartition(" (")
-    crashed = result.state == "fail" and not result.culprits
-    if result.state != "invalid" and not crashed:
+    if result.stopped is None:
         return
     last = [one for one in result.legs if one.reasons][-1:]
     samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.says)
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", reason.message)
         for one in last
         for reason in one.reasons
     ]
-    reason = reference if reference in REASONS else "counters-missing"
-    make = failed if crashed else invalid
-    yield make("measured", message or result.says, reason, samples=samples)
+    make = failed if result.state == "fail" else invalid
+    yield make("measured", result.stopped.message, result.stopped.reference, samples=samples)
+
+
+def _slug(cell: CellResult) -> str:
+    return _UNSAFE.sub("-", cell.name.lower()).strip("-")
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
+    """Return the check of a deciding series."""
     title, unit, factor, _ = METRICS[series.metric]
-    name = _UNSAFE.sub("-", f"{series.metric} {cell.name}".lower()).strip("-")
-    blocks = len(series.differences)
+    name, blocks = f"{series.metric}-{_slug(cell)}", len(series.differences)
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
     evidence = [path[-1] if path else 1.0 for path in (series.pass_evidence, series.fail_evidence)]
+    count = sum(one.primary for other in result.cells for one in other.series)
     figures = [
         Figure("baseline", series.baseline * factor, unit, blocks),
         Figure("candidate", series.candidate * factor, unit, blocks),
         Figure("change", change, "%", blocks, bound=100 * series.margin),
         Figure("evidence for pass", evidence[0], bound=1 / result.alpha),
-        Figure("evidence for fail", evidence[1], bound=_series_count(result) / result.alpha),
+        Figure("evidence for fail", evidence[1], bound=count / result.alpha),
     ]
     message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
     samples = [
@@ -111,35 +153,96 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     return inconclusive(name, message, "undecided", figures=figures, samples=samples)
 
 
-def _series_count(result: Result) -> int:
-    return sum(one.primary for cell in result.cells for one in cell.series)
+def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
+    """Return the figures of a cell that never decide: medians over its measurements."""
+    name, figures, texts = f"load-{_slug(cell)}", [], []
+    for metric, (title, unit, factor, _) in SHOWN.items():
+        text = []
+        for side in ("baseline", "candidate"):
+            own = [one.run for one in counted if (one.cell, one.side) == (cell.name, side)]
+            values = [factor * getattr(run, metric) for run in own if run]
+            if values:
+                median = statistics.median(values)
+                figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
+                text.append(f"{median:.4g}")
+        texts.append(f"{title} {' → '.join(text)} {unit}")
+    if not figures:
+        return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
+    return passed(name, "; ".join(texts), figures=figures, required=False)
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     again = [one for one in result.legs if one.discarded]
-    launches = len({(one.side, one.launch) for one in result.legs})
     figures = [
         Figure("measurements", len(counted)),
         Figure("measured again", len(again)),
-        Figure("launches", launches),
-        Figure("gates of this wheel", result.attempt),
+        Figure("launches", len({one.launch for one in result.legs})),
+        Figure("gates of this wheel and recipe", result.attempt),
+        Figure("error rate", 100 * result.alpha, "%"),
     ]
     samples = [
-        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].says)
+        Sample(f"{one.cell}, {one.side}, block {one.block}", "", one.reasons[0].message)
         for one in again
     ]
     if not counted:
         return not_run("legs", "no measurement counts", "interrupted")
-    message = f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}"
+    message = (
+        f"{len(counted)} measurements count, {len(again)} were repeated; {result.generator}; gate "
+        f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
+        f"{100 * result.alpha:.2g} %"
+    )
     return passed("legs", message, figures=figures, samples=samples)
 
 
+def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
+    """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
+    if not result.recipe:
+        message = "to check it, name a --recipe"
+        yield not_run("contract", message, "not-asked", required=False)
+        return
+    if result.added:
+        yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
+    else:
+        yield passed("flags", f"both sides had the flags and variables of {result.recipe}")
+    if result.stopped and result.stopped.reference in _OF_LAUNCH:
+        stopped = result.stopped
+        judge = failed if result.state == "fail" else invalid
+        yield judge("contract", stopped.message, stopped.reference)
+        return
+    profiled = {(one.number, side) for one in result.launches for side in one.profiled}
+    if not profiled or not {(one.launch, one.side) for one in counted} <= profiled:
+        yield not_run("contract", "not every launch was profiled", "profile-missing")
+        return
+    message = f"the candidate's kernels keep the contract of {result.recipe} in each launch"
+    other = sorted({one.baseline_kernels for one in result.launches if one.baseline_kernels})
+    if other:
+        message += f"; the baseline is served by others: {'; '.join(other)}"
+    yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
+
+
+def bandwidth_share(cell: CellResult, leg: Measurement) -> float | None:
+    """Return the share of the memory's bandwidth that *leg* of *cell* needs; None if not known."""
+    if not cell.ceiling or leg.run is None or leg.run.tpot <= 0:
+        return None
+    length = leg.speculation.length if leg.speculation else 1.0
+    return 1 / (leg.run.tpot * length * cell.ceiling)
+
+
 def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
-    shares = [(one.roofline, one.cell, one.side) for one in counted if one.roofline is not None]
+    """Return whether memory allows the rates; a batch with experts may read less than expected."""
+    shares = [
+        (share, cell.name, leg.side)
+        for cell in result.cells
+        for leg in counted
+        if leg.cell == cell.name and cell.concurrency == 1
+        if (share := bandwidth_share(cell, leg)) is not None
+    ]
     if not shares or result.bandwidth is None:
         message = "bytes per token or bandwidth is not known, or caches answer"
         return not_run("roofline", message, "roofline-unknown", required=False)
-    share, cell, side = max(shares)
-    figure = Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)
-    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({cell}, {side})"
-    return passed("roofline", message, figures=[figure], required=False)
+    share, name, side = max(shares)
+    figures = [Figure("bandwidth used", 100 * share, "%", len(shares), bound=100.0)]
+    message = f"{100 * share:.0f} % of {result.bandwidth.gigabytes:.1f} GB/s ({name}, {side})"
+    if share > 1:
+        return invalid("roofline", message, "above-roofline", figures=figures)
+    return passed("roofline", message, figures=figures, required=False)

@@ -1,6 +1,6 @@
 """
-From measurements to series: one paired difference per block, metric and cell, the machine's noise
-from A/A blocks, and what both say of a wheel.
+Make series of measurements: one paired difference per block, metric and cell; estimate the
+machine's noise from A/A blocks; and decide by both.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from sparkwright.bench.load.load_spec import LoadResult
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.bench.statistics import calibration
+from sparkwright.bench.statistics import student
 from sparkwright.bench.statistics.eprocess import (
     Decision,
     DecisionRule,
     MetricSeries,
     NoiseModel,
 )
-from sparkwright.bench.statistics.intervals import mean_interval
 from sparkwright.core.files import content_key
-from sparkwright.core.store import Store
 from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    Calibrated,
     CellResult,
+    History,
     Measurement,
     Series,
     ThroughputPolicy,
@@ -36,54 +32,26 @@ from sparkwright.gates.throughput.records import (
 
 #: Blocks or launches behind an interval; two give one that is a hundred times wider than they are.
 MIN_INTERVAL = 3
-#: A/A blocks that are stored of a machine and model, the newest.
+#: A/A blocks of a series that are stored of a machine and model, the newest.
 MAX_STORED = 200
+#: The kind of record in the store that holds a `History`.
+STORED = "aa-blocks"
 #: Of the machine's fingerprint, what its noise is keyed by; driver, kernel and firmware are not.
 _IDENTITY = ("gpu", "processor", "memory")
-_STORE = "calibrations"
-
-#: By series: day (``2026-11-22``) and difference of each A/A block, oldest first.
-History = Mapping[str, Sequence[tuple[str, float]]]
 
 
-class AABlock(msgspec.Struct, frozen=True):
-    """The differences of an A/A block, by series; *mode*: see `runner.ServerMode`."""
-
-    at: float
-    mode: str
-    differences: dict[str, float]
-
-
-class Calibration(msgspec.Struct, frozen=True):
-    """The A/A blocks of a machine and model, oldest first."""
-
-    blocks: tuple[AABlock, ...] = ()
-
-    def history(self, mode: str) -> dict[str, list[tuple[str, float]]]:
-        """Return the blocks of *mode* by series."""
-        series: dict[str, list[tuple[str, float]]] = {}
-        for block in self.blocks:
-            for name, value in block.differences.items() if block.mode == mode else ():
-                series.setdefault(name, []).append((day(block.at), value))
-        return series
-
-
-def calibration_key(host: Mapping[str, str], model: str) -> str:
+def calibration_key(host: Mapping[str, str], model: str, *, at_once: bool) -> str:
     """Return the key of the calibration of a machine and model: nothing of the wheel is in it."""
-    return content_key(_STORE, [{name: host.get(name, "") for name in _IDENTITY}, model])
+    return content_key(STORED, [{name: host.get(name, "") for name in _IDENTITY}, model, at_once])
 
 
-def stored_calibration(store: Store, key: str) -> Calibration:
-    """Return the A/A blocks under *key*, none if there are none."""
-    return store.get(_STORE, key, Calibration) or Calibration()
-
-
-def add_blocks(store: Store, key: str, blocks: Iterable[AABlock]) -> Calibration:
-    """Add *blocks* that are not stored yet, and return the calibration."""
-    found = stored_calibration(store, key).blocks
-    new = [one for one in blocks if one.differences and one.at not in {old.at for old in found}]
-    result = Calibration(tuple(sorted((*found, *new), key=lambda one: one.at)[-MAX_STORED:]))
-    store.put(_STORE, key, result)
+def extended(
+    history: History, at: float, differences: Mapping[str, float]
+) -> dict[str, list[tuple[str, float]]]:
+    """Return *history* with an A/A block, measured *at* seconds since 1970, at its end."""
+    result = {name: list(values) for name, values in history.items()}
+    for name, value in differences.items():
+        result[name] = [*result.get(name, []), (day(at), value)][-MAX_STORED:]
     return result
 
 
@@ -102,10 +70,6 @@ def series_names(cell: WorkloadCell) -> list[str]:
     return [series_name(cell.name, metric) for metric in cell.primary]
 
 
-def _value(run: LoadResult, metric: Metric) -> float:
-    return {"tpot": run.tpot, "ttft": run.ttft, "rate": run.rate}[metric]
-
-
 def difference(
     measurements: Iterable[Measurement],
     cell: str,
@@ -116,62 +80,50 @@ def difference(
     """
     Return ln(*side* / baseline) of a block, positive where *side* is worse.
 
-    It is the median over quads of (B1 + B2 - A1 - A2) / 2 in logarithms, in which a linear drift
-    cancels. None if the cell was not measured in that block, since it was settled before.
+    It is (B1 + B2 - A1 - A2) / 2 in logarithms, in which a linear drift cancels. None if the cell
+    was not measured in that block, since it was settled before.
     """
-    sign = -1 if METRICS[metric][3] else 1
-    quads: dict[int, dict[str, list[float]]] = {}
+    values: dict[Side, list[float]] = {"baseline": [], side: []}
     for one in measurements:
-        if one.cell == cell and one.block == block and one.counts and one.run:
-            sides = quads.setdefault(one.quad, {"baseline": [], side: []})
-            sides.setdefault(one.side, []).append(sign * math.log(_value(one.run, metric)))
-    pairs = [(quad["baseline"], quad[side]) for quad in quads.values()]
-    if not pairs or any(len(before) != 2 or len(after) != 2 for before, after in pairs):
+        if one.cell == cell and one.block == block and one.counts and one.side in values:
+            values[one.side].append(math.log(getattr(one.run, metric)))
+    if [len(group) for group in values.values()] != [2, 2]:
         return None
-    return statistics.median((sum(after) - sum(before)) / 2 for before, after in pairs)
+    sign = -1 if METRICS[metric][3] else 1
+    return sign * (sum(values[side]) - sum(values["baseline"])) / 2
 
 
 def aa_block(
     measurements: Sequence[Measurement],
     cells: Iterable[WorkloadCell],
     block: int,
-    mode: str,
     side: Side = "control",
-) -> AABlock:
-    """Return the A/A block number *block* of *measurements*."""
-    at = min((one.began for one in measurements if one.block == block), default=0.0)
-    differences = {
+) -> dict[str, float]:
+    """Return the differences of the A/A block number *block*, by deciding series."""
+    return {
         series_name(cell.name, metric): value
         for cell in cells
         for metric in cell.primary
         if (value := difference(measurements, cell.name, block, metric, side)) is not None
     }
-    return AABlock(at, mode, differences)
-
-
-def with_control(history: History, control: AABlock) -> dict[str, list[tuple[str, float]]]:
-    """Return *history* with the gate's own A/A block at the end of each series."""
-    names = {*history, *control.differences}
-    own = {name: [(day(control.at), value)] for name, value in control.differences.items()}
-    return {name: [*history.get(name, ()), *own.get(name, [])] for name in sorted(names)}
 
 
 def noise_of(
     values: Sequence[tuple[str, float]], today: str, policy: ThroughputPolicy
-) -> tuple[NoiseModel, bool]:
+) -> NoiseModel:
     """
-    Return the noise of a series, and whether its newest A/A block agrees with the earlier ones.
+    Return the noise of a series.
 
-    Where it does not, the machine changed, and the newest block alone counts.
+    If its newest A/A block does not agree with the earlier ones, the machine changed, and the
+    newest block alone counts.
     """
     end = datetime.date.fromisoformat(today)
-    ages = [
-        (float((end - datetime.date.fromisoformat(when)).days), value) for when, value in values
-    ]
+    ages = [(float((end - datetime.date.fromisoformat(on)).days), value) for on, value in values]
     half, most = policy.half_life_days, policy.calibration_weight
-    earlier = calibration.noise_model(ages[:-1], half, most)
-    agrees = not ages or calibration.agrees(earlier, ages[-1][1])
-    return calibration.noise_model(ages if agrees else ages[-1:], half, most), agrees
+    earlier = student.noise_model(ages[:-1], half, most)
+    if not ages or student.agrees(earlier, ages[-1][1]):
+        return student.noise_model(ages, half, most)
+    return replace(student.noise_model(ages[-1:], half, most), agrees=False)
 
 
 def metric_series(
@@ -187,13 +139,17 @@ def metric_series(
     for cell in cells:
         for metric in cell.primary:
             name = series_name(cell.name, metric)
-            values = (
-                difference(measurements, cell.name, block, metric) for block in sorted(blocks)
-            )
-            noise, _ = noise_of(history.get(name, ()), today, policy)
-            known = tuple(value for value in values if value is not None)
-            result.append(MetricSeries(name, known, policy.bounds[metric], noise))
+            noise = noise_of(history.get(name, ()), today, policy)
+            values = _differences(measurements, cell.name, blocks, metric)
+            result.append(MetricSeries(name, values, policy.bounds[metric], noise))
     return result
+
+
+def _differences(
+    measurements: Sequence[Measurement], cell: str, blocks: Collection[int], metric: Metric
+) -> tuple[float, ...]:
+    values = (difference(measurements, cell, block, metric) for block in sorted(blocks))
+    return tuple(value for value in values if value is not None)
 
 
 def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
@@ -201,39 +157,21 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
     span, count = (rule.min_blocks, rule.max_blocks), len(series)
     parts = []
     for one in series:
-        high, low = math.log1p(one.bounds.margin), math.log1p(one.bounds.tolerated)
-        slow = math.log1p(1.5 * one.bounds.margin)
-        passing = calibration.expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
-        failing = calibration.expected_blocks(one.noise, slow - low, count / rule.alpha, span)
-        text = f"{one.name}: a block spreads by {100 * (one.noise.sigma or 0):.2g} %"
-        if passing:
-            text += f"; an equal wheel passes after about {passing} blocks"
-        else:
-            least = calibration.supported_margin(one.noise, rule.alpha, span, count)
-            text += (
-                f"; this does not support a margin of {100 * one.bounds.margin:g} % in "
-                f"{rule.max_blocks} blocks" + (f", but {100 * least:.2g} %" if least else "")
+        margin, slow = one.bounds.margin, 1.5 * one.bounds.margin
+        high, gap = math.log1p(margin), math.log1p(slow) - math.log1p(one.bounds.tolerated)
+        passing = student.expected_blocks(one.noise, high, 1 / rule.alpha, span, count)
+        failing = student.expected_blocks(one.noise, gap, count / rule.alpha, span)
+        equal = f"an equal wheel passes after about {passing} blocks"
+        if not passing:
+            equal = (
+                f"this does not support a margin of {100 * margin:g} % in {rule.max_blocks} blocks"
             )
-        text += f"; one slower by {150 * one.bounds.margin:g} % fails after about {failing}"
+        verdict = f"fails after about {failing}" if failing else "stays undecided"
         parts.append(
-            text if failing else text.replace(" fails after about None", " stays undecided")
+            f"{one.name}: a block spreads by {100 * (one.noise.sigma or 0):.2g} %; {equal}; "
+            f"one slower by {100 * slow:g} % {verdict}."
         )
-    return ". ".join(parts) + "."
-
-
-def calibrated(
-    cells: Iterable[WorkloadCell], history: History, policy: ThroughputPolicy, today: str
-) -> tuple[Calibrated, ...]:
-    """Return the A/A history of the deciding series, for the result."""
-    result = []
-    for cell in cells:
-        for metric in cell.primary:
-            values = history.get(series_name(cell.name, metric), ())
-            noise, agrees = noise_of(values, today, policy)
-            if noise.sigma:
-                days, numbers = zip(*values, strict=True)
-                result.append(Calibrated(cell.name, metric, numbers, days, noise.sigma, agrees))
-    return tuple(result)
+    return " ".join(parts)
 
 
 def cell_results(
@@ -247,70 +185,55 @@ def cell_results(
 ) -> tuple[CellResult, ...]:
     """Return the result of each cell over complete *blocks*; *compared*: there is a baseline."""
     counted = [one for one in measurements if one.counts and one.block in blocks]
-    noises = {one.name: one.noise for one in series}
-    decided = {one.name: one for one in decision.series} if decision else {}
-    bounds = {one.name: one.bounds for one in series}
+    deciding = {one.name: one for one in series}
     results = []
     for cell in cells:
         own = [one for one in counted if one.cell == cell.name]
-        rows = []
-        for metric in METRICS:
-            name = series_name(cell.name, metric)
-            row = _series(cell, metric, own, blocks, compared=compared)
-            if (shown := decided.get(name)) is not None:
-                row = msgspec.structs.replace(
-                    row, pass_evidence=shown.pass_evidence, fail_evidence=shown.fail_evidence,
-                    state=shown.state, conclusion=shown.conclusion, sigma=noises[name].sigma,
-                    margin=bounds[name].margin, tolerated=bounds[name].tolerated,
-                )  # fmt: skip
-            rows.append(row)
-        shape = cell.prompt, cell.answer, cell.concurrency
-        results.append(CellResult(cell.name, *shape, tuple(rows)))
+        rows = tuple(
+            _series(
+                own, blocks, metric, compared, decision,
+                deciding.get(series_name(cell.name, metric)),
+            )
+            for metric in METRICS
+        )  # fmt: skip
+        results.append(CellResult(cell.name, cell.prompt, cell.answer, cell.concurrency, rows))
     return tuple(results)
 
 
 def _series(
-    cell: WorkloadCell,
-    metric: Metric,
     own: Sequence[Measurement],
     blocks: Collection[int],
-    *,
+    metric: Metric,
     compared: bool,
+    decision: Decision | None,
+    deciding: MetricSeries | None,
 ) -> Series:
-    values: dict[str, dict[int, list[float]]] = {"baseline": {}, "candidate": {}, "control": {}}
+    """Return the series of *metric* in the measurements of a cell; *deciding*: if it decides."""
+    values: dict[Side, dict[int, list[float]]] = {"baseline": {}, "candidate": {}}
     for one in own:
-        if one.run:
-            values[one.side].setdefault(one.block, []).append(_value(one.run, metric))
-    medians = {
-        side: [statistics.median(group) for group in groups.values()]
-        for side, groups in values.items()
-    }
-    found = (difference(own, cell.name, block, metric) for block in sorted(blocks))
-    differences = tuple(one for one in found if one is not None) if compared else ()
-    sign = -1 if compared and METRICS[metric][3] else 1
-    logarithms = differences or tuple(math.log(one) for one in medians["candidate"])
-    enough = len(logarithms) >= MIN_INTERVAL
-    ends = (
-        sorted(math.exp(sign * end) for end in mean_interval(logarithms))
-        if enough
-        else (None, None)
-    )
+        values[one.side].setdefault(one.block, []).append(getattr(one.run, metric))
+    medians = {side: list(map(statistics.median, of.values())) for side, of in values.items()}
+    differences = _differences(own, own[0].cell, blocks, metric) if compared and own else ()
+    logarithms = differences or tuple(map(math.log, medians["candidate"]))
+    low, high = None, None
+    if len(logarithms) >= MIN_INTERVAL:
+        sign = -1 if compared and METRICS[metric][3] else 1
+        low, high = sorted(math.exp(sign * end) for end in student.mean_interval(logarithms))
     baseline, candidate = (
-        statistics.median(medians[side]) if medians[side] else None
-        for side in ("baseline", "candidate")
+        statistics.median(of) if of else None for of in (medians["baseline"], medians["candidate"])
     )
     launches = len({one.launch for one in own if one.side == "candidate"})
-    return Series(
-        metric, metric in cell.primary, differences, baseline=baseline, candidate=candidate,
-        low=ends[0], high=ends[1], launches=launches,
+    series = Series(
+        metric, deciding is not None, differences, baseline=baseline, candidate=candidate,
+        low=low, high=high, launches=launches,
     )  # fmt: skip
-
-
-def control_history(
-    history: History,
-    measurements: Sequence[Measurement],
-    cells: Sequence[WorkloadCell],
-    mode: str,
-) -> dict[str, list[tuple[str, float]]]:
-    """Return *history* with the A/A block of *measurements*."""
-    return with_control(history, aa_block(measurements, cells, CONTROL_BLOCK, mode))
+    shown = {one.name: one for one in decision.series} if decision else {}
+    if deciding is None or deciding.name not in shown:
+        return series
+    row = shown[deciding.name]
+    return replace(
+        series, pass_evidence=row.pass_evidence, fail_evidence=row.fail_evidence,
+        state=row.state, conclusion=row.conclusion, sigma=deciding.noise.sigma,
+        in_band=deciding.noise.agrees,
+        margin=deciding.bounds.margin, tolerated=deciding.bounds.tolerated,
+    )  # fmt: skip

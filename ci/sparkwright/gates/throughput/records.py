@@ -1,20 +1,21 @@
-"""The records of the throughput gate: its policy, measurements, series, and the result."""
+"""The records of a throughput gate: policy, measurements, series and result."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from sparkwright.bench.load.load_spec import LoadResult
+from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.statistics.eprocess import Bounds
 from sparkwright.gates.core.verdict import State
 
-FORMAT = 2
+FORMAT = 3
 
 Kind = Literal["gate", "bench", "calibration", "verify"]
 Count = Annotated[int, Meta(ge=1)]
@@ -30,7 +31,6 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bounds: By metric: the margin that a pass excludes, and the slowdown that never fails.
         alpha: Probability of each kind of wrong verdict, over all gates of one wheel together.
         min_blocks, max_blocks: Blocks before a decision, and after which there is none.
-        quads: A B B A rounds of each cell in a block whose two servers run at the same time.
         launches: Of a bench or a verification, which compare nothing.
         workloads: The set of ``workloads.yaml`` that decides.
         warmups: Requests before each measurement that do not count.
@@ -48,7 +48,6 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alpha: Annotated[float, Meta(gt=0, lt=0.5)]
     min_blocks: Count
     max_blocks: Count
-    quads: Count
     launches: Count
     workloads: str
     warmups: Annotated[int, Meta(ge=0)]
@@ -68,63 +67,78 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Speculation(msgspec.Struct, frozen=True):
     """
-    What the server's counters say of speculative decoding in a leg.
+    Speculative decoding in a measurement, by the server's counters.
 
     Attributes:
-        steps: Verification steps per second, over all requests.
         length: Tokens that a step gives on average: one, and the drafts that were accepted.
         acceptance: Share of the drafted tokens that were accepted.
     """
 
-    steps: float
     length: float
     acceptance: float
 
 
+#: By series: day (``2026-11-22``) and difference of each A/A block, oldest first.
+History = Mapping[str, Sequence[tuple[str, float]]]
 #: Number of the A/A block of a gate, which is measured first: baseline against control.
 CONTROL_BLOCK = -1
 
 
-class Measurement(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     One run of the load generator against one launch of one wheel.
 
     Attributes:
         cell: `CellResult.name`.
-        block: From 0; `CONTROL_BLOCK` of the A/A block. *launch*: of that side, from 0.
-        quad, position: Place in A B B A; both 0 without a baseline.
-        attempt: From 0; more where an earlier leg at this place was discarded.
+        block: From 0; `CONTROL_BLOCK` of the A/A block.
+        launch: `LaunchRecord.number`.
+        position: In A B B A, from 0.
+        attempt: From 0; more if an earlier measurement at this position was discarded.
         began: Seconds since 1970.
-        run: What was measured; None where nothing was.
+        run: The result; None if the generator gave none.
         before, after: The machine's state around it.
-        speculation: None where the server does not speculate.
-        prefix_hits: Share of prompt tokens that a prefix cache answered; None where the server does not count.
-        roofline: Share of the memory's bandwidth that the measured rate needs (1.0 is the ceiling); None where not known.
-        reasons: Why it does not count; empty for a leg that does.
-        discarded: Whether it is measured again because of a passing state of the machine; such a leg says nothing of a wheel.
+        speculation: None without speculation.
+        reasons: Why it does not count; empty if it does.
+        discarded: Whether it is measured again, and says nothing of a wheel.
     """
 
     cell: str
     block: int
     launch: int
     side: Side
-    quad: int
     position: int
-    attempt: int
-    began: float
+    attempt: int = 0
+    began: float = 0.0
     run: LoadResult | None = None
     before: Snapshot | None = None
     after: Snapshot | None = None
     speculation: Speculation | None = None
-    prefix_hits: float | None = None
-    roofline: float | None = None
     reasons: tuple[Reason, ...] = ()
     discarded: bool = False
 
     @property
     def counts(self) -> bool:
-        """Does it count as a measurement?"""
+        """Whether it counts as a measurement."""
         return self.run is not None and not self.reasons and not self.discarded
+
+
+class LaunchRecord(msgspec.Struct, frozen=True):
+    """
+    A complete launch: of one server, or of both sides at the same time.
+
+    Attributes:
+        number: From 0, over all sides.
+        block, position: Of its first measurement.
+        profiled: Sides of which a profile of one request was taken; the candidate's kept the
+            recipe's contract.
+        baseline_kernels: How the baseline's kernels differ from the contract; empty if they do not.
+    """
+
+    number: int
+    block: int
+    position: int
+    profiled: tuple[Side, ...] = ()
+    baseline_kernels: str = ""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -144,6 +158,8 @@ class Series(msgspec.Struct, frozen=True):
         launches: Of the candidate.
         margin, tolerated: Its bounds, as shares; 0 if it does not decide.
         conclusion: What was excluded, in words.
+        in_band: Whether the newest A/A block agrees with the earlier ones; otherwise it alone
+            counts.
     """
 
     metric: Metric
@@ -161,18 +177,19 @@ class Series(msgspec.Struct, frozen=True):
     margin: float = 0.0
     tolerated: float = 0.0
     conclusion: str = ""
+    in_band: bool = True
 
 
 class CellResult(msgspec.Struct, frozen=True):
     """
-    A workload and what came of it.
+    A workload and its result.
 
     Attributes:
         name: ``1024/1024 c8``: tokens of prompt and answer, and concurrency.
         prompt, answer, concurrency: As ordered.
         series: By metric.
-        step_bytes: Bytes that a decode step reads for one request at this length; None where the checkpoint is not known.
-        ceiling: Tokens per second of one request that memory allows; None where not known.
+        ceiling: Tokens per second of one request that memory allows; None if unknown, and if the
+            model is small enough for caches.
     """
 
     name: str
@@ -180,7 +197,6 @@ class CellResult(msgspec.Struct, frozen=True):
     answer: int
     concurrency: int
     series: tuple[Series, ...]
-    step_bytes: float | None = None
     ceiling: float | None = None
 
 
@@ -190,9 +206,10 @@ class Subject(msgspec.Struct, frozen=True):
 
     Attributes:
         label: For people: ``vllm 0.33.0+spark.202611``, ``stock vllm 0.33.0``, or a URL.
-        wheel: The file's name. *sha256*: of the wheel; both empty where no wheel is known.
+        wheel: The file's name. *sha256*: of the wheel; both empty if no wheel is known.
         version: Of vLLM, as the server says.
         stack: The stack that it was built from; empty for a stock wheel.
+        flags, variables: With which it was served; empty for a server that ran already.
     """
 
     label: str
@@ -200,45 +217,32 @@ class Subject(msgspec.Struct, frozen=True):
     sha256: str = ""
     version: str = ""
     stack: str = ""
-
-
-class Calibrated(msgspec.Struct, frozen=True):
-    """
-    A/A blocks of this host, for one deciding metric of one cell.
-
-    Attributes:
-        differences: Of the blocks, oldest first. *days*: when each was measured (``2026-11-22``).
-        sigma: Their spread, weighted by age.
-        in_band: Whether the A/A block of this gate agrees with the earlier ones; otherwise it alone
-            counts.
-    """
-
-    cell: str
-    metric: Metric
-    differences: tuple[float, ...]
-    days: tuple[str, ...]
-    sigma: float
-    in_band: bool
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
     """
-    A gate, a bench, a calibration or a verification, whole.
+    The result of a gate, a bench, a calibration or a verification.
 
     Attributes:
         kind: Which of them. *format*: of this record.
         state: The verdict; ``not-run`` for a bench, which judges nothing. *says*: it in a sentence.
-        culprits: Cells that e-BH names as slower, by name and metric (``1024/1024 c8: time per token``).
-        recipe: Its name, or empty. *model*: its name. *quantization*: as the recipe says (``NVFP4``, ``AWQ``), or empty.
+        stopped: Why it was given up; None if it was not.
+        culprits: Series that are slower than tolerated (``1024/1024 c8: time per token``).
+        recipe: Its name, or empty. *model*: its name. *quantization*: of the recipe, or empty.
+        added: Flags and variables of both sides that the recipe does not have.
         host: Facts of the machine (`sparkwright.gates.core.ladder.machine_facts`).
         margin: The widest margin of a deciding series. *alpha*: the error rate that this gate
-            spends. *attempt*: the number of this gate of the wheel, from 1.
-        blocks: The most that are measured. *quads*: in each.
-        generator: Name and version. *qualified*: its accuracy on this host.
-        bandwidth: Of the memory, measured in the same session; None where it was not.
+            spends. *attempt*: the number of this gate of the wheel and recipe, from 1.
+        blocks: The most that are measured.
+        generator: Name and version. *qualified*: its accuracy on this host, and other notes.
+        bandwidth: Of the memory, measured in the same session; None if it was not.
         began, seconds: When, and how long.
         resumed: How often it was continued after an interruption.
-        legs: Every leg, those that do not count included.
+        calibration: A/A blocks of this machine and model, the newest of this run.
+        legs: Every measurement, those that do not count included.
+        launches: The complete ones.
     """
 
     kind: Kind
@@ -247,22 +251,24 @@ class Result(msgspec.Struct, frozen=True):
     candidate: Subject
     cells: tuple[CellResult, ...]
     legs: tuple[Measurement, ...]
+    launches: tuple[LaunchRecord, ...] = ()
     baseline: Subject | None = None
+    stopped: Reason | None = None
     culprits: tuple[str, ...] = ()
     recipe: str = ""
     model: str = ""
     quantization: str = ""
+    added: tuple[str, ...] = ()
     stack: str = ""
     host: dict[str, str] = {}
     margin: float = 0.0
     alpha: float = 0.0
     attempt: int = 1
     blocks: int = 0
-    quads: int = 0
     generator: str = ""
     qualified: tuple[str, ...] = ()
     bandwidth: Bandwidth | None = None
-    calibration: tuple[Calibrated, ...] = ()
+    calibration: History = {}
     policy: str = ""
     began: float = 0.0
     seconds: float = 0.0

@@ -112,7 +112,7 @@ def of_server(url: str, patience: float, key: str = "") -> Health:
     stood = _waited()  # the first question loads the HTTP library
     before = _counters(client)
     try:
-        client.complete("A", max_tokens=1, stream=False)
+        client.complete("A", max_tokens=1)
         return Health("serving", "a token came", url, round(time.monotonic() - began, 3))
     except ServerInvalid as error:
         if error.status:

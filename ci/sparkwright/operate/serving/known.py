@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkwright.bench.recipes import vllm_flags
+from sparkwright.bench.recipes import preflight
 from sparkwright.operate.errors import ServeError
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.
@@ -38,7 +38,10 @@ def flags(package: Path) -> frozenset[str]:
     """
     found: set[str] = set()
     # openai/ up to 0.31, launchers/ in 0.32, common/ in 0.33.
-    files = [package / "engine" / "arg_utils.py", *sorted((package / "entrypoints").glob("*/cli_args.py"))]
+    files = [
+        package / "engine" / "arg_utils.py",
+        *sorted((package / "entrypoints").glob("*/cli_args.py")),
+    ]
     for file in files:
         try:
             if file.stat().st_size > LARGEST:
@@ -51,19 +54,25 @@ def flags(package: Path) -> frozenset[str]:
 
 def _said(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FLAG.fullmatch(node.value):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _FLAG.fullmatch(node.value)
+        ):
             yield node.value
         elif isinstance(node, ast.ClassDef) and node.name.endswith("FrontendArgs"):
             fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
-            yield from ("--" + one.id.replace("_", "-") for one in fields if isinstance(one, ast.Name))
+            yield from (
+                "--" + one.id.replace("_", "-") for one in fields if isinstance(one, ast.Name)
+            )
 
 
 def name(word: str) -> str:
     """Return the name of the flag that *word* begins with: no value, no key behind a dot, no ``no-``."""
     if not word.startswith("--"):
         return word.partition("=")[0].partition(".")[0]
-    said, equals, value = word.partition("=")
-    return vllm_flags.split_flag(said.replace("_", "-") + equals + value)[0]
+    said = word.partition("=")[0].partition(".")[0]
+    return preflight.setting(said.replace("_", "-"))
 
 
 def is_flag(word: str) -> bool:
@@ -83,7 +92,11 @@ def check(words: Sequence[str], known: frozenset[str], version: str) -> None:
     """
     wrong = list(_wrong(words, known))
     if wrong:
-        raise ServeError("flag-unknown", f"vLLM {version} cannot be given {len(wrong)} of these arguments.", details=wrong)
+        raise ServeError(
+            "flag-unknown",
+            f"vLLM {version} cannot be given {len(wrong)} of these arguments.",
+            details=wrong,
+        )
 
 
 def _wrong(words: Sequence[str], known: frozenset[str]) -> Iterator[str]:
@@ -101,7 +114,11 @@ def _about(word: str, known: frozenset[str]) -> Iterator[str]:
     said = word.partition("=")[0]
     if flag in OURS:
         yield f"{said}: " + (f"say {OURS[flag]}" if OURS[flag] else "not served here")
-    elif known and flag not in known and not (word.startswith(("-O", "-cc")) and not word.startswith("--")):
+    elif (
+        known
+        and flag not in known
+        and not (word.startswith(("-O", "-cc")) and not word.startswith("--"))
+    ):
         near = difflib.get_close_matches(flag, known, 1, 0.7)
         yield f"{said:.80}: unknown" + (f"; perhaps {near[0]}" if near else "")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench.errors import ModelError
 from sparkwright.bench.model import checkpoint
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.forks.stack import SourceError
 
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -48,10 +48,14 @@ def missing_guard() -> Iterator[None]:
     except SourceError as error:
         if error.reference != "not-provided":
             raise
-        raise ModelError("model-missing", error.what, details=error.details, todo=error.todo) from error
+        raise ModelError(
+            "model-missing", error.what, details=error.details, todo=error.todo
+        ) from error
 
 
-def find(text: str, revision: str, variables: Mapping[str, str], *, download: bool = False) -> Found:
+def find(
+    text: str, revision: str, variables: Mapping[str, str], *, download: bool = False
+) -> Found:
     """
     Return the model that *text* names.
 
@@ -67,14 +71,21 @@ def find(text: str, revision: str, variables: Mapping[str, str], *, download: bo
     if path.exists() or text.startswith(("/", "./", "../", "~")) or not _NAME.fullmatch(text):
         found = path.absolute()
         return Found(found, str(found), weights=_whole(found))
-    return _cached(text, "main" if revision in ("", "unresolved") else revision, cache(variables), download=download)
+    return _cached(
+        text,
+        "main" if revision in ("", "unresolved") else revision,
+        cache(variables),
+        download=download,
+    )
 
 
 def cache(variables: Mapping[str, str]) -> Path:
     """Return where the hub's client keeps models: ``HF_HUB_CACHE``, ``HF_HOME/hub``, or below the user's cache."""
     if place := variables.get("HF_HUB_CACHE"):
         return Path(place)
-    home = variables.get("HF_HOME") or str(Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    home = variables.get("HF_HOME") or str(
+        Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    )
     return Path(home) / "hub"
 
 
@@ -87,14 +98,22 @@ def _cached(name: str, revision: str, hub: Path, *, download: bool) -> Found:
         return Found(Path(name), f"{name}, which vLLM fetches", commit)
     if not commit or not snapshot.is_dir():
         details = [f"looked in {place}", f"revision: {revision}"]
-        raise ModelError("model-missing", f"{name} is not in the cache of models on this machine.", details=details)
+        raise ModelError(
+            "model-missing",
+            f"{name} is not in the cache of models on this machine.",
+            details=details,
+        )
     try:
         return Found(snapshot, f"{name} at {commit[:12]}", commit, _whole(snapshot))
     except ModelError as error:
         if error.reference != "model-missing":
             raise
         details = [*error.details, *(f"half downloaded: {one.name}" for one in half)]
-        raise ModelError("model-missing", f"{name} is not whole in the cache of models: {error.what}", details=details) from error
+        raise ModelError(
+            "model-missing",
+            f"{name} is not whole in the cache of models: {error.what}",
+            details=details,
+        ) from error
 
 
 def _commit(place: Path, branch: str) -> str:
@@ -117,16 +136,22 @@ def _whole(path: Path) -> int:
     try:
         names = sorted(one.name for one in path.iterdir())
     except OSError as error:
-        raise ModelError("model-missing", f"{path} cannot be read.", details=[str(error)]) from error
+        raise ModelError(
+            "model-missing", f"{path} cannot be read.", details=[str(error)]
+        ) from error
     half = [one for one in names if one.endswith((".incomplete", ".part", ".aria2"))]
     half += [one.name for one in path.glob(".cache/huggingface/download/**/*.incomplete")]
     if half:
         raise ModelError("model-missing", f"{path} is half downloaded.", details=sorted(half)[:5])
     if not {"config.json", "params.json"} & set(names):
         raise ModelError(
-            "model-missing", f"{path} holds no model: there is no config.json.", details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"]
+            "model-missing",
+            f"{path} holds no model: there is no config.json.",
+            details=[f"it holds: {', '.join(names[:8]) or 'nothing'}"],
         )
-    if any(one.endswith(OTHER) for one in names) and not any(one.endswith(".safetensors") for one in names):
+    if any(one.endswith(OTHER) for one in names) and not any(
+        one.endswith(".safetensors") for one in names
+    ):
         return 0
     if "config.json" not in names:
         return sum((path / one).stat().st_size for one in names if one.endswith(".safetensors"))

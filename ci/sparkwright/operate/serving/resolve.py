@@ -10,10 +10,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.errors import RecipeError
-from sparkwright.bench.recipes import preflight, vllm_flags
+from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.recipes.recipe import Recipe, RecipeError
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
 from sparkwright.operate.serving import known, models, variables
@@ -66,7 +65,9 @@ def resolved(wish: Wish, where: Where) -> Ready:
     """
     if not wish.recipe and not wish.model:
         raise UsageError(
-            "usage", "Nothing says what to serve.", todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL)."
+            "usage",
+            "Nothing says what to serve.",
+            todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL).",
         )
     recipe = _planned(recipes.load(where.root, wish.recipe), wish) if wish.recipe else None
     place = places.ask(where.python)
@@ -80,7 +81,15 @@ def resolved(wish: Wish, where: Where) -> Ready:
     said, needs = _fitting(wish, recipe, model)
     free = round((recipe.plan.floor if recipe else floor(wish)) * GIB)
     patience = wish.patience or (recipe.patience if recipe else PATIENCE)
-    launch = LaunchPlan(where.python.absolute(), model.path, flags, settings, _name(wish, recipe, model), patience, free)
+    launch = LaunchPlan(
+        where.python.absolute(),
+        model.path,
+        flags,
+        settings,
+        _name(wish, recipe, model),
+        patience,
+        free,
+    )
     warnings = (*unread, *said, *_figures(recipe, place), *_provenance(wish, recipe, place, model))
     return Ready(wish, place, recipe, model, launch, free, needs, nodes, warnings)
 
@@ -89,13 +98,21 @@ def _alone(wish: Wish, nodes: int) -> None:
     """Refuse what one machine cannot serve alone, and a name that vLLM would take for a flag."""
     what, here = wish.recipe or wish.model, len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if wish.role != "head" and nodes > 1:
-        raise UsageError("usage", f"{what} is served by {nodes} machines together.", todo="Start it with --ray-head.")
+        raise UsageError(
+            "usage",
+            f"{what} is served by {nodes} machines together.",
+            todo="Start it with --ray-head.",
+        )
     if wish.role != "head" and here and (wish.parallel or 1) > here:
         raise UsageError(
-            "usage", f"{wish.parallel} GPUs are to share the work; here are {here}.", todo="Start it with --ray-head and --nodes."
+            "usage",
+            f"{wish.parallel} GPUs are to share the work; here are {here}.",
+            todo="Start it with --ray-head and --nodes.",
         )
     if wish.name.startswith("-"):
-        raise UsageError("usage", f"{wish.name!r:.80} cannot be the name of a model: it looks like a flag.")
+        raise UsageError(
+            "usage", f"{wish.name!r:.80} cannot be the name of a model: it looks like a flag."
+        )
 
 
 def _planned(recipe: Recipe, wish: Wish) -> Recipe:
@@ -103,11 +120,15 @@ def _planned(recipe: Recipe, wish: Wish) -> Recipe:
     said = {
         "gpu_memory_utilization": wish.share, "max_model_len": wish.length, "max_num_seqs": wish.requests, "floor": wish.floor,
     }  # fmt: skip
-    plan = replace(recipe.plan, **{name: value for name, value in said.items() if value is not None})
+    plan = replace(
+        recipe.plan, **{name: value for name, value in said.items() if value is not None}
+    )
     return replace(recipe, plan=plan, nodes=wish.nodes or recipe.nodes)
 
 
-def _variables(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[dict[str, str], tuple[str, ...]]:
+def _variables(
+    wish: Wish, recipe: Recipe | None, place: Place
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what the server's environment gets beside what every server has, and what could not be checked of it."""
     own = dict(recipe.variant(place.vllm).variables) if recipe else {}
     settings = own | wish.passed | wish.variables
@@ -115,7 +136,7 @@ def _variables(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[dict[st
         settings["VLLM_HOST_IP"] = wish.address
     if wish.download:
         settings["HF_HUB_OFFLINE"] = "0"
-    return settings, variables.check(settings, place.package, place.vllm, vllm_flags.REPLACED)
+    return settings, variables.check(settings, place.package, place.vllm)
 
 
 def _flags(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[str, ...]:
@@ -133,7 +154,9 @@ def _flags(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[str, ...]:
 def _plain(wish: Wish) -> Iterator[str]:
     """Yield the flags of a model without a recipe."""
     pinned = known.value(wish.flags, "--kv-cache-memory-bytes")
-    if wish.share is not None or not (pinned or known.value(wish.flags, "--gpu-memory-utilization")):
+    if wish.share is not None or not (
+        pinned or known.value(wish.flags, "--gpu-memory-utilization")
+    ):
         yield f"--gpu-memory-utilization={wish.share or SHARE:g}"
     if wish.length is not None:
         yield f"--max-model-len={wish.length}"
@@ -142,10 +165,18 @@ def _plain(wish: Wish) -> Iterator[str]:
 
 
 def _model(wish: Wish, recipe: Recipe | None, settings: dict[str, str]) -> Found:
-    named = wish.model or (recipe.model.repository if recipe and recipe.model.repository != "any" else "")
+    named = wish.model or (
+        recipe.model.repository if recipe and recipe.model.repository != "any" else ""
+    )
     if not named:
-        raise UsageError("usage", f"{wish.recipe} serves whatever model is brought.", todo="Name it with --model (in a container: MODEL).")
-    return models.find(named, _revision(wish, recipe), {**os.environ, **settings}, download=wish.download)
+        raise UsageError(
+            "usage",
+            f"{wish.recipe} serves whatever model is brought.",
+            todo="Name it with --model (in a container: MODEL).",
+        )
+    return models.find(
+        named, _revision(wish, recipe), {**os.environ, **settings}, download=wish.download
+    )
 
 
 def _revision(wish: Wish, recipe: Recipe | None) -> str:
@@ -155,7 +186,13 @@ def _revision(wish: Wish, recipe: Recipe | None) -> str:
 
 
 def _name(wish: Wish, recipe: Recipe | None, model: Found) -> str:
-    return wish.name or (recipe.name if recipe else "") or wish.model.rstrip("/").rpartition("/")[2] or model.path.name or "model"
+    return (
+        wish.name
+        or (recipe.name if recipe else "")
+        or wish.model.rstrip("/").rpartition("/")[2]
+        or model.path.name
+        or "model"
+    )
 
 
 def floor(wish: Wish) -> float:
@@ -168,11 +205,17 @@ def _fitting(wish: Wish, recipe: Recipe | None, model: Found) -> tuple[list[str]
     total = preflight.machine_memory()
     if recipe is None:
         return _fitting_plain(wish, model, total)
-    folder = model.local if model.weights and model.local and (model.local / "config.json").is_file() else None
+    folder = (
+        model.local
+        if model.weights and model.local and (model.local / "config.json").is_file()
+        else None
+    )
     with models.missing_guard():
         found = preflight.check(recipe, None, folder, total=total)
     weights = model.weights / recipe.nodes / 1e6 if model.weights else recipe.plan.weights * GIB
-    return [f"{one.reference}: {one.message}" for one in found], round(weights + ((recipe.plan.cache or 0) + recipe.plan.reserve) * GIB)
+    return [f"{one.reference}: {one.message}" for one in found], round(
+        weights + (recipe.plan.cache + recipe.plan.reserve) * GIB
+    )
 
 
 def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int]:
@@ -180,13 +223,17 @@ def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int
     if weights + free > total:
         says = f"{weights:,.0f} MB of weights and {free:,.0f} MB that stay free; the machine has {total:,} MB"
         raise RecipeError(
-            "recipe-unfit", f"{_name(wish, None, model)} does not fit into this machine's memory.", details=[f"memory-short: {says}"]
+            "recipe-unfit",
+            f"{_name(wish, None, model)} does not fit into this machine's memory.",
+            details=[f"memory-short: {says}"],
         )
     said = known.value(wish.flags, "--gpu-memory-utilization")
     share = float(said) if re.fullmatch(r"[0-9]*\.?[0-9]+", said) else wish.share or SHARE
     found = []
     if share * total + free > total * 1.001:
-        found.append(f"memory-utilization: vLLM may take {share:g} of the memory, which leaves less than the {free:,.0f} MB of the floor")
+        found.append(
+            f"memory-utilization: vLLM may take {share:g} of the memory, which leaves less than the {free:,.0f} MB of the floor"
+        )
     return found, round(weights)
 
 
@@ -195,13 +242,21 @@ def _figures(recipe: Recipe | None, place: Place) -> Iterator[str]:
     if recipe is None:
         return
     if not recipe.ours:
-        own = ", and what is published of it was measured by others on other builds" if recipe.published else ""
+        own = (
+            ", and what is published of it was measured by others on other builds"
+            if recipe.published
+            else ""
+        )
         yield f"the speed of {recipe.name} was not measured by this project{own}"
         return
     measured = sorted({one.wheel for one in recipe.ours})
     installed = place.wheel.sha256 if place.wheel else ""
     if installed not in measured:
-        have = f"{installed[:12]} is installed" if installed else "nobody recorded which wheel is installed"
+        have = (
+            f"{installed[:12]} is installed"
+            if installed
+            else "nobody recorded which wheel is installed"
+        )
         yield f"the figures of {recipe.name} were measured with wheel {', '.join(one[:12] for one in measured)}; {have}: not measured here"
 
 
@@ -214,7 +269,12 @@ def _provenance(wish: Wish, recipe: Recipe | None, place: Place, model: Found) -
         yield f"vLLM {place.vllm} is there, and {place.installed.chosen.name} installed {place.wheel.version}: something replaced it"
     elif place.installed.chosen.channel != "verified":
         yield f"{place.installed.chosen.name} is a {place.installed.chosen.channel}: not every gate passed"
-    if recipe and recipe.model.revision == "unresolved" and recipe.model.repository != "any" and not wish.revision:
+    if (
+        recipe
+        and recipe.model.revision == "unresolved"
+        and recipe.model.repository != "any"
+        and not wish.revision
+    ):
         at = f"; served is {model.commit[:12]}" if model.commit else ""
         yield f"the recipe's checkpoint is unresolved: nobody pinned its commit{at}"
     if recipe and recipe.before and wish.role != "head":

@@ -44,8 +44,8 @@ def plan(ready: Ready) -> str:
     if ready.recipe is None:
         return f"{ready.needs / GIB:.1f} GiB of weights, cache as vLLM's flags say; {floor}"
     one = ready.recipe.plan
-    cache = f"{one.cache:g} GiB of cache{'' if one.pinned else ' (by a variable)'}" if one.cache else "cache as vLLM sizes it"
-    weights = ready.needs / GIB - (one.cache or 0) - one.reserve
+    cache = f"{one.cache:g} GiB of cache{'' if one.pinned else ' (by a variable)'}"
+    weights = ready.needs / GIB - one.cache - one.reserve
     return f"{weights:.1f} GiB of weights, {cache}, {one.reserve:g} GiB in reserve; {floor}"
 
 

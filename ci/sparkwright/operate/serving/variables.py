@@ -9,18 +9,21 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.bench.recipes.vllm_flags import ReplacedVariable
-from sparkwright.bench.server import environment_variables
+from sparkwright.bench.recipes import preflight
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
 Kind = Literal["text", "address", "name", "integer", "share", "seconds", "words", "switch"]
+
+
+class SourceInvalid(Exception):
+    """The file is not vLLM's table of variables; the text says why."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -82,6 +85,9 @@ PREFIXES = ("NCCL_", "GLOO_", "UCX_", "RAY_", "TORCH", "PYTORCH_", "CUDA_", "OMP
 SINGLE = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
                     "VLLM_API_KEY"})  # fmt: skip
 
+#: Bytes of vLLM's table of variables, which has about 100,000.
+LARGEST_TABLE = 4 << 20
+
 _TEXT = re.compile(r"(?!-)[^\x00-\x1f\x7f]{1,4096}")
 _ADDRESS = re.compile(r"(?!-)[A-Za-z0-9_.:\[\]-]{1,255}")
 _RECIPE = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
@@ -96,7 +102,11 @@ def told(environment: Mapping[str, str]) -> Wish:
     """
     given = {name: value for name, value in environment.items() if value.strip()}
     ours = {one.variable for one in TABLE}
-    wrong = [f"{name}: no such variable; perhaps {near}" for name in sorted(given) if (near := _near(name, ours))]
+    wrong = [
+        f"{name}: no such variable; perhaps {near}"
+        for name in sorted(given)
+        if (near := _near(name, ours))
+    ]
     fields: dict[str, Any] = {}
     for one in TABLE:
         if one.variable in given:
@@ -105,7 +115,11 @@ def told(environment: Mapping[str, str]) -> Wish:
             except ValueError as error:
                 wrong.append(f"{one.variable}={_shown(given[one.variable])}: {error}")
     if wrong:
-        raise ServeError("variable-refused", f"{len(wrong)} variable(s) of the environment cannot be taken as they are.", details=wrong)
+        raise ServeError(
+            "variable-refused",
+            f"{len(wrong)} variable(s) of the environment cannot be taken as they are.",
+            details=wrong,
+        )
     passed = {name: value for name, value in given.items() if name not in ours and goes_on(name)}
     return Wish(**fields, passed=passed)
 
@@ -125,7 +139,11 @@ def _near(name: str, ours: set[str]) -> str:
     if name in ALIASES:
         return ALIASES[name]
     # Short names are like too many others.
-    found = difflib.get_close_matches(name, (one for one in ours if len(one) > 8), 1, 0.8) if len(name) > 7 else []
+    found = (
+        difflib.get_close_matches(name, (one for one in ours if len(one) > 8), 1, 0.8)
+        if len(name) > 7
+        else []
+    )
     return found[0] if found else ""
 
 
@@ -152,7 +170,11 @@ def _value(one: Setting, text: str) -> Any:
 
 def _number(one: Setting, text: str) -> float | int:
     whole = one.kind == "integer"
-    span = f"above {one.least:g} and at most {one.most:g}" if one.kind == "share" else f"from {one.least:g} to {one.most:g}"
+    span = (
+        f"above {one.least:g} and at most {one.most:g}"
+        if one.kind == "share"
+        else f"from {one.least:g} to {one.most:g}"
+    )
     says = f"must be a {'whole ' if whole else ''}number {span}"
     if not re.fullmatch(r"[0-9]{1,12}" if whole else r"[0-9]{0,12}\.?[0-9]{1,12}", text):
         raise ValueError(says)
@@ -177,12 +199,16 @@ def words(text: str) -> tuple[str, ...]:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def check(variables: Mapping[str, str], package: Path, version: str, replaced: Mapping[str, ReplacedVariable]) -> tuple[str, ...]:
+def check(
+    variables: Mapping[str, str],
+    package: Path,
+    version: str,
+) -> tuple[str, ...]:
     """
     Refuse ``VLLM_`` variables that the installed release does not read, and return what could not be looked up, in sentences.
 
     Args:
-        package: The folder ``vllm``. *replaced*: what became of variables that older releases knew.
+        package: The folder ``vllm``.
 
     Raises:
         variable-refused: One of them would change nothing.
@@ -191,20 +217,51 @@ def check(variables: Mapping[str, str], package: Path, version: str, replaced: M
     if not asked:
         return ()
     try:
-        unread = environment_variables.unread(asked, package)
-    except environment_variables.SourceInvalid as error:
+        unread = _unread(asked, package)
+    except SourceInvalid as error:
         return (f"which variables vLLM {version} knows cannot be read: {error}",)
     if unread:
-        details = [f"{name}: {_advice(name, similar, replaced.get(name))}" for name, similar in unread.items()]
+        details = [f"{name}: {_advice(name, similar)}" for name, similar in unread.items()]
         raise ServeError(
-            "variable-refused", f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.", details=details
+            "variable-refused",
+            f"vLLM {version} does not read {', '.join(unread)}; it would change nothing.",
+            details=details,
         )
     return ()
 
 
-def _advice(name: str, similar: str, replaced: ReplacedVariable | None) -> str:
-    if replaced:
-        return f"gone since {replaced.since}" + (f"; now {replaced.use}" if replaced.use else "")
+def _unread(names: Iterable[str], package: Path) -> dict[str, str]:
+    """
+    Return those of *names* that begin with ``VLLM_`` and that vLLM calls unknown in its log.
+
+    Such a variable changes nothing: vLLM 0.24 dropped ``VLLM_NVFP4_GEMM_BACKEND``, and a recipe
+    that still sets it gets whatever kernel vLLM selects.
+
+    Args:
+        package: The folder ``vllm``, whose table in ``envs.py`` is read and not run.
+
+    Returns:
+        Each with the most similar name that vLLM reads, or an empty text.
+
+    Raises:
+        SourceInvalid: ``envs.py`` holds no table of variables.
+    """
+    try:
+        with (package / "envs.py").open("rb") as stream:
+            text = stream.read(LARGEST_TABLE).decode("utf-8", "replace")
+    except OSError as error:
+        raise SourceInvalid(f"envs.py cannot be read: {error.strerror}") from None
+    table = set(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
+    if not table:
+        raise SourceInvalid("envs.py has no table of variables")
+    missing = {name for name in names if name.startswith("VLLM_")} - table
+    near = {name: difflib.get_close_matches(name, table, 1, 0.75) for name in sorted(missing)}
+    return {name: similar[0] if similar else "" for name, similar in near.items()}
+
+
+def _advice(name: str, similar: str) -> str:
+    if replaced := preflight.advice(name):
+        return replaced
     near = _near(name, {one.variable for one in TABLE}) or similar
     return f"perhaps {near}" if near else "nothing of that name is known"
 
@@ -213,6 +270,10 @@ def table() -> str:
     """Return the variables as a table in Markdown, for the docs."""
     rows = ["| variable | becomes | default | what it says |", "|---|---|---|---|"]
     for one in TABLE:
-        flag = f"`{one.flag}`" if one.flag.startswith("-") else {"": "", "(argument)": "the model", "(each)": "each a word"}[one.flag]
+        flag = (
+            f"`{one.flag}`"
+            if one.flag.startswith("-")
+            else {"": "", "(argument)": "the model", "(each)": "each a word"}[one.flag]
+        )
         rows.append(f"| `{one.variable}` | {flag} | {one.default} | {one.means} |")
     return "\n".join(rows) + "\n"

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from sparkwright.bench.load.load_spec import LoadResult
+from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.gates.throughput.paired_differences import MIN_INTERVAL
 from sparkwright.gates.throughput.records import Measurement, Result
@@ -31,11 +31,16 @@ def of(result: Result, source: str) -> tuple[Measured, ...]:
         if leg.side == "candidate" and leg.counts:
             legs.setdefault(leg.cell, []).append(leg)
     return tuple(
-        one for cell in result.cells for metric in METRICS if (one := _measured(result, source, cell.name, metric, legs.get(cell.name, [])))
+        one
+        for cell in result.cells
+        for metric in METRICS
+        if (one := _measured(result, source, cell.name, metric, legs.get(cell.name, [])))
     )
 
 
-def _measured(result: Result, source: str, cell: str, metric: Metric, legs: Sequence[Measurement]) -> Measured | None:
+def _measured(
+    result: Result, source: str, cell: str, metric: Metric, legs: Sequence[Measurement]
+) -> Measured | None:
     blocks: dict[int, list[float]] = {}
     for leg in legs:
         if leg.run and LEAST_AMOUNT < (value := _value(leg.run, metric)) < MOST_AMOUNT:
@@ -44,7 +49,10 @@ def _measured(result: Result, source: str, cell: str, metric: Metric, legs: Sequ
         return None
     middles = [statistics.median(found) for found in blocks.values()]
     low, high = _interval(middles)
-    recipe, gpu = line(result.recipe or result.model or "no recipe"), line(result.host.get("gpu", "") or "not known")
+    recipe, gpu = (
+        line(result.recipe or result.model or "no recipe"),
+        line(result.host.get("gpu", "") or "not known"),
+    )
     launches = len({(leg.block, leg.launch) for leg in legs})
     wheel, at = line(result.candidate.sha256), _at(result.began)
     return Measured(
@@ -54,7 +62,11 @@ def _measured(result: Result, source: str, cell: str, metric: Metric, legs: Sequ
 
 def _at(began: float) -> str:
     # No calendar has other years, and a Result that nobody measured may hold any number.
-    return times.text(datetime.datetime.fromtimestamp(began, datetime.UTC)) if 0 < began < 253_402_300_800 else ""
+    return (
+        times.text(datetime.datetime.fromtimestamp(began, datetime.UTC))
+        if 0 < began < 253_402_300_800
+        else ""
+    )
 
 
 def _value(run: LoadResult, metric: Metric) -> float:
@@ -63,7 +75,7 @@ def _value(run: LoadResult, metric: Metric) -> float:
 
 def _interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean of their logarithms, as values."""
-    from sparkwright.bench.statistics.intervals import mean_interval
+    from sparkwright.bench.statistics.student import mean_interval
 
     if len(values) < MIN_INTERVAL:
         return None, None

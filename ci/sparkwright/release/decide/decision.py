@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sparkwright.gates.core.ladder import GATES, SERVED, Ladder
-from sparkwright.gates.core.verdict import ORDER, State, Verdict
+from msgspec.structs import replace
+
+from sparkwright.gates.core.ladder import GATES, SERVED
+from sparkwright.gates.core.verdict import ORDER, Ladder, State, Verdict
 from sparkwright.gates.throughput.records import Result, Subject
 from sparkwright.release.decide import hollow
 from sparkwright.release.decide.facts import Inspected
@@ -52,10 +54,14 @@ def decide(
     """
     wheel = inspected.wheel
     check_subject(wheel, inspected.stack, ladder, result)
-    verdicts = {(one.gate, one.recipe): one for one in ladder.verdicts} if ladder else {}
     if ladder:
         hollow.check(ladder, policy)
+    verdicts = {(one.gate, one.recipe): one for one in ladder.verdicts} if ladder else {}
     measured = verdicts.get(("G8", result.recipe if result else ""))
+    if ladder and measured and measured.state not in ("pass", "not-run"):
+        # The measurement of an earlier recipe's pass was overwritten: that pass is not shown.
+        ladder = replace(ladder, verdicts=tuple(one for one in ladder.verdicts if (one.gate, one.state) != ("G8", "pass")))
+        verdicts = {(one.gate, one.recipe): one for one in ladder.verdicts}
     if any(one.gate == "G8" and one.state == "pass" for one in verdicts.values()):
         # The plain installation, which verifies, lacks NumPy.
         from sparkwright.release.decide import speeds

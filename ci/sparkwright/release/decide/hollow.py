@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import Check, Verdict, declarations
+from sparkwright.gates.core.verdict import Check, Ladder, Verdict, declarations
 from sparkwright.release.decide.policy import GateRule, ReleasePolicy
 from sparkwright.release.errors import ReleaseError
 

@@ -21,7 +21,13 @@ from sparkwright.bench.statistics.eprocess import (
 )
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import gate, paired_differences
-from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
+from sparkwright.gates.throughput.records import (
+    CONTROL_BLOCK,
+    CellResult,
+    Measurement,
+    Result,
+    Series,
+)
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Missing, line
@@ -81,10 +87,11 @@ def _recomputed(result: Result, asked: Speeds) -> Iterator[str]:
         yield f"{len(blocks)} blocks count, one after the other; at least {policy.min_blocks} are asked for"
         return
     yield from _of_legs(counted, shaped)
-    history = _history(result)
-    control = paired_differences.control_history({}, counted, shaped, "")
+    history = result.calibration
+    aa_block = paired_differences.aa_block(counted, shaped, CONTROL_BLOCK)
+    control = paired_differences.extended({}, result.began, aa_block)
     names = [name for cell in shaped for name in paired_differences.series_names(cell)]
-    if any(not control.get(name) or control[name] != history.get(name, [])[-1:] for name in names):
+    if any(not control.get(name) or control[name] != list(history.get(name, ()))[-1:] for name in names):
         yield "the newest A/A block of a series is not the one of this gate, whose differences are in its legs"
     today = paired_differences.day(result.began)
     found = paired_differences.metric_series(shaped, counted, blocks, history, policy, today)
@@ -119,13 +126,6 @@ def _of_legs(counted: Sequence[Measurement], shaped: Sequence[WorkloadCell]) -> 
         wrong = [one for one in requests if one.error or one.output_tokens != answers.get(leg.cell) or not 0 < one.ttft <= one.latency]
         if not requests or wrong:
             yield f"{leg.cell}, block {leg.block}, {leg.side}: {len(wrong)} of {len(requests)} requests are not what was ordered"
-
-
-def _history(result: Result) -> dict[str, list[tuple[str, float]]]:
-    return {
-        paired_differences.series_name(one.cell, one.metric): list(zip(one.days, one.differences, strict=True))
-        for one in result.calibration
-    }
 
 
 def _of_series(

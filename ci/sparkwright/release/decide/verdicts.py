@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Wheel
@@ -35,15 +36,15 @@ def beside(wheel: Path, folder: Path | None = None) -> Judged:
 
     Raises:
         evidence-invalid: A file is not what the gates write.
-        verdict-hollow: It states what does not follow from its own checks.
+        verdict-hollow: It states what does not follow from its own checks, or no verdict of G8 was measured by this file.
     """
     stem = (folder or wheel.parent) / wheel.name.removesuffix(".whl")
     verdicts, throughput = (_bytes(stem.with_name(f"{stem.name}.{kind}.json")) for kind in ("verdicts", "throughput"))
-    return Judged(
-        _decoded(verdicts, verdict_file.read, f"{stem.name}.verdicts.json") if verdicts else None,
-        _decoded(throughput, _result, f"{stem.name}.throughput.json") if throughput else None,
-        verdicts, throughput,
-    )  # fmt: skip
+    ladder = _decoded(verdicts, verdict_file.read, f"{stem.name}.verdicts.json") if verdicts else None
+    result = _decoded(throughput, _result, f"{stem.name}.throughput.json") if throughput else None
+    if ladder and result and ladder.states.get("G8", "not-run") != "not-run":
+        _decoded(throughput, partial(verdict_file.require_evidence, ladder), f"{stem.name}.throughput.json")
+    return Judged(ladder, result, verdicts, throughput)
 
 
 def _bytes(path: Path) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import judged, predicates
 from sparkwright.release.evidence.predicates import (

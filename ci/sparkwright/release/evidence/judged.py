@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from sparkwright.core.files import sha256_bytes
 from sparkwright.gates.core import ladder, verdict_file
-from sparkwright.gates.core.ladder import Ladder
-from sparkwright.gates.core.verdict import ORDER, Check, State
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder, State
 from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel, line
@@ -110,7 +110,7 @@ def gates(proved: Proved, found: Ladder | None, wheel: Wheel) -> None:
 
 def throughput(data: bytes, wheel: Wheel, verdicts: Ladder, proved: Proved) -> Result:
     """
-    Return the measurement in *data*: of *wheel* against a baseline, by the policy of its verdict, with the speeds that are claimed.
+    Return the measurement in *data*: of *wheel* against a baseline, the one that its verdict names, with the speeds that are claimed.
 
     Raises:
         evidence-invalid: It is no measurement, or says something else than is claimed. verdict-foreign: It measured other bytes.
@@ -124,8 +124,8 @@ def throughput(data: bytes, wheel: Wheel, verdicts: Ladder, proved: Proved) -> R
     verdict = next((one for one in verdicts.verdicts if (one.gate, one.recipe) == (THROUGHPUT, found.recipe)), None)
     if verdict and verdict.state == "pass":
         _measured(found, wheel)
-        if (found.policy, found.state) != (verdict.policy, "pass"):
-            details = [f"measured: {found.state} by {found.policy or 'no policy'}", f"verdict:  pass by {verdict.policy or 'no policy'}"]
+        if (sha256_bytes(data), found.state) != (verdict.evidence, "pass"):
+            details = [f"measured: {found.state}, sha256 {sha256_bytes(data)}", f"verdict:  pass by {verdict.evidence or 'no measurement'}"]
             raise TrustError("evidence-invalid", f"The measurement of {wheel.filename} is not the one that was judged.", details=details)
     measured = speeds(found)
     wrong = [f"{one.cell}: {one.metric}" for one in proved.speeds if one not in measured]

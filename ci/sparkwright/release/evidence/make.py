@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.core.ladder import Ladder
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release.evidence import agreement, judged
 from sparkwright.release.evidence.predicates import (
     BUILD_TYPE,

@@ -47,7 +47,7 @@ def _decided(view: View) -> Iterator[str]:
     blind = sum(one.sigma is None for cell in result.cells for one in cell.series if one.primary and one.differences)
     if blind:
         yield f"The spread of this machine: no A/A block of {blind} series, so that they decide by their own spread alone."
-    strayed = [words.clean(one.cell, 60) for one in result.calibration if not one.in_band]
+    strayed = [words.clean(cell.name, 60) for cell in result.cells for one in cell.series if not one.in_band]
     if strayed:
         yield f"The A/A block of this run does not agree with the earlier ones: {', '.join(strayed[:6])}. There it alone counts."
 
@@ -59,7 +59,5 @@ def _counted(view: View) -> Iterator[str]:
     if discarded or invalid:
         why = ", ".join(f"{words.clean(name, 60)} {count}×" for name, count in view.reasons)
         yield f"Of {len(result.legs)} legs {counted} count; {discarded} were discarded and {invalid} are invalid ({why})."
-    if counted and all(leg.prefix_hits is None for leg in result.legs):
-        yield "Hits of the prefix cache: the server does not count them."
     if not any(leg.speculation for leg in result.legs):
         yield "Speculative decoding: none, or the server does not count it."

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from sparkwright.bench.records import METRICS
 from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import Calibrated, CellResult, Result, Series
+from sparkwright.gates.throughput.records import CellResult, Result, Series
 from sparkwright.release.report import plot, words
 from sparkwright.release.report.plot import COLOURS
 from sparkwright.release.report.view import View, shift, sound
@@ -128,23 +128,22 @@ def _window(values: Sequence[float], limit: float) -> tuple[float, float]:
     return max(1e-3, min([*values, 0.5])), min(limit * 100, max([*values, limit * 3]))
 
 
-def history(one: Calibrated, name: str) -> Chart:
+def history(title: str, one: Series, blocks: Sequence[tuple[str, float]], name: str) -> Chart:
     """Return the A/A blocks of this host over time, with the spread that the gate uses."""
-    values = [100 * max(-_FARTHEST, min(_FARTHEST, value)) for value in one.differences[-400:]]
-    sigma = 100 * min(_FARTHEST, max(0.0, one.sigma))
+    values = [100 * max(-_FARTHEST, min(_FARTHEST, value)) for _, value in blocks[-400:]]
+    sigma = 100 * min(_FARTHEST, max(0.0, one.sigma or 0.0))
     with plot.drawing(170) as (figure, (axes,)):
         axes.axhspan(-2 * sigma, 2 * sigma, color=COLOURS["one"], alpha=0.10, lw=0)
         axes.axhspan(-sigma, sigma, color=COLOURS["one"], alpha=0.12, lw=0)
         axes.axhline(0, color=COLOURS["muted"], lw=1)
         axes.plot(range(len(values)), values, "o", color=COLOURS["one" if one.in_band else "bad"], ms=4)
-        days = [plot.label(day, 12) for day in one.days[-400:]]
+        days = [plot.label(day, 12) for day, _ in blocks[-400:]]
         shown = sorted({0, len(days) // 2, len(days) - 1}) if days else []
         axes.set_xticks(shown, [days[at] for at in shown])
         for text, place in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=False):
             text.set(ha=place)
         axes.set_ylabel("difference, %")
         band = "the newest agrees with the earlier ones" if one.in_band else "the newest does not agree with the earlier ones"
-        says = f"{len(one.differences)} blocks of the same wheel against itself; bands: one and two times the spread of {sigma:.2f} %"
+        says = f"{len(blocks)} blocks of the same wheel against itself; bands: one and two times the spread of {sigma:.2f} %"
         says += f" that the gate uses; {band}."
-        title = f"{one.cell}: {METRICS[one.metric][0]}"
         return Chart(title, plot.svg(figure, name, f"A/A history of {title}", says), says)

@@ -51,7 +51,8 @@ def _speculated(view: View, cell: CellResult) -> tuple[float, float, float] | No
     rate = view.value(cell, "rate")
     if not told or not rate:
         return None
-    return rate.middle, statistics.median(one.steps for one in told), 100 * statistics.median(one.acceptance for one in told)
+    steps = rate.middle / statistics.median(one.length for one in told)
+    return rate.middle, steps, 100 * statistics.median(one.acceptance for one in told)
 
 
 def timeline(view: View, name: str) -> Chart | None:

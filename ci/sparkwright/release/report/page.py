@@ -150,13 +150,18 @@ def _paths(view: View, name: str) -> dict[str, Any]:
 
 
 def _history(view: View, name: str) -> dict[str, Any]:
-    found = view.result.calibration
-    drawn: list[Chart] = [charts.history(one, f"{name}-h{index}") for index, one in enumerate(found[:_HISTORY])]
+    known = view.result.calibration
+    found = [
+        (title, one, known[title])
+        for cell in view.result.cells
+        for one in cell.series
+        if known.get(title := f"{cell.name}: {METRICS[one.metric][0]}") and one.sigma
+    ]
+    drawn: list[Chart] = [charts.history(*row, f"{name}-h{index}") for index, row in enumerate(found[:_HISTORY])]
     told = []
-    for one in found:
-        days = [*one.days, *[""] * len(one.differences)]
-        pairs = tuple((day, words.signed(value)) for day, value in zip(days, one.differences, strict=False))
-        told.append((f"{one.cell}: {METRICS[one.metric][0]}, spread {words.percent(one.sigma, 2)}", pairs))
+    for title, one, values in found:
+        pairs = tuple((words.clean(day, 12), words.signed(value)) for day, value in values)
+        told.append((f"{title}, spread {words.percent(one.sigma or 0.0, 2)}", pairs))
     return {"history": drawn, "history_rows": told}
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from sparkwright.bench.records import METRICS
-from sparkwright.core.console import duration, size
+from sparkwright.core.console import duration
 from sparkwright.gates.core.verdict import State
 from sparkwright.gates.throughput.records import CellResult, Series, Subject
 from sparkwright.release.report import words
-from sparkwright.release.report.view import View, change, shift, sound
+from sparkwright.release.report.view import View, change, shift
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -40,7 +40,6 @@ class Row(msgspec.Struct, frozen=True):
     launches: str
     used: str
     ceiling: str
-    step: str
 
 
 def rows(view: View) -> tuple[Row, ...]:
@@ -71,7 +70,6 @@ def _row(view: View, cell: CellResult, one: Series) -> Row:
         launches=str(one.launches) if one.launches else "",
         used=words.percent(used, 1) if used is not None and one.metric == "tpot" else "",
         ceiling=f"{words.number(cell.ceiling, 4)} tok/s" if cell.ceiling is not None and one.metric == "tpot" else "",
-        step=size(cell.step_bytes) if sound(cell.step_bytes) and cell.step_bytes and one.metric == "tpot" else "",
     )
 
 
@@ -95,7 +93,11 @@ def subject(one: Subject | None) -> tuple[tuple[str, str], ...]:
     """Return what is known of a wheel, by name."""
     if one is None:
         return (("", "none"),)
-    known = (("wheel", one.wheel), ("sha256", one.sha256), ("version", one.version), ("stack", one.stack))
+    variables = " ".join(f"{name}={value}" for name, value in one.variables.items())
+    known = (
+        ("wheel", one.wheel), ("sha256", one.sha256), ("version", one.version), ("stack", one.stack),
+        ("flags", " ".join(one.flags)), ("variables", variables),
+    )  # fmt: skip
     return (("", words.clean(one.label, 120)), *((name, words.clean(text, 200)) for name, text in known if text))
 
 
@@ -106,10 +108,11 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
     yield from ((name, words.clean(text, 160)) for name, text in told.items() if text)
     if result.baseline:
         yield "Margin", f"a pass excludes slowdowns of {words.percent(result.margin)}"
-        yield "Error rate α", words.percent(result.alpha)
+        yield "Error rate α", f"{words.percent(result.alpha)}, of gate number {result.attempt} of this wheel and recipe"
+    if result.added:
+        yield "Beside the recipe", words.clean(" ".join(result.added))
     most = f" of at most {result.blocks}" if result.blocks else ""
-    quads = f", {result.quads} × ABBA in each" if result.baseline and result.quads else ""
-    yield "Blocks", f"{view.blocks}{most}{quads}"
+    yield "Blocks", f"{view.blocks}{most}"
     yield "Legs", f"{counted} count" + (f", {discarded} discarded, {invalid} invalid" if discarded or invalid else "")
     if result.generator:
         yield "Load", words.clean(result.generator, 120)

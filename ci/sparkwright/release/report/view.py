@@ -11,6 +11,7 @@ from functools import cached_property
 import msgspec
 
 from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 from sparkwright.release.report import words
 
@@ -54,9 +55,9 @@ def interval(values: list[float]) -> Value | None:
     middle = statistics.median(values)
     if len(values) < FEWEST:
         return Value(middle, launches=len(values))
-    from sparkwright.bench.statistics import intervals
+    from sparkwright.bench.statistics import student
 
-    low, high = intervals.mean_interval([math.log(value) for value in values])
+    low, high = student.mean_interval([math.log(value) for value in values])
     return Value(middle, math.exp(low), math.exp(high), len(values))
 
 
@@ -153,10 +154,9 @@ class View:
 
     def use(self, cell: CellResult, side: Side = "candidate") -> float | None:
         """Return the median share of the memory's bandwidth that the legs of *side* need; None where nobody told."""
-        told = [
-            leg.roofline for leg in self.result.legs if leg.cell == cell.name and leg.side == side and leg.counts and sound(leg.roofline)
-        ]
-        return statistics.median(one for one in told if one is not None) if told else None
+        own = (leg for leg in self.result.legs if leg.cell == cell.name and leg.side == side and leg.counts)
+        told = [share for leg in own if (share := gate.bandwidth_share(cell, leg)) is not None and sound(share)]
+        return statistics.median(told) if told else None
 
     @cached_property
     def tally(self) -> tuple[int, int, int]:

@@ -35,18 +35,50 @@ void write_all(char const* path, std::vector<T> const& values) {
 // Calls `converter(in, out)` for every `In` of the file.
 template <class In, class Out, class Converter>
 int sweep(char const* from, char const* to, Converter converter) {
-  auto const inputs = read_all<In>(from);
+  auto inputs = read_all<In>(from);
   std::vector<Out> outputs(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) converter(inputs[i], outputs[i]);
   write_all(to, outputs);
   return 0;
 }
 
-// Bits of 16 or 32 as the type that the converter takes.
-template <class T, class Bits>
-void as_values(Bits const* bits, T* values, std::size_t count) {
-  static_assert(sizeof(T) == sizeof(Bits), "the policy names a format of another size than the type has");
-  std::memcpy(static_cast<void*>(values), bits, count * sizeof(T));
+// The kinds of converters, by their signatures.
+
+template <class T, std::size_t N>
+struct Values {
+  alignas(T) unsigned char bytes[N * sizeof(T)];
+  T (&get())[N] { return *reinterpret_cast<T(*)[N]>(bytes); }
+};
+
+template <class Code, class T, std::size_t N>
+int run(Code (*encode)(T (&)[N]), char const* from, char const* to) {
+  return sweep<Values<T, N>, std::uint64_t>(from, to, [&](auto& in, auto& out) { out = encode(in.get()); });
+}
+
+inline int run(float (*decode)(unsigned), char const* from, char const* to) {
+  return sweep<std::uint32_t, float>(from, to, [&](auto& in, auto& out) { out = decode(in); });
+}
+
+template <class Code>
+int run(Code (*scale)(float), char const* from, char const* to) {
+  return sweep<float, std::uint8_t>(from, to, [&](auto& in, auto& out) { out = scale(in); });
+}
+
+template <class Offset>
+int run(Offset (*offset)(int, int, int), char const* from, char const* to) {
+  struct In {
+    std::int32_t row, column, columns;
+  };
+  return sweep<In, std::int64_t>(from, to, [&](auto& in, auto& out) { out = offset(in.row, in.column, in.columns); });
+}
+
+template <class Codes, class T>
+int run(Codes (*quantise)(T (&)[16], float, std::uint8_t&), char const* from, char const* to) {
+  struct In {
+    float tensor_scale;
+    Values<T, 16> values;
+  };
+  return sweep<In, Block>(from, to, [&](auto& in, auto& out) { out.codes = quantise(in.values.get(), in.tensor_scale, out.scale); });
 }
 
 }  // namespace sparkwright

@@ -1,11 +1,31 @@
-"""What A/A blocks (a wheel against itself) say of a machine's noise, and what that noise allows."""
+"""
+Student's t on a few values: the interval of a mean, and what A/A blocks (a wheel against itself)
+say of a machine's noise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 from sparkwright.bench.statistics.eprocess import NoiseModel, log_evidence
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """
+    Return Student's t-interval of the mean of independent *values*, one per launch.
+
+    Raises:
+        ValueError: There are fewer than two values, or one is not a finite number.
+    """
+    from scipy.stats import t
+
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        raise ValueError(f"{len(values)} values, or one that is not finite, give no interval")
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    low, high = t.interval(confidence, len(values) - 1, statistics.fmean(values), error or 1e-300)
+    return float(low), float(high)
 
 
 def noise_model(blocks: Iterable[tuple[float, float]], half_life: float, most: float) -> NoiseModel:
@@ -31,10 +51,9 @@ def agrees(noise: NoiseModel, difference: float, level: float = 0.01) -> bool:
     """Return whether a new A/A *difference* is as small as *noise* lets one expect (t-test)."""
     from scipy.stats import t
 
-    if not noise.squares:
+    if not noise.sigma:
         return True
-    ratio = abs(difference) / math.sqrt(noise.squares / noise.freedom)
-    return bool(2 * t.sf(ratio, noise.freedom) >= level)
+    return bool(2 * t.sf(abs(difference) / noise.sigma, noise.freedom) >= level)
 
 
 def expected_blocks(
@@ -57,13 +76,3 @@ def expected_blocks(
     squares = noise.squares + count * mean**2 + (count - 1) * sigma**2
     reached = log_evidence(count, count * mean, squares, noise.freedom) >= math.log(threshold)
     return int(count[reached][0]) if reached.any() else None
-
-
-def supported_margin(
-    noise: NoiseModel, alpha: float, blocks: tuple[int, int], series: int
-) -> float | None:
-    """Return the smallest margin, in steps of 0.1 %, that half of all equal wheels pass."""
-    for margin in (step / 1000 for step in range(1, 501)):
-        if expected_blocks(noise, math.log1p(margin), 1 / alpha, blocks, series):
-            return margin
-    return None

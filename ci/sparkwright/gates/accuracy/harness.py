@@ -1,5 +1,6 @@
 """
-Questions to one server by lm-evaluation-harness (lm-eval), in an environment of its own.
+The answers of one server to the questions of a task, by lm-evaluation-harness (lm-eval) in an
+environment of its own.
 
 The environment holds the wheels of ``ci/gates/harness/pylock.toml``. The answers are read as
 hostile, because they hold what the server sent. Time, memory and files of lm-eval are limited; it
@@ -11,7 +12,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,10 +21,10 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
 from sparkwright.core import process
 from sparkwright.core.console import console
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.process import Limits
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.accuracy.result import TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 
 #: Megabytes of memory that lm-eval may map, and of one of its files.
@@ -46,7 +47,11 @@ _VARIABLES = {
     "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": "", "OPENAI_API_KEY": "",
 }  # fmt: skip
 
+#: Bytes that are read of a saved result; 1319 questions take 30 kB.
+LARGEST = 8 << 20
+
 AtLeastOne = Annotated[int, Meta(ge=1)]
+QuestionKey = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class HarnessFailed(ServerInvalid):
@@ -85,6 +90,37 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a task has either a file of its own or a data set of the hub")
 
 
+class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    One server's answers to a task.
+
+    Attributes:
+        identity: The wheel, the model and the machine.
+        model_name: The model's name at the server.
+        task: The task's name.
+        settings: Digest of the settings that decide the questions and how answers are judged.
+        questions: The beginning of a digest of each question and its prompt.
+        correct: ``1`` or ``0`` for each question, in the same order.
+    """
+
+    identity: ServerIdentity
+    model_name: str
+    task: str
+    settings: str
+    questions: tuple[QuestionKey, ...]
+    correct: Annotated[str, Meta(pattern="^[01]+$")]
+    format: Literal[3] = 3
+
+    def __post_init__(self) -> None:
+        if not len(self.correct) == len(set(self.questions)) == len(self.questions):
+            raise ValueError("it does not have one answer for each question")
+
+    @property
+    def share(self) -> float:
+        """The share of correct answers, from 0 to 1."""
+        return self.correct.count("1") / len(self.correct)
+
+
 class Answer(msgspec.Struct, frozen=True):
     """
     One answer as lm-eval logs it.
@@ -105,33 +141,40 @@ class Answer(msgspec.Struct, frozen=True):
     exact_match: Annotated[float, Meta(ge=0, le=1)]
 
 
-def ask(
-    context: RunContext,
-    name: str,
-    task: TaskPolicy,
-    url: str,
-    identity: ServerIdentity,
-    model: str = "",
-) -> TaskResult:
+def load(path: Path) -> TaskResult:
     """
-    Return the answers of the server at *url* to the questions of *task*.
-
-    Args:
-        model: The model's name at the server; empty for the only one.
+    Return the result in the file at *path*, as `gate --record` writes it.
 
     Raises:
-        ServerInvalid: There is no server, or it does not serve *model*.
+        file-invalid: The file does not exist, is too large, or is not a result.
+    """
+    try:
+        with path.open("rb") as stream:
+            return msgspec.json.decode(stream.read(LARGEST + 1), type=TaskResult)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError("file-invalid", f"{path.name} is no result: {error!s:.200}.") from error
+
+
+def ask(
+    context: RunContext, name: str, task: TaskPolicy, server: Client, identity: ServerIdentity
+) -> TaskResult:
+    """
+    Return the answers of *server*, whose identity is *identity*, to the questions of *task*.
+
+    Raises:
+        ServerInvalid: There is no server, or it does not serve the model.
         HarnessFailed: A question has no answer.
         source-unreachable, offline, command-failed: As `obtain`.
     """
-    model_name = Client(url, model).model()
+    model_name = server.model()
     python, work_folder = obtain(context), context.store.folder("work")
     with (
         console.step(f"{name}: {task.questions} questions to {model_name}"),
         tempfile.TemporaryDirectory(dir=work_folder, prefix="accuracy-") as folder,
     ):
         source = str(context.project.root / TASKS / task.file) if task.file else name
-        answers = read_answers(task, _run(python, task, source, url, model_name, Path(folder)))
+        path = _run(python, task, source, server.url, model_name, Path(folder))
+        answers = read_answers(task, path)
     correct = "".join("1" if answer.exact_match == 1 else "0" for answer in answers)
     keys = tuple(
         sha256_bytes(f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}".encode())[:16]

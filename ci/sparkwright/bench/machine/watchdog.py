@@ -1,0 +1,166 @@
+"""
+The host while a server works: faults in the kernel's log, and the memory that is left.
+
+The kernel's log has Xid and other errors of the GPU's driver, and processes killed for memory. The
+GPU of a GB10 shares the host's memory, and without a free part of it the host hangs in seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from sparkwright.bench.machine.state_checks import REASONS
+from sparkwright.core import process
+
+Kill = Callable[[str, str], None]
+
+KMSG = Path("/dev/kmsg")
+#: Seconds between two looks at the memory; a floor of 12 GiB lasts 5 s at 2.5 GB/s.
+PERIOD = 0.25
+#: Records that are read at a time; the kernel's buffer has some ten thousand.
+MOST = 100_000
+
+#: In order: the first pattern that fits names the finding. NVIDIA's "Xid Errors" explains the
+#: numbers; NV_ERR_NO_MEMORY before a collapse was seen in vllm #56824.
+PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("kernel-xid", re.compile(r"NVRM: Xid \([^)]{0,80}\): \d+")),
+    ("kernel-no-memory", re.compile(r"NV_ERR_NO_MEMORY|NVRM: .{0,200}[Oo]ut of memory")),
+    (
+        "kernel-nvrm",
+        re.compile(
+            r"NVRM: .{0,300}(?:NV_ERR_|[Aa]ssert|[Ee]rror|ERROR|[Ff]ail|fallen off the bus"
+            r"|[Tt]imed? ?out)"
+        ),
+    ),
+    ("kernel-oom-kill", re.compile(r"[Oo]ut of memory: Killed process|oom-kill:")),
+    (
+        "kernel-hardware",
+        re.compile(
+            r"\[Hardware Error\]|BUG: soft lockup|hung_task|blocked for more than \d+ seconds"
+        ),
+    ),
+)
+
+#: Stable reference → what it means and what to do.
+MEANINGS = {
+    "kernel-xid": "The GPU reported an error (Xid). Look the number up in NVIDIA's list; nothing "
+    "that ran then can be believed.",
+    "kernel-no-memory": REASONS["kernel-no-memory"],
+    "kernel-nvrm": "The GPU's driver reported an error.",
+    "kernel-oom-kill": "The kernel killed a process for memory. Give the server less: its KV cache "
+    "is the largest part.",
+    "kernel-hardware": "The kernel reported a fault of the hardware, or a processor that hung.",
+    "kernel-log-hidden": "This user, or its sandbox, may not read the kernel's log (/dev/kmsg). "
+    "Set kernel.dmesg_restrict=0, and allow the device in the sandbox.",
+    "kernel-log-lost": "The kernel overwrote records before they were read, so errors may be "
+    "missing.",
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A record that names a fault: its reference and its text, at most 300 characters."""
+
+    reference: str
+    text: str
+
+
+def finding(text: str) -> Finding | None:
+    """Return what the *text* of one record says of a fault, or None."""
+    name = next((name for name, pattern in PATTERNS if pattern.search(text[:2000])), "")
+    shown = "".join(char if char.isprintable() else " " for char in text[:300])
+    return Finding(name, shown) if name else None
+
+
+class KernelLog:
+    """
+    The kernel's log from now on.
+
+    Most systems let only root read it, or everybody with kernel.dmesg_restrict=0.
+
+    Args:
+        path: The device, of which each reading gives one record.
+
+    Attributes:
+        lost: How many times records were overwritten before they were read.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path = KMSG) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.lost = 0
+        try:
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+            # Some sandboxes let the device be opened and refuse to read it.
+            list(self.findings())
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+    def findings(self) -> Iterator[Finding]:
+        """
+        Yield the faults in the records that came since the last call.
+
+        Raises:
+            OSError: The log cannot be read any more.
+        """
+        for _ in range(MOST):
+            try:
+                record = os.read(self._descriptor, 8192).decode("utf-8", "replace")
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise
+                self.lost += 1
+                continue
+            if not record:
+                return
+            # ``6,339,5140900,-;NET: Registered``, and lines of further fields, which are indented.
+            for line in record.splitlines():
+                fault = None if line.startswith(" ") else finding(line.partition(";")[2])
+                if fault:
+                    yield fault
+
+
+def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: Path = KMSG) -> None:
+    """
+    Watch the memory until *stopped*; run this in a thread of its own.
+
+    The server is killed if too little memory is available, or if the kernel's log has
+    NV_ERR_NO_MEMORY, which was seen while 22 GiB seemed available.
+
+    Args:
+        floor: Megabytes that must stay available.
+        kill: Called at most once, with a reason (``memory-low``, ``kernel-no-memory``) and a
+            message; kills the server.
+        kernel_log: Device with the kernel's log; not watched if it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        log = None
+        with contextlib.suppress(OSError):
+            log = KernelLog(kernel_log)
+            stack.callback(log.close)
+        while not stopped.wait(PERIOD):
+            available = process.available_megabytes()
+            if available < floor:
+                kill("memory-low", f"{available} MB are available, {floor} MB must stay")
+                return
+            with contextlib.suppress(OSError):
+                for fault in log.findings() if log else ():
+                    if fault.reference == "kernel-no-memory":
+                        kill(fault.reference, f"the kernel's log: {fault.text}")
+                        return

@@ -1,0 +1,261 @@
+"""``sparkwright bench``: measurements of a served model, with their intervals."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright.bench import quick_look
+from sparkwright.bench.load import vllm_bench
+from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
+from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
+from sparkwright.bench.machine.monitor import Telemetry
+from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import workloads
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.records import METRICS
+from sparkwright.bench.server.launch import Server
+from sparkwright.cli import options
+from sparkwright.core import strict_yaml
+from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
+from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.verdict import GateError
+from sparkwright.gates.throughput import gate
+from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.records import Kind, Result
+from sparkwright.release.report import terminal
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``bench``."""
+    parser = parsers["bench"]
+    parser.set_defaults(run=bench)
+    options.add_measuring_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--recipe",
+        default="",
+        metavar="NAME",
+        help="recipe of the model (ci/recipes)",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help="measure the published figures of the recipe, and fail if they are not reached",
+    )
+    add("--wheel", type=Path, metavar="WHEEL", help="the wheel that is installed there")
+    add(
+        "--launches",
+        type=options.number(int, 1, 1000),
+        default=0,
+        metavar="N",
+        help="launches of the server; each is one sample (default: 5)",
+    )
+    add(
+        "--calibrate",
+        type=options.number(int, 1, 1000),
+        default=0,
+        metavar="N",
+        help="measure N pairs of the same wheel, to calibrate the gate of this machine",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="only a quick look: one launch, the first cell, two minutes; not a gate",
+    )
+    add(
+        "--rate",
+        type=options.number(float, 0.001, 10_000, "requests"),
+        metavar="N",
+        help="with --quick, requests per second (Poisson), the cell's concurrency at most",
+    )
+    add(
+        "--natural",
+        action="store_true",
+        help="with --quick, answers end by themselves, and not at the cell's length",
+    )
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    """Measure, show tables and plots, and keep the result; with ``--published``, compare."""
+    calibrate, published = arguments.calibrate, arguments.published
+    options.refuse(
+        (
+            bool(arguments.serve) == bool(arguments.server),
+            "Name a model to serve with --serve DIR, or a server with --server URL.",
+        ),
+        (
+            bool(arguments.serve) != bool(arguments.python),
+            "--serve DIR and --python FILE belong together.",
+        ),
+        (calibrate and arguments.server, "--calibrate needs --serve and --python, not --server."),
+        (
+            published and (calibrate or arguments.server or not arguments.recipe),
+            "--published needs --recipe, and an environment to serve it.",
+        ),
+        (
+            arguments.quick and (calibrate or published or arguments.launches),
+            "--quick is one launch, without --calibrate, --published and --launches.",
+        ),
+        (
+            (arguments.rate or arguments.natural) and not arguments.quick,
+            "--rate and --natural are of --quick: a comparison needs the same load on both sides.",
+        ),
+    )
+    context = options.checkout(arguments)
+    recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
+    kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
+    candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
+    spec = ExperimentSpec(
+        kind,
+        candidate,
+        candidate if calibrate else None,
+        arguments.server,
+        arguments.serve,
+        arguments.model,
+        recipe,
+        tuple(arguments.flag),
+        dict(arguments.variable),
+        tuple(arguments.workload),
+        arguments.texts,
+        arguments.at_once,
+        calibrate or arguments.launches or (1 if arguments.server else 0),
+        arguments.fresh,
+        arguments.preheat,
+    )
+    if arguments.quick:
+        quick(context, spec, arguments.rate, natural=arguments.natural)
+        return
+    if published and recipe and not spec.workloads:
+        reports = (*recipe.published, *recipe.ours)
+        cells = (figure.cell for report in reports for figure in report.figures)
+        spec = replace(spec, workloads=tuple(dict.fromkeys(cells)))
+    experiment = Experiment(context, spec)
+    result = experiment.result()
+    terminal.show(result)
+    path = gate.write_result(context.store, context.output, result)
+    console.document({"result": result, "file": str(path)})
+    if result.state == "invalid":
+        what = f"{result.model} was not measured to the end."
+        raise GateError("measurement-invalid", what, details=[result.says])
+    if published and recipe:
+        compare_published(recipe, result, experiment.policy.published_tolerance)
+
+
+def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
+    """
+    Show each published figure of *recipe* beside the measured one; *tolerance* still agrees.
+
+    Raises:
+        gate-not-run: No figure is published.
+        gate-failed: A figure is not reached.
+        gate-inconclusive: A figure cannot be decided.
+    """
+    measured = {(cell.name, one.metric): one for cell in result.cells for one in cell.series}
+    rows = []
+    for report in (*recipe.published, *recipe.ours):
+        for figure in report.figures:
+            if (series := measured.get((figure.cell, figure.metric))) is None:
+                continue
+            title, unit, factor, _ = METRICS[figure.metric]
+            agreement = figure.agreement(series.low, series.high, tolerance)
+            published = f"{figure.native * factor:.4g} {unit}"
+            here = f"{series.candidate * factor:.4g} {unit}" if series.candidate else "not measured"
+            rows.append([figure.cell, title, published, here, agreement, report.source])
+    columns = ["cell", "metric", "published", "here", "", "source"]
+    console.table(f"{recipe.name}: published figures", columns, rows, result=True)
+    if not rows:
+        raise GateError("gate-not-run", f"No figure of {recipe.name} was published.")
+    for agreement, state, reference in (
+        ("slower", "not reached here", "gate-failed"),
+        ("open", "undecided here", "gate-inconclusive"),
+    ):
+        details = [" ".join(row[:4]) for row in rows if row[4] == agreement]
+        if details:
+            what = f"{len(details)} of {len(rows)} published figures are {state}."
+            raise GateError(reference, what, details=details)
+
+
+def quick(
+    context: RunContext, spec: ExperimentSpec, rate: float | None = None, *, natural: bool = False
+) -> None:
+    """
+    Show and store a quick look at the first cell of the workloads of *spec*.
+
+    Args:
+        rate: Requests per second; None for a closed loop.
+        natural: Let answers end by themselves.
+
+    Raises:
+        measurement-invalid: The server does not start, or the load generator gives no result.
+        UsageError: There is no such workload, or its file of prompts is not named.
+    """
+    gates = context.project.root / "ci" / "gates"
+    names = spec.workloads or (spec.recipe.workloads if spec.recipe else ("primary",))
+    cell = workloads.load(context.project.root).cells(*names)[0]
+    if cell.texts and not spec.texts:
+        todo = "Name it: --texts FILE."
+        raise UsageError("usage", f"{cell.name} needs a file of prompts.", todo=todo)
+    generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
+    generator = vllm_bench.obtain(
+        context.project.root, generator_policy.stack, context.store, offline=context.offline
+    )
+    telemetry = Telemetry()
+    machine_policy = telemetry.adapt(strict_yaml.load(gates / "machine.yaml", MachinePolicy))
+    reasons = start_reasons(telemetry.snapshot(), machine_policy)
+    warnings = [f"{reason.reference}: {reason.message}" for reason in reasons]
+    wheel_facts: dict[str, Any] = {}
+    with ExitStack() as stack:
+        try:
+            check_generator(generator, generator_policy)
+        except LoadError as error:
+            warnings.append(str(error))
+        url = spec.url
+        if spec.candidate:
+            wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
+            launch = spec.launch(spec.candidate, wheel_facts["version"])
+            launch = replace(launch, reserve=max(launch.reserve, machine_policy.memory.floor))
+            server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
+            if server.failure:
+                what = f"The server does not run: {server.failure}."
+                raise GateError("measurement-invalid", what)
+            url = server.url
+        load = LoadSpec(
+            url, spec.served_name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
+            seed=time.time_ns() % 2**31, tokenizer=spec.model,
+            prompt_file=spec.texts if cell.texts else None, request_rate=rate,
+            natural_length=natural,
+        )  # fmt: skip
+        try:
+            look = quick_look.quick_look(generator, load, warnings)
+        except LoadError as error:
+            what = f"{spec.served_name} was not measured."
+            raise GateError("measurement-invalid", what, details=[str(error)]) from error
+    for warning in look.warnings:
+        console.warn(warning)
+    rows = [
+        [figure.name, f"{figure.mean:.4g}", f"{figure.low:.4g} – {figure.high:.4g}", figure.unit]
+        for figure in look.figures
+    ]
+    title = f"{spec.served_name}, {cell.name}: {look.runs} runs of {look.requests} requests"
+    if look.output_tokens < cell.answer:
+        title += f", answers cut to {look.output_tokens} tokens"
+    title += f", {rate:g} requests per second" if rate else ""
+    title += ", answers of natural length" if natural else ""
+    console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
+    console.result(look.disclaimer)
+    order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
+    host = telemetry.fingerprint()
+    facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}
+    name = f"{spec.served_name}.quick"
+    path = gate.write_record(context.store, context.output, name, facts)
+    console.document({**msgspec.to_builtins(facts), "file": str(path)})

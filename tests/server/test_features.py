@@ -1,0 +1,125 @@
+"""What vLLM's own parsers, structured output, prefix cache and drafts do on a real server, and how G4 judges them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.server.broken import HERE, WORDS, serving
+from tests.support.serving import (
+    CACHED,
+    DRAFTED,
+    FLAGS,
+    VARIABLES,
+    _server,
+    _toy,
+    _vllm_python,
+    launch,
+)
+
+from sparkwright.bench.server.client import ChatAnswer, Client
+from sparkwright.bench.server.launch import Server
+from sparkwright.core import strict_yaml
+from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
+from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.generation import checks as generated
+from sparkwright.gates.generation import gate as generation
+from sparkwright.gates.generation.checks import GenerationPolicy
+
+__all__ = ["_server", "_toy", "_vllm_python"]
+
+pytestmark = pytest.mark.server
+
+POLICY = strict_yaml.load(WORDS, GenerationPolicy)
+#: Few and short answers before a generation of 256 tokens. Its recomputation is the same to 0.001 nat;
+#: what two layers of random numbers make of a wrong context is as near as 0.06 nat.
+SHORT = replace(
+    POLICY,
+    tokens=96,
+    prompts=POLICY.prompts[:2],
+    profiles={name: replace(kind, answers=0) for name, kind in POLICY.profiles.items()},
+    deep=replace(POLICY.deep, kl_max=0.04),
+)
+#: A schema that a model of random numbers ends, too: its values are of a list.
+CHOICES = {
+    "type": "object",
+    "properties": {"town": {"enum": ["Lisbon", "Oslo"]}, "urgent": {"type": "boolean"}},
+    "required": ["town", "urgent"],
+    "additionalProperties": False,
+}
+
+
+def asked(client: Client, text: str, **options: object) -> ChatAnswer:
+    return client.chat([{"role": "user", "content": text}], max_tokens=600, **options)  # type: ignore[arg-type]  # as of `Client.chat`
+
+
+def schema(value: Mapping[str, object]) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "value", "schema": value, "strict": True}}
+
+
+def test_structured_output_and_a_required_call_are_of_their_schema(server: Server) -> None:
+    """vLLM holds random numbers to the schema; it does so for a call only if the tool is strict."""
+    definition = generated.tool(strict=True)
+    definition["function"] = {**msgspec.convert(definition["function"], dict), "parameters": CHOICES}
+
+    answer = asked(server.client(), "Give the delivery as JSON.", response_format=schema(CHOICES))
+    called = asked(server.client(), "Record the delivery.", tools=[definition], tool_choice="required")
+    free = asked(server.client(), "Record the delivery.", tools=[generated.tool(strict=False)], tool_choice="auto")
+
+    assert set(json.loads(answer.content)) == {"town", "urgent"}
+    assert called.tool_calls
+    assert {call.name for call in called.tool_calls} == {"record_delivery"}
+    assert set(json.loads(called.tool_calls[0].arguments)) == {"town", "urgent"}
+    assert free.tool_calls == (), "random text is no call"
+
+
+def test_reasoning_is_separated_from_the_answer(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """The text is forced by a schema whose only value holds the end of reasoning."""
+    flags = ("--reasoning-parser=qwen3", '--structured-outputs-config={"enable_in_reasoning":true}')
+    with Server(launch(vllm_python, toy, *flags), tmp_path / "server.log") as server:
+        answer = asked(server.client(), "When does it arrive?", response_format=schema({"enum": ["first</think>then"]}))
+
+    assert (answer.reasoning.strip(), answer.content.strip()) == ('"first', 'then"')
+
+
+def judged(server: Client, relaunch: generation.Relaunch | None = None) -> dict[str, Check]:
+    return {check.name: check for check in generation.run(SHORT, server, "random", relaunch=relaunch)}
+
+
+@pytest.mark.timeout(900)
+def test_a_failed_long_generation_names_the_switch_that_decides(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """Drafts break the text after 110 tokens: the gate serves without graphs, then without drafts, and compares greedy text."""
+    fault = json.dumps({"fault": "repetition", "depth": 110, "drafts": 0})
+    variables = {**VARIABLES, "PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT": fault}
+    options = GateOptions(python=vllm_python, serve=toy, flag=(*FLAGS, *CACHED, *DRAFTED), variable=tuple(variables.items()))
+    server = ServerUnderTest(options, {}, tmp_path)
+    try:
+        checks = judged(server.client(), server.relaunched)
+    finally:
+        server.end()
+
+    deep = checks["deep-decode"]
+    assert (deep.state, deep.reason) == ("fail", "deep-damage")
+    assert "speculation decides: without it the tokens are sound" in deep.message
+    assert {figure.value for figure in deep.figures} <= {128.0, 160.0, 192.0}
+    assert checks["speculation"].state == "pass", "answers of 96 tokens are sound, and the same without drafts"
+    assert {path.name for path in tmp_path.iterdir()} >= {"without-graphs.log", "without-graphs-speculation.log", "without-speculation.log"}
+
+
+def test_a_poisoned_prefix_cache_is_blamed_on_the_cached_prompt_alone(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """The recomputation uses no block of the cache, so a wrong one does not agree with itself."""
+    with serving(vllm_python, toy, tmp_path, *CACHED) as server:
+        sound = judged(server.client())
+        with server.fault("poisoned-cache"):
+            checks = judged(server.client())
+
+    assert {check.name for check in sound.values() if check.state == "fail"} == set()
+    assert sound["deep-decode"].state == "pass"
+    assert checks["deep-decode"].reason == "deep-damage"
+    assert "(prefix hit)" in checks["deep-decode"].message
+    assert "(prefix miss)" not in checks["deep-decode"].message
+    assert checks["identical-reruns"].state == "pass", "short answers share no prefix"
