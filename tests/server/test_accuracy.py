@@ -104,7 +104,7 @@ def long(status: str, piece: bytes, times: int) -> Say:
     [
         (whole(b"<html>welcome</html>"), "harness-failed"),
         (whole({"choices": []}), "harness-failed"),
-        (whole({"choices": [{"index": 0, "text": None}]}), "harness-failed"),
+        (whole({"choices": [{"index": 0, "text": None}]}), "answers-missing"),
         (long("200 OK", b" " * (1 << 20), 8_000), "harness-failed"),
         (long("500 Error", b"no " * (1 << 20), 300), "harness-failed"),
         (silent, "harness-slow"),

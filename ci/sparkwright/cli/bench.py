@@ -42,12 +42,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     options.add_measuring_arguments(parser)
     add = parser.add_argument
     add(
-        "--recipe",
-        default="",
-        metavar="NAME",
-        help="recipe of the model (ci/recipes)",
-    )
-    add(
         "--published",
         action="store_true",
         help="measure the published figures of the recipe, and fail if they are not reached",

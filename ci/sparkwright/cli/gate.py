@@ -35,7 +35,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         nargs="?",
         type=Path,
         metavar="WHEEL",
-        help="the wheel (default: the newest in --output)",
+        help="the wheel (default: the newest in --output; none with --server)",
     )
     add(
         "--only",
@@ -47,12 +47,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add("--keep-going", action="store_true", help="continue after a failure")
     add("--server-log", type=Path, metavar="FILE", help="log file of that server")
     add("--model-folder", type=Path, metavar="DIR", help="folder of the model that --server serves")
-    add(
-        "--recipe",
-        default="",
-        metavar="NAME",
-        help="recipe of the model (ci/recipes)",
-    )
     add(
         "--profile",
         default="default",

@@ -173,9 +173,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``bench`` and ``gate``: server, workloads and output folder."""
+    """Add the options of ``bench`` and ``gate``: recipe, server, workloads and output folder."""
     add_server_arguments(parser)
     add = parser.add_argument
+    add("--recipe", default="", metavar="NAME", help="recipe of the model (ci/recipes)")
     add(
         "--serve",
         type=Path,

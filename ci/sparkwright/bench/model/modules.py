@@ -31,7 +31,7 @@ _STACKED = re.compile(
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.")
 _EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
 
-#: The first that is found in a name decides its group; all others are ``layers``.
+#: The first pattern that matches a name decides its group; all others are ``layers``.
 _GROUPS = (
     ("mtp", re.compile(r"^(model\.)?(mtp|nextn|eagle|draft)\w*\.")),
     ("vision", re.compile(r"(^|\.)(visual|(vision|audio|multi_modal|mm_|image_|sound|speech)\w*"
@@ -214,20 +214,20 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         if row.quantised and row.group not in APART:
             sizes[row.scheme] += row.bytes
     every, taken = experts
-    kept, notes = _kept(listed, config)
+    cached, notes = _cached_numbers(listed, config)
     width = 1 if _fp8(checkpoint.quantization) else 2
     windows = _windows(config, layers)
-    spans = {layer: min(context, windows.get(layer, context)) for layer in kept}
+    spans = {layer: min(context, windows.get(layer, context)) for layer in cached}
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=sizes.most_common(1)[0][0] if sizes else "",
         layers=layers,
         experts=(every, taken, distinct_experts(every, taken, batch)) if every else (0, 0, 0.0),
         bytes=sum(row.bytes for row in rows),
-        token_numbers=sum(kept.values()),
+        token_numbers=sum(cached.values()),
         number_bytes=width,
         weights=weights,
-        cache=float(batch * width * sum(spans[layer] * count for layer, count in kept.items())),
+        cache=float(batch * width * sum(spans[layer] * count for layer, count in cached.items())),
         rows=tuple(rows),
         findings=tuple(_findings(listed, checkpoint, layers, experts, config)),
         notes=tuple(notes),
@@ -367,9 +367,11 @@ def _read(module: Module, batch: int, experts: tuple[int, int], *, tied: bool) -
     return float(module.bytes)
 
 
-def _kept(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[dict[int, int], list[str]]:
-    """Return the numbers that each layer keeps of a token, and what is not known about them."""
-    kept: dict[int, int] = defaultdict(int)
+def _cached_numbers(
+    listed: Sequence[Module], config: Mapping[str, Any]
+) -> tuple[dict[int, int], list[str]]:
+    """Return how many numbers each layer caches for a token, and notes on the unknown ones."""
+    cached: dict[int, int] = defaultdict(int)
     unknown = [f"{name} of config.json" for name in UNREAD if config.get(name)]
     states = set()
     for module in listed:
@@ -383,11 +385,11 @@ def _kept(listed: Sequence[Module], config: Mapping[str, Any]) -> tuple[dict[int
             tensor = next((module.parts[name] for name in _ROWS if name in module.parts), None)
             shape = (tensor.shape if tensor else ()) or (0,)
             # Packed integers transpose a weight, and its scales have a column for each row.
-            kept[module.layer] += shape[-1 if "qweight" in module.parts else 0]
+            cached[module.layer] += shape[-1 if "qweight" in module.parts else 0]
     notes = [f"the context is unknown, by {_few(set(unknown))}"] if unknown else []
     if states:
         notes.append(f"the states of {len(states)} layers of linear attention are not counted")
-    return {} if unknown else dict(kept), notes
+    return {} if unknown else dict(cached), notes
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> dict[int, int]:

@@ -135,10 +135,10 @@ class GateBuilder:
             name, self._digest(name), table, partial(self._run, name), recipe, evidence=evidence
         )
 
-    def _require(self, option: str, value: str, known: Mapping[str, object]) -> None:
-        if value not in known:
+    def _require(self, option: str, value: str, choices: Mapping[str, object]) -> None:
+        if value not in choices:
             what = f"The policy has nothing for {option} {value}."
-            raise UsageError("usage", what, todo=f"Choose: {', '.join(known)}.")
+            raise UsageError("usage", what, todo=f"Choose: {', '.join(choices)}.")
 
     def _floor(self) -> float:
         """Return the least share of correct answers in G6."""

@@ -214,12 +214,12 @@ class Ladder(msgspec.Struct, frozen=True):
     @property
     def states(self) -> dict[str, State]:
         """The state of each gate: the failure of any recipe, else the best of all recipes."""
-        found: dict[str, list[State]] = {}
+        by_gate: dict[str, list[State]] = {}
         for verdict in self.verdicts:
-            found.setdefault(verdict.gate, []).append(verdict.state)
-        lowest = {gate: worst(states) for gate, states in found.items()}
+            by_gate.setdefault(verdict.gate, []).append(verdict.state)
+        lowest = {gate: worst(states) for gate, states in by_gate.items()}
         return {
-            gate: state if state in ("fail", "invalid") else max(found[gate], key=ORDER.index)
+            gate: state if state in ("fail", "invalid") else max(by_gate[gate], key=ORDER.index)
             for gate, state in lowest.items()
         }
 

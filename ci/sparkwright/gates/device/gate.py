@@ -392,8 +392,8 @@ def operator_check(
     return judged(name, message, faults[0][0] if faults else "", not faults, figures, samples)
 
 
-def _job(place: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
-    """Return *case* as the script reads it, with its arrays in files that begin with *place*."""
+def _job(prefix: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
+    """Return *case* as the script reads it, with its arrays in files that begin with *prefix*."""
     files = itertools.count(1)
 
     def encoded(value: Any) -> Any:
@@ -403,7 +403,7 @@ def _job(place: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
             return [encoded(one) for one in value]
         if not isinstance(value, np.ndarray):
             return value
-        path = Path(f"{place}-{next(files)}.bin")
+        path = Path(f"{prefix}-{next(files)}.bin")
         transposed = value.ndim == 2 and not value.flags.c_contiguous
         array = value.T if transposed else value
         path.write_bytes(np.ascontiguousarray(array).tobytes())
@@ -420,7 +420,7 @@ def _job(place: Path, name: str, case: Case, repeats: int) -> dict[str, Any]:
         "steps": steps,
         "returned": list(case.returned),
         "repeats": repeats,
-        "results": f"{place}.results",
+        "results": f"{prefix}.results",
     }
 
 

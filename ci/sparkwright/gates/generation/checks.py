@@ -412,7 +412,7 @@ def collapse(answers: Mapping[str, Completion], minimum: float) -> Check:
 def right(
     name: str, reason: str, prompts: Sequence[Prompt], answers: Mapping[str, Completion], least: int
 ) -> Check:
-    """Return whether at least *least* answers contain what was asked for."""
+    """Return whether at least *least* answers contain the expected text."""
     samples = [
         Sample(prompt.name, f"/{prompt.answer}/", one_line(answers[prompt.name].text, 160))
         for prompt in prompts

@@ -103,7 +103,7 @@ class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Cases(NamedTuple):
     """
-    Inputs of a converter, and what it has to make of them.
+    The inputs of a converter, and the outputs that it has to give.
 
     Attributes:
         inputs: As its program reads them.

@@ -96,7 +96,7 @@ class SoakRequest(msgspec.Struct, frozen=True):
     A request that ended.
 
     Attributes:
-        key: Decides what is asked, so that the request can be repeated.
+        key: Seed of the request, so that it can be repeated.
         concurrency: Requests at once.
         outcome: ``answered``, ``repeating`` (an answer that repeats one token), ``aborted`` by the
             client, ``refused`` as it should be, or ``failed``.
@@ -311,5 +311,5 @@ def gpu_memory(pids: Container[int]) -> float | None:
     except pynvml.NVMLError:
         return 0.0
     used = [entry.usedGpuMemory for entries in lists for entry in entries if entry.pid in pids]
-    # The driver says None for what it does not count; the rest of a sum says nothing.
+    # The driver reports None for memory that it does not count; a sum without it is wrong.
     return 0.0 if None in used else float(sum(used))

@@ -263,7 +263,7 @@ class Experiment:
         return self._store.folder("logs", "throughput")
 
     def _sides(self) -> tuple[dict[Side, LaunchPlan], dict[Side, Subject]]:
-        """Return how each side is started, and what it is."""
+        """Return the launch plan and the identity of each side."""
         spec = self._spec
         if spec.candidate is None:
             version = Client(spec.url, spec.served_name).version()
