@@ -12,13 +12,12 @@ import yaml
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.operate.serving import place as places
+from sparkwright.client import environment as client
+from sparkwright.core.files import sha256_bytes
+from sparkwright.operate.serving import environment as environments
 from sparkwright.operate.serving import shown
 from sparkwright.operate.serving.resolve import Ready, resolved
 from sparkwright.operate.serving.wish import Where, Wish
-from sparkwright.release.client import caches, packages, state
-from sparkwright.release.client.state import Chosen, Installed, Installing, Pinned
-from sparkwright.release.environment import Environment
 
 ROOT = Path(__file__).parents[2]
 WHEEL, OTHER = "a" * 64, "b" * 64
@@ -30,14 +29,15 @@ class World:
     """An environment, a model, and reviewed data that may be edited."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.python = folder, standin.environment(folder / "venv")
+        self.folder, self.environment = folder, folder / "prefix" / "releases" / "spark.1"
+        self.python = standin.environment(self.environment)
         self.model = standin.model(folder / "toy")
         for part in ("recipes", "gates"):
             shutil.copytree(ROOT / "ci" / part, folder / "data" / "ci" / part)
 
     @property
     def site(self) -> Path:
-        return next((self.folder / "venv").glob("lib/python3.*/site-packages"))
+        return next(self.environment.glob("lib/python3.*/site-packages"))
 
     def ready(self, recipe: str = "toy-cpu", **said: object) -> Ready:
         wish = Wish(recipe=recipe, model=str(self.model), **said)  # type: ignore[arg-type]
@@ -54,16 +54,21 @@ class World:
         path = self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
 
-    def install(self, channel: str = "verified", version: str = standin.VERSION) -> Environment:
-        """Record the stand-in as a release that `install` put there."""
-        info = self.site / f"vllm-{standin.VERSION}.dist-info"
-        (info / "RECORD").write_text("vllm/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n")
-        (info / "INSTALLER").write_text("uv")
-        place = places.ask(self.python).environment
-        pinned = Pinned("vllm", version, f"vllm-{version}-cp38-abi3-linux_x86_64.whl", WHEEL, "https://example.org/vllm.whl")
-        chosen = Chosen("c" * 64, "spark.2026.11", "2026.11", channel, "d" * 64, "https://example.org", 1, (pinned,))
-        state.end(place, Installed(chosen, {"vllm": packages.placed(place, info.name)}))
-        return place
+    def install(self, channel: str = "verified", version: str = standin.VERSION) -> None:
+        """Mark the stand-in as a release that `install` made."""
+        listing = msgspec.json.encode(client.describe(self.environment))
+        marker = client.Marker(
+            name="spark.1",
+            index="https://example.org/",
+            python="3.11.2",
+            key="c" * 64,
+            packages={"vllm": version},
+            channel=channel,  # type: ignore[arg-type]
+            wheels={"vllm": WHEEL},
+            listing=sha256_bytes(listing),
+        )
+        (self.environment / client.LISTING).write_bytes(listing)
+        (self.environment / client.MARKER).write_bytes(msgspec.json.encode(marker))
 
 
 @pytest.fixture(name="world")
@@ -88,8 +93,8 @@ def test_an_installed_set_is_told_by_its_digest(world: World) -> None:
     world.install("candidate")
     ready = world.ready()
     assert shown.document(ready, "log")["wheel"] == WHEEL
-    assert shown.document(ready, "log")["release"] == "spark.2026.11"
-    assert says(ready, "spark.2026.11 is a candidate")
+    assert shown.document(ready, "log")["release"] == "spark.1"
+    assert says(ready, "spark.1 is a candidate")
     assert not says(ready, "nothing about it is proved")
 
 
@@ -106,24 +111,17 @@ def test_figures_count_for_the_wheel_that_they_were_measured_with(world: World) 
     assert says(world.ready(), "was not measured by this project")
 
 
-def test_a_set_that_something_changed_is_told(world: World) -> None:
-    """Another version over it, an edited file, an installation that was cut off, a record that is damaged."""
-    place = world.install()
-    caches.place(place)
-    assert [one for one in places.changed(places.ask(world.python)) if "keeps compiled kernels apart" not in one] == []
+def test_changed_release_is_reported(world: World) -> None:
+    """An edited file, another version over it; an environment without its marker is nobody's."""
+    world.install()
+    assert environments.changes(environments.examine(world.python)) == []
     (world.site / "vllm" / "__init__.py").write_text("edited = True\n")
-    assert any("files changed or missing: vllm/__init__.py" in one for one in places.changed(places.ask(world.python)))
+    found = environments.changes(environments.examine(world.python))
+    assert any(text.endswith("vllm/__init__.py") for text in found)
     world.install(version="0.32.0")
     assert says(world.ready(), "installed 0.32.0: something replaced it")
-    record = state.installed(place)
-    assert record is not None
-    path = state.folder(place) / "installing.json"
-    path.write_bytes(msgspec.json.encode(Installing(record.chosen, record)))
-    assert says(world.ready(), "was cut off")
-    path.unlink()
-    (state.folder(place) / "installed.json").write_text("{")
-    with refusal("environment-broken"):
-        world.ready()
+    (world.environment / client.MARKER).write_text("{")
+    assert says(world.ready(), "nothing about it is proved")
 
 
 def test_what_is_said_on_top_changes_the_plan_and_is_held_against_the_machine(world: World) -> None:

@@ -12,10 +12,13 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.builder import host_info
-from sparkwright.cli import install, options
+from sparkwright.cli import options
+from sparkwright.client import main as client
+from sparkwright.client.environment import Prefix
 from sparkwright.core import config
 from sparkwright.core.console import console, size
 from sparkwright.forks import lock, package_index, resolve
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 #: ``ready``: works. ``look``: works, with a consequence to know about. ``missing``: commands end
@@ -48,27 +51,25 @@ class MachineCheck(msgspec.Struct, frozen=True):
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``doctor``."""
-    parser = parsers["doctor"]
-    parser.set_defaults(run=doctor)
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="VENV",
-        help="check whether the installed set in this environment was changed",
-    )
-    parser.add_argument(
-        "--deep",
-        action="store_true",
-        help="with --into: compare every byte, not only sizes and times",
-    )
+    client.add_arguments({"doctor": parsers["doctor"]})
+    parsers["doctor"].set_defaults(run=doctor)
 
 
-def doctor(arguments: argparse.Namespace) -> int:
-    """Print the checks of this machine, or with ``--into`` the state of an environment."""
-    if arguments.into is not None:
-        console.document(install.check(arguments.into, deep=arguments.deep))
-        return 0
-    context = options.checkout(arguments)
+def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Print the checks of this machine for the stack of a checkout, and the installed releases.
+
+    Raises:
+        environment-broken: An installed release was changed.
+    """
+    if arguments.root is None and config.checkout() is None:
+        return client.doctor(arguments)
+    machine = _machine(options.checkout(arguments))
+    installed = Prefix(Path(arguments.prefix)).installed()
+    return {**machine, **client.doctor(arguments)} if installed else machine
+
+
+def _machine(context: RunContext) -> dict[str, Any]:
     index = upstream = ""
     if not context.offline:
         # Without the part `full`, the index has no address.
@@ -91,8 +92,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     ]
     title = f"This machine and stack {context.project.stack}"
     console.table(title, ("check", "state", ""), rows, result=True)
-    console.document({"machine": facts, "stack": context.project.stack, "checks": results})
-    return 0
+    return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 
 def checks(facts: Mapping[str, Any], project: Project) -> Iterator[MachineCheck]:

@@ -13,24 +13,32 @@ from typing import NamedTuple
 
 from sparkwright import __version__
 from sparkwright.cli import options
+from sparkwright.client import COMMANDS as CLIENT_COMMANDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.core.program import execute
 
 
 class CommandInfo(NamedTuple):
-    """The module of this package that implements a command, and its summary."""
+    """
+    The module of this package that implements a command, and its summary.
+
+    Attributes:
+        checkout: Whether it has the options of a checkout, beside those of its output.
+    """
 
     module: str
     summary: str
+    checkout: bool = True
 
 
 COMMANDS = {
     "build": CommandInfo("stages", "make the wheels of the stack, and audit them"),
-    "install": CommandInfo("install", "install a release into a Python environment"),
-    "list": CommandInfo("install", "list the releases of an index"),
-    "rollback": CommandInfo("install", "bring back the release that was installed before"),
-    "uninstall": CommandInfo("install", "remove exactly what `install` installed"),
+    **{
+        name: CommandInfo("install", summary, checkout=False)
+        for name, summary in CLIENT_COMMANDS.items()
+        if name != "doctor"
+    },
     "serve": CommandInfo("serve", "serve a model by its recipe; --health checks a server"),
     "bench": CommandInfo("bench", "measure how fast a model is served"),
     "gate": CommandInfo("gate", "test a wheel and the server that runs it, gate by gate"),
@@ -56,6 +64,9 @@ COMMANDS = {
     "patch bump": CommandInfo("patch", "move a fork to another upstream release"),
     "patch bisect": CommandInfo("patch", "find the change that broke or took a patch"),
     "patch watch": CommandInfo("patch", "look at every pull request of the ledger again"),
+    "release stage": CommandInfo(
+        "release", "install unpublished wheels, or the official one, for the gates"
+    ),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
     "release prune": CommandInfo(
@@ -97,12 +108,12 @@ def _overview() -> argparse.ArgumentParser:
 
 def parsers(module: str) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of the commands that *module* holds, by the names of the commands."""
-    parent = options.common()
+    parents = {True: [options.common()], False: [options.output()]}
     command_parsers = {
         name: argparse.ArgumentParser(
             prog=f"sparkwright {name}",
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-            parents=[parent],
+            parents=parents[command.checkout],
         )
         for name, command in COMMANDS.items()
         if command.module == module

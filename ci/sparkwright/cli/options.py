@@ -66,7 +66,7 @@ def refuse(*cases: tuple[object, str]) -> None:
 
 def common() -> argparse.ArgumentParser:
     """Return the parent parser with the options of every command."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, parents=[output()])
     add = parser.add_argument
     add("--stack", help=f"which stack (default: {DEFAULT_STACK})")
     add("--arch", default="", help="CUDA architecture to build for (default: the stack's)")
@@ -103,19 +103,16 @@ def common() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the checkout (default: the nearest one above the current directory)",
     )
-    add("--json", action="store_true", help="print one JSON document on standard output")
-    add("-v", "--verbose", action="store_true", help="print more detail")
     return parser
 
 
-def add_environment(parser: argparse.ArgumentParser) -> None:
-    """Add ``--into``, which names a Python environment."""
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="VENV",
-        help="the Python environment (default: the active one, or the one this program runs in)",
-    )
+def output() -> argparse.ArgumentParser:
+    """Return the parent parser with the options of what a command prints."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print one JSON document on standard output")
+    add("-v", "--verbose", action="store_true", help="print more detail")
+    return parser
 
 
 def add_index(parser: argparse.ArgumentParser) -> None:

@@ -57,6 +57,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 help="sign targets as the Sigstore identity of ci/release.yaml, with the "
                 "credentials of this environment",
             )
+    _add_stage(parsers["release stage"])
     for name in ("release promote", "release yank"):
         parsers[name].add_argument("release", metavar="RELEASE", help="its name (2026.11.3)")
     parsers["release notes"].add_argument(
@@ -85,6 +86,24 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add("--verified", action="store_true", help="also remove old releases of verified")
     parsers["release verify"].add_argument(
         "wheels", nargs="*", type=Path, metavar="WHEEL", help="show the release that holds it"
+    )
+
+
+def _add_stage(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=stage)
+    add = parser.add_argument
+    add(
+        "--built",
+        type=Path,
+        metavar="DIR",
+        help="the locked set around the wheels of this folder, into --prefix",
+    )
+    add("--prefix", type=Path, metavar="DIR", help="folder of the installations")
+    add(
+        "--stock",
+        type=Path,
+        metavar="VENV",
+        help="the official wheel under the graft, and what it requires, into this environment",
     )
 
 
@@ -144,6 +163,25 @@ def _add_key(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DIR",
         help="rotate: the keys that replace them, those of others as .pub; may be repeated",
     )
+
+
+def stage(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Install unpublished wheels, or the official wheel as a baseline, for the gates."""
+    from sparkwright.release import staging
+
+    built, prefix, stock = arguments.built, arguments.prefix, arguments.stock
+    options.refuse(
+        (bool(built) == bool(stock), "`release stage` needs either --built or --stock."),
+        (bool(built) != bool(prefix), "--built and --prefix belong together."),
+    )
+    context = options.checkout(arguments)
+    if built:
+        release = staging.install_built(context, built, prefix)
+        console.result(f"{release['name']} of {built}: {release['folder']}")
+        return {"release": release}
+    wheel = staging.install_stock(context, stock.absolute())
+    console.result(f"{wheel.name}: {stock}")
+    return {"stock": {"environment": str(stock.absolute()), "wheel": str(wheel)}}
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.cli import install, options
+from sparkwright.cli import options
+from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
@@ -28,7 +29,7 @@ from sparkwright.operate.serving import (
     together,
     variables,
 )
-from sparkwright.operate.serving import place as places
+from sparkwright.operate.serving import environment as environments
 from sparkwright.operate.serving import run as running
 from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.wish import Where, Wish
@@ -38,7 +39,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``serve``."""
     parser = parsers["serve"]
     parser.set_defaults(run=serve)
-    options.add_environment(parser)
     options.add_server_arguments(parser)
     add = parser.add_argument
     add(
@@ -64,7 +64,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "--python",
         type=Path,
         metavar="FILE",
-        help="Python of the environment, if it is not a virtual environment",
+        help="Python of the environment (default: the current release's, else the active one's)",
     )
     add(
         "--host",
@@ -152,15 +152,15 @@ def serve(arguments: argparse.Namespace) -> int:
     Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given; return the exit
     code.
     """
-    options.refuse(
-        (arguments.python and arguments.into, "--python and --into name two environments.")
-    )
     if arguments.health is not None:
         _health(arguments.health, arguments.patience or 10)
         return 0
     with Asked() as supervision:
         store, wish = options.standalone(arguments).store, _wish(arguments)
-        python = arguments.python or install.chosen(arguments.into) / "bin" / "python"
+        current = default_prefix() / "current" / "bin" / "python"
+        if not current.exists() and "VIRTUAL_ENV" in os.environ:
+            current = Path(os.environ["VIRTUAL_ENV"], "bin", "python")
+        python = arguments.python or current
         where = Where(python, config.root(arguments.root), arguments.log)
         run = _follow if wish.role == "worker" else _serve
         return run(store, wish, where, supervision, dry=arguments.dry_run)
@@ -244,10 +244,10 @@ def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: b
     shown.show(ready, str(log))
     console.document(shown.document(ready, str(log)))
     if dry:
-        for text in places.changed(ready.place):
+        for text in environments.changes(ready.environment):
             console.warn(f"the installed set was changed: {text}")
         if wish.role == "head":
-            cluster.required(ready.place)
+            cluster.required(ready.environment)
         ports.check(wish.host, wish.port)
         room.check(ready.needs, ready.floor)
         return 0
@@ -257,7 +257,7 @@ def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: b
 
 
 def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
-    environment = places.ask(where.python)
+    environment = environments.examine(where.python)
     planned = recipes.load(where.root, wish.recipe).plan.floor if wish.recipe else None
     floors = (wish.floor, planned, resolve.floor(wish))
     floor = next(floor for floor in floors if floor is not None)

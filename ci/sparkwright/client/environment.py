@@ -27,9 +27,10 @@ import msgspec
 from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import LOCK, own_folder
-from sparkwright.client.records import ReleaseName, Sha256
+from sparkwright.client.records import Channel, ReleaseName, Sha256
 from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core import files, process
+from sparkwright.core.caches import CACHES, cache_variables
 from sparkwright.core.errors import CommandError, FileError, PythonError
 from sparkwright.core.process import Limits
 from sparkwright.core.store import locked, write_file
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.tags import Tag
 
-MARKER, LISTING, CACHES = "sparkwright.json", "sparkwright-files.json", "caches"
+MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: What an installer writes into a ``.dist-info`` folder beside the files of the wheel.
 _INSTALLER_FILES = frozenset(
     ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json")
@@ -46,19 +47,6 @@ _INSTALLER_FILES = frozenset(
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
 #: any file that it writes, its output included.
 _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)
-
-#: Where programs keep what they compile at run time, below the folder of the release: each has its
-#: own idea of what tells entries apart, and none looks at everything (FlashInfer #4489, vllm
-#: #41871). FlashInfer adds ``.cache/flashinfer`` itself.
-CACHE_VARIABLES = {
-    "B12X_COMPILE_CACHE_DIR": "b12x",
-    "CUDA_CACHE_PATH": "cuda",
-    "CUTE_DSL_CACHE_DIR": "cute_dsl",
-    "FLASHINFER_WORKSPACE_BASE": "",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "VLLM_CACHE_ROOT": "vllm",
-}
 
 _ASK = (
     "import json, platform, sys; print(json.dumps({'path': sys._base_executable, 'version':"
@@ -155,7 +143,8 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         index: The address that it came from. *key*: of the lock and the edits that it was made of.
-        packages: Project → version.
+        channel: That it was installed from.
+        packages: Project → version. *wheels*: project → sha256 of its wheel.
         listing: The sha256 of the list of files.
     """
 
@@ -164,7 +153,25 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     key: Sha256
     packages: dict[str, str]
+    channel: Channel
+    wheels: dict[str, Sha256]
     listing: str = ""
+
+
+def default_prefix() -> Path:
+    """Return the folder of the installations: ``SPARKWRIGHT_PREFIX``, else the platform's."""
+    if named := os.environ.get("SPARKWRIGHT_PREFIX"):
+        return Path(named)
+    import platformdirs
+
+    return platformdirs.user_data_path("sparkwright")
+
+
+def installed_at(folder: Path) -> tuple[Prefix, Marker] | None:
+    """Return where, and as what, the environment in *folder* was installed; None for another."""
+    prefix = Prefix(folder.resolve().parent.parent)
+    marker = prefix.marker(folder.resolve().name)
+    return (prefix, marker) if marker else None
 
 
 class Prefix:
@@ -247,12 +254,6 @@ class Prefix:
             journal.unlink()
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """Return the variables that keep what is compiled at run time with the release in *folder*."""
-    caches = folder / CACHES
-    return {name: str(caches / part) for name, part in CACHE_VARIABLES.items()}
-
-
 def make(
     folder: Path,
     cache: Path,
@@ -293,7 +294,7 @@ def make(
     for place, data in replaced.items():
         write_file(folder / place, data)
     own_folder(folder, CACHES)
-    text = "".join(f'{name}="{value}"\n' for name, value in variables(folder).items())
+    text = "".join(f'{name}="{value}"\n' for name, value in cache_variables(folder).items())
     write_file(folder / "caches.env", text.encode())
     actual = describe(folder)
     _check(folder, wheels, replaced, base, actual)
@@ -407,7 +408,7 @@ def _load(
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"
         words.write_bytes(request)
-        environment = process.clean_environment(HOME=home, TMPDIR=home, **variables(folder))
+        environment = process.clean_environment(HOME=home, TMPDIR=home, **cache_variables(folder))
         command = [str(folder / "bin/python"), "-I", "-B", load_check.__file__, str(words)]
         ended = process.run_limited(command, _LOAD_LIMITS, Path(home) / "log", env=environment)
     if ended.status or not ended.tail.endswith(load_check.DONE):

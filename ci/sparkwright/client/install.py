@@ -138,6 +138,8 @@ def install(
             python=interpreter.version,
             key=key,
             packages={wheel.project: wheel.version for wheel in wheels},
+            channel=index.states[name].channel,
+            wheels={wheel.project: wheel.sha256 for wheel in wheels},
         )
         if dry_run:
             return _result(prefix, "would install", before, marker)

@@ -18,24 +18,16 @@ from typing import Any
 import platformdirs
 
 from sparkwright import __version__
+from sparkwright.client import COMMANDS
 from sparkwright.client import install as installation
-from sparkwright.client.environment import Prefix, variables
+from sparkwright.client.environment import Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS, ReleaseState
+from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
 from sparkwright.core.program import execute
-
-COMMANDS = {
-    "install": "install a release into an environment of its own",
-    "list": "list the releases of an index, and those that are installed",
-    "rollback": "let `current` lead to the release before",
-    "uninstall": "remove a release",
-    "verify": "show the release that holds a wheel file, and its evidence",
-    "doctor": "show whether the installed releases are as they were made",
-    "run": "run a program of the current release",
-}
 
 #: Seconds that `rollback` and `doctor` wait for an index, which they can do without.
 PATIENCE = 15.0
@@ -65,8 +57,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             "--prefix",
             type=_name,
             metavar="DIR",
-            default=os.environ.get("SPARKWRIGHT_PREFIX")
-            or str(platformdirs.user_data_path("sparkwright")),
+            default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
         if name not in ("uninstall", "run"):
@@ -100,7 +91,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         elif name == "doctor":
             add("--deep", action="store_true", help="read every file")
         elif name == "run":
-            add("words", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
+            add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix, seconds: float = 0) -> Index:
@@ -247,7 +238,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_program(arguments: argparse.Namespace) -> int:
     """Replace this process by a program of the current release."""
-    prefix, words = Prefix(Path(arguments.prefix)), arguments.words
+    prefix, words = Prefix(Path(arguments.prefix)), arguments.program
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise UsageError("usage", "No program is named.", todo="sparkwright run -- vllm serve ...")
@@ -255,7 +246,7 @@ def run_program(arguments: argparse.Namespace) -> int:
         raise ClientError("nothing-installed", f"{prefix.root} has no current release.")
     folder = prefix.release(prefix.current)
     kept = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONHOME", "PYTHONPATH"}}
-    environment = {**variables(folder), **kept, "VIRTUAL_ENV": str(folder)}
+    environment = {**cache_variables(folder), **kept, "VIRTUAL_ENV": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:

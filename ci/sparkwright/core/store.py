@@ -102,6 +102,8 @@ def locked(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
 def append_line(path: Path, record: msgspec.Struct) -> None:
     """
     Append *record* as a line of JSON to the file at *path*, and wait until it is on the disk.

@@ -24,6 +24,7 @@ from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
+from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.core.process import wrap_with_limits
@@ -181,7 +182,8 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         python: The Python of the environment that vLLM is installed in.
         model: Folder of the model.
         flags: Further arguments of ``vllm serve``.
-        variables: Variables beside `PASSED` and `ALWAYS`; an empty value removes one.
+        variables: Variables beside `PASSED`, `ALWAYS` and those of the caches of a virtual
+            environment; an empty value removes one.
         name: The name under which the model is served.
         timeout: Seconds until it must be ready.
         reserve, grace: As of `SupervisedProcess`.
@@ -199,7 +201,10 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     def environment(self) -> dict[str, str]:
         """Return all variables of the server."""
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
-        variables = {**passed, **ALWAYS, **self.variables}
+        environment, caches = self.python.absolute().parent.parent, dict[str, str]()
+        if (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK):
+            caches = cache_variables(environment)
+        variables = {**passed, **ALWAYS, **caches, **self.variables}
         return {name: value for name, value in variables.items() if value}
 
     def command(self, port: int, host: str = "127.0.0.1") -> list[str]:

@@ -21,7 +21,7 @@ from sparkwright.bench.server.launch import ALWAYS, PASSED, SupervisedProcess
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, UsageError
 from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving.place import Place
+from sparkwright.operate.serving.environment import ServingEnvironment
 from sparkwright.operate.serving.variables import goes_on
 
 #: Bytes for objects that machines hand each other; Ray takes 30 % of the memory by itself, which on a Spark is the model's. Proposed.
@@ -56,10 +56,10 @@ class Node(msgspec.Struct, frozen=True):
     alive: bool
 
 
-def required(place: Place) -> None:
+def required(environment: ServingEnvironment) -> None:
     """Raise `ray-missing` where the environment has no Ray."""
-    if not place.ray:
-        raise ServeError("ray-missing", f"There is no Ray in the environment of {place.python}.")
+    if not environment.ray:
+        raise ServeError("ray-missing", f"There is no Ray in the environment of {environment.python}.")
 
 
 def parts(address: str) -> tuple[str, int]:
@@ -85,7 +85,7 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def environment(variables: dict[str, str]) -> dict[str, str]:
+def process_variables(variables: dict[str, str]) -> dict[str, str]:
     """Return the variables of Ray's own processes, which the parts of vLLM on this machine inherit."""
     passed = {name: value for name, value in os.environ.items() if name in PASSED or (goes_on(name) and not name.startswith("VLLM_"))}
     return {name: value for name, value in {**passed, **ALWAYS, "RAY_USAGE_STATS_ENABLED": "0", **variables}.items() if value}
@@ -99,7 +99,7 @@ def nodes(python: Path, address: str, variables: dict[str, str]) -> tuple[Node, 
         ray-failed: It does not answer.
     """
     try:
-        said = process.output([python, "-P", "-c", _ASK, address], env=environment(variables), timeout=30).splitlines()
+        said = process.output([python, "-P", "-c", _ASK, address], env=process_variables(variables), timeout=30).splitlines()
         return msgspec.json.decode(said[-1], type=tuple[Node, ...])
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details[-5:] if isinstance(error, CommandError) else [str(error)]
@@ -107,7 +107,7 @@ def nodes(python: Path, address: str, variables: dict[str, str]) -> tuple[Node, 
 
 
 @contextlib.contextmanager
-def head(place: Place, address: str, variables: dict[str, str], log: Path, held: Sequence[int]) -> Iterator[SupervisedProcess]:
+def head(environment: ServingEnvironment, address: str, variables: dict[str, str], log: Path, held: Sequence[int]) -> Iterator[SupervisedProcess]:
     """Run the head of a cluster at *address* (HOST:PORT) while the block runs; its own folder goes with it."""
     host, port = parts(address)
     # Ray's sockets lie in it, and their paths may not be longer than 107 bytes.
@@ -117,24 +117,24 @@ def head(place: Place, address: str, variables: dict[str, str], log: Path, held:
         "--disable-usage-stats",
     ]  # fmt: skip
     try:
-        with _kept(place, options, variables, log, held, 0) as kept:
+        with _kept(environment, options, variables, log, held, 0) as kept:
             yield kept
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def worker(place: Place, address: str, own: str, variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
+def worker(environment: ServingEnvironment, address: str, own: str, variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
     """Be a machine of the cluster at *address* while the block runs; *own* is this machine's address there, if somebody said."""
     options = [f"--address={address}", *([f"--node-ip-address={own}"] if own else []), "--disable-usage-stats"]
-    with _kept(place, options, variables, log, held, reserve) as kept:
+    with _kept(environment, options, variables, log, held, reserve) as kept:
         yield kept
 
 
 @contextlib.contextmanager
-def _kept(place: Place, options: list[str], variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
-    words = [str(place.python), "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--object-store-memory={OBJECT_STORE}", *options]
-    kept = SupervisedProcess(words, environment(variables), log, grace=GRACE, reserve=reserve, pass_fds=held)
+def _kept(environment: ServingEnvironment, options: list[str], variables: dict[str, str], log: Path, held: Sequence[int], reserve: int) -> Iterator[SupervisedProcess]:
+    words = [str(environment.python), "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--object-store-memory={OBJECT_STORE}", *options]
+    kept = SupervisedProcess(words, process_variables(variables), log, grace=GRACE, reserve=reserve, pass_fds=held)
     try:
         yield kept
     finally:

@@ -23,7 +23,6 @@ from sparkwright.core.errors import StoreError
 from sparkwright.core.store import translate_disk_full
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving.wish import Role
-from sparkwright.release.manifest import seen
 
 Phase = Literal["waiting", "loading", "serving", "stopping", "joined"]
 
@@ -79,8 +78,12 @@ def born(pid: int) -> int:
 
 
 def folder() -> Path:
-    """Return where lock and record lie."""
-    return seen.folder() / "serving"
+    """Return where lock and record lie: ``SPARKWRIGHT_STATE_DIR``, else the platform's folder."""
+    if named := os.environ.get("SPARKWRIGHT_STATE_DIR"):
+        return Path(named) / "serving"
+    import platformdirs
+
+    return platformdirs.user_state_path("sparkwright", appauthor=False) / "serving"
 
 
 def read() -> Running | None:

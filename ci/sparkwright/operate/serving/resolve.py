@@ -15,10 +15,10 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe, RecipeError
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
+from sparkwright.operate.serving import environment as environments
 from sparkwright.operate.serving import known, models, variables
-from sparkwright.operate.serving import place as places
+from sparkwright.operate.serving.environment import ServingEnvironment
 from sparkwright.operate.serving.models import Found
-from sparkwright.operate.serving.place import Place
 from sparkwright.operate.serving.wish import SHARE, Where, Wish
 
 #: GiB in megabytes, as psutil tells them.
@@ -40,7 +40,7 @@ class Ready(msgspec.Struct, frozen=True):
     """
 
     wish: Wish
-    place: Place
+    environment: ServingEnvironment
     recipe: Recipe | None
     model: Found
     launch: LaunchPlan
@@ -70,11 +70,11 @@ def resolved(wish: Wish, where: Where) -> Ready:
             todo="Name a recipe, or a model with --model (in a container: RECIPE or MODEL).",
         )
     recipe = _planned(recipes.load(where.root, wish.recipe), wish) if wish.recipe else None
-    place = places.ask(where.python)
+    environment = environments.examine(where.python)
     nodes = recipe.nodes if recipe else (wish.nodes or 1)
     _alone(wish, nodes)
-    settings, unread = _variables(wish, recipe, place)
-    flags = _flags(wish, recipe, place)
+    settings, unread = _variables(wish, recipe, environment)
+    flags = _flags(wish, recipe, environment)
     model = _model(wish, recipe, settings)
     if wish.download and not model.path.exists() and (revision := _revision(wish, recipe)):
         flags = (*flags, f"--revision={revision}")
@@ -90,8 +90,8 @@ def resolved(wish: Wish, where: Where) -> Ready:
         patience,
         free,
     )
-    warnings = (*unread, *said, *_figures(recipe, place), *_provenance(wish, recipe, place, model))
-    return Ready(wish, place, recipe, model, launch, free, needs, nodes, warnings)
+    warnings = (*unread, *said, *_figures(recipe, environment), *_provenance(wish, recipe, environment, model))
+    return Ready(wish, environment, recipe, model, launch, free, needs, nodes, warnings)
 
 
 def _alone(wish: Wish, nodes: int) -> None:
@@ -127,27 +127,27 @@ def _planned(recipe: Recipe, wish: Wish) -> Recipe:
 
 
 def _variables(
-    wish: Wish, recipe: Recipe | None, place: Place
+    wish: Wish, recipe: Recipe | None, environment: ServingEnvironment
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what the server's environment gets beside what every server has, and what could not be checked of it."""
-    own = dict(recipe.variant(place.vllm).variables) if recipe else {}
+    own = dict(recipe.variant(environment.vllm).variables) if recipe else {}
     settings = own | wish.passed | wish.variables
     if wish.address:
         settings["VLLM_HOST_IP"] = wish.address
     if wish.download:
         settings["HF_HUB_OFFLINE"] = "0"
-    return settings, variables.check(settings, place.package, place.vllm)
+    return settings, variables.check(settings, environment.package, environment.vllm)
 
 
-def _flags(wish: Wish, recipe: Recipe | None, place: Place) -> tuple[str, ...]:
-    below = recipe.flags(recipe.variant(place.vllm)) if recipe else tuple(_plain(wish))
+def _flags(wish: Wish, recipe: Recipe | None, environment: ServingEnvironment) -> tuple[str, ...]:
+    below = recipe.flags(recipe.variant(environment.vllm)) if recipe else tuple(_plain(wish))
     parallel = wish.parallel or ((wish.nodes or 1) if not recipe else 0)
     if parallel > 1:
         below = known.merged(below, (f"--tensor-parallel-size={parallel}",))
     if wish.role == "head" and not recipe:
         below = known.merged(below, ("--distributed-executor-backend=ray",))
     flags = known.merged(below, wish.flags)
-    known.check(flags, known.flags(place.package), place.vllm)
+    known.check(flags, known.flags(environment.package), environment.vllm)
     return flags
 
 
@@ -237,7 +237,7 @@ def _fitting_plain(wish: Wish, model: Found, total: int) -> tuple[list[str], int
     return found, round(weights)
 
 
-def _figures(recipe: Recipe | None, place: Place) -> Iterator[str]:
+def _figures(recipe: Recipe | None, environment: ServingEnvironment) -> Iterator[str]:
     """Yield what is to be said of the recipe's figures: were they measured with what is installed?"""
     if recipe is None:
         return
@@ -250,7 +250,7 @@ def _figures(recipe: Recipe | None, place: Place) -> Iterator[str]:
         yield f"the speed of {recipe.name} was not measured by this project{own}"
         return
     measured = sorted({one.wheel for one in recipe.ours})
-    installed = place.wheel.sha256 if place.wheel else ""
+    installed = environment.wheel
     if installed not in measured:
         have = (
             f"{installed[:12]} is installed"
@@ -260,15 +260,14 @@ def _figures(recipe: Recipe | None, place: Place) -> Iterator[str]:
         yield f"the figures of {recipe.name} were measured with wheel {', '.join(one[:12] for one in measured)}; {have}: not measured here"
 
 
-def _provenance(wish: Wish, recipe: Recipe | None, place: Place, model: Found) -> Iterator[str]:
-    if place.half:
-        yield "an installation into this environment was cut off: run the same `sparkwright install` again"
-    if place.installed is None:
-        yield f"vLLM {place.vllm} was not installed by sparkwright: nothing about it is proved"
-    elif place.wheel is not None and place.wheel.version != place.vllm:
-        yield f"vLLM {place.vllm} is there, and {place.installed.chosen.name} installed {place.wheel.version}: something replaced it"
-    elif place.installed.chosen.channel != "verified":
-        yield f"{place.installed.chosen.name} is a {place.installed.chosen.channel}: not every gate passed"
+def _provenance(wish: Wish, recipe: Recipe | None, environment: ServingEnvironment, model: Found) -> Iterator[str]:
+    marker = environment.marker
+    if marker is None:
+        yield f"vLLM {environment.vllm} was not installed by sparkwright: nothing about it is proved"
+    elif marker.packages.get("vllm") != environment.vllm:
+        yield f"vLLM {environment.vllm} is there, and {marker.name} installed {marker.packages.get('vllm')}: something replaced it"
+    elif marker.channel != "verified":
+        yield f"{marker.name} is a {marker.channel}: not every gate passed"
     if (
         recipe
         and recipe.model.revision == "unresolved"

@@ -21,8 +21,8 @@ from sparkwright.core.store import Store
 from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import held, loading, ports, room
 from sparkwright.operate.serving.asked import Asked
+from sparkwright.operate.serving.environment import ServingEnvironment, changes
 from sparkwright.operate.serving.held import Held, Running
-from sparkwright.operate.serving.place import Place, changed
 from sparkwright.operate.serving.resolve import Ready
 
 #: Seconds between two looks at the log and the memory; a Spark's memory is gone within seconds (vllm #56824).
@@ -48,12 +48,10 @@ def log_path(store: Store, name: str) -> Path:
 
 def record(ready: Ready, log: Path, phase: held.Phase) -> Running:
     """Return what others are told of the server."""
-    place, wish = ready.place, ready.wish
-    release = place.installed.chosen.name if place.installed else ""
-    wheel = place.wheel.sha256 if place.wheel else ""
+    environment, wish = ready.environment, ready.wish
     return Running(
-        os.getpid(), held.born(os.getpid()), time.time(), phase, wish.recipe, ready.name, ready.model.says, str(place.python), place.vllm,
-        wheel, release, str(log), ports.asked_at(wish.host, wish.port), wish.role, ready.nodes, wish.head,
+        os.getpid(), held.born(os.getpid()), time.time(), phase, wish.recipe, ready.name, ready.model.says, str(environment.python), environment.vllm,
+        environment.wheel, environment.release, str(log), ports.asked_at(wish.host, wish.port), wish.role, ready.nodes, wish.head,
     )  # fmt: skip
 
 
@@ -77,7 +75,7 @@ def serve(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> in
         grace=launch.grace, reserve=ready.floor, pass_fds=(lock.descriptor,),
     )  # fmt: skip
     try:
-        look_after(ready.place)
+        look_after(ready.environment)
         if not _load(kept, ready, now, asked, store):
             console.note("stopped while it loaded")
             return 130
@@ -92,16 +90,16 @@ def serve(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> in
         stop(kept, asked)
 
 
-def look_after(place: Place) -> None:
+def look_after(environment: ServingEnvironment) -> None:
     """Say, a little later, whether something changed the installed set; the server need not wait for it."""
 
     def look() -> None:
         try:
-            found = changed(place)
+            found = changes(environment)
         except errors.SparkwrightError as error:
-            found = (error.what,)
+            found = [error.what]
         if found:
-            console.warn(f"the installed set was changed ({'; '.join(found)[:500]}); `sparkwright install --repair` puts it back")
+            console.warn(f"the installed set was changed ({'; '.join(found)[:500]}); `sparkwright install --renew` makes it anew")
 
     threading.Thread(target=look, daemon=True).start()
 

@@ -10,16 +10,15 @@ from sparkwright.operate.serving.resolve import GIB, Ready
 
 def rows(ready: Ready, log: str) -> list[tuple[str, str]]:
     """Return what will run, as lines of a table."""
-    place, recipe = ready.place, ready.recipe
-    chosen = place.installed.chosen if place.installed else None
-    release = f"{chosen.name} ({chosen.channel}), {chosen.release[:12]}" if chosen else "not installed by sparkwright: unproved"
-    wheel = f"{place.wheel.filename}\n{place.wheel.sha256}" if place.wheel else "unknown"
+    environment, recipe = ready.environment, ready.recipe
+    marker = environment.marker
+    release = f"{marker.name} ({marker.channel})" if marker else "not installed by sparkwright: unproved"
     weights = f", {size(ready.model.weights)} of weights" if ready.model.weights else ""
     lines = [
         ("recipe", f"{recipe.name}: {recipe.title}" if recipe else "none"),
-        ("vLLM", f"{place.vllm}, {place.python}"),
+        ("vLLM", f"{environment.vllm}, {environment.python}"),
         ("release", release),
-        ("wheel", wheel),
+        ("wheel", environment.wheel or "unknown"),
         ("model", f"{ready.model.says}{weights}"),
         ("served as", f"{ready.name}, on {ready.wish.host} port {ready.wish.port}"),
         ("flags", "\n".join(ready.launch.flags) or "none"),
@@ -28,7 +27,7 @@ def rows(ready: Ready, log: str) -> list[tuple[str, str]]:
         ("log", log),
     ]
     if ready.nodes > 1:
-        lines.insert(5, ("machines", f"{ready.nodes}, through Ray {place.ray}"))
+        lines.insert(5, ("machines", f"{ready.nodes}, through Ray {environment.ray}"))
     return lines
 
 
@@ -58,12 +57,10 @@ def show(ready: Ready, log: str) -> None:
 
 def document(ready: Ready, log: str) -> dict[str, Any]:
     """Return the same for programs, secrets left out."""
-    place, launch = ready.place, ready.launch
-    chosen = place.installed.chosen if place.installed else None
+    environment, launch = ready.environment, ready.launch
     return {
-        "recipe": ready.recipe.name if ready.recipe else "", "vllm": place.vllm, "python": str(place.python),
-        "release": chosen.name if chosen else "", "release_sha256": chosen.release if chosen else "",
-        "wheel": place.wheel.sha256 if place.wheel else "", "model": str(ready.model.path), "commit": ready.model.commit,
+        "recipe": ready.recipe.name if ready.recipe else "", "vllm": environment.vllm, "python": str(environment.python),
+        "release": environment.release, "wheel": environment.wheel, "model": str(ready.model.path), "commit": ready.model.commit,
         "name": ready.name, "host": ready.wish.host, "port": ready.wish.port, "nodes": ready.nodes,
         "command": launch.command(ready.wish.port, ready.wish.host),
         "variables": {name: _shown(name, value) for name, value in launch.variables.items()},

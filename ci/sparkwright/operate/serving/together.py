@@ -15,8 +15,8 @@ from sparkwright.operate.errors import ServeError
 from sparkwright.operate.serving import cluster, held, ports, room, run
 from sparkwright.operate.serving.asked import Asked
 from sparkwright.operate.serving.cluster import Node
+from sparkwright.operate.serving.environment import ServingEnvironment
 from sparkwright.operate.serving.held import Held, Running
-from sparkwright.operate.serving.place import Place
 from sparkwright.operate.serving.resolve import Ready
 from sparkwright.operate.serving.wish import Wish
 
@@ -35,7 +35,7 @@ def lead(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> int
     Raises:
         ray-missing, ray-failed: Ray cannot be started. workers-missing: Not all machines came in time. And what `run.serve` raises.
     """
-    cluster.required(ready.place)
+    cluster.required(ready.environment)
     ports.check(ready.wish.host, ready.wish.port)
     room.check(ready.needs, ready.floor)
     host = ready.wish.address or cluster.own_address()
@@ -48,7 +48,7 @@ def lead(ready: Ready, lock: Held, asked: Asked, store: Store, log: Path) -> int
     )
     lock.write(run.record(ready, log, "waiting"))
     asked.gently = True
-    with cluster.head(ready.place, address, variables, log.with_suffix(".ray.log"), (lock.descriptor,)) as ray:
+    with cluster.head(ready.environment, address, variables, log.with_suffix(".ray.log"), (lock.descriptor,)) as ray:
         if not _gather(ray, ready, address, asked):
             console.note("stopped while it waited for the other machines")
             return 130
@@ -78,7 +78,7 @@ def _gather(ray: SupervisedProcess, ready: Ready, address: str, asked: Asked) ->
 
 def _alive(ready: Ready, address: str) -> tuple[Node, ...]:
     try:
-        return tuple(one for one in cluster.nodes(ready.place.python, address, ready.launch.variables) if one.alive)
+        return tuple(one for one in cluster.nodes(ready.environment.python, address, ready.launch.variables) if one.alive)
     except ServeError as error:  # up, and not answering yet
         if error.reference != "ray-failed":
             raise
@@ -91,18 +91,18 @@ def _rest(asked: Asked, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def follow(place: Place, wish: Wish, floor: int, lock: Held, asked: Asked, log: Path, patience: float) -> int:
+def follow(environment: ServingEnvironment, wish: Wish, floor: int, lock: Held, asked: Asked, log: Path, patience: float) -> int:
     """
     Be a machine of the cluster at ``wish.head`` until somebody asks to stop or the head is gone, and return the exit code.
 
     Raises:
         ray-missing, ray-failed: Ray cannot be started, or ended although the head is there. memory-low: Too little memory is left.
     """
-    cluster.required(place)
+    cluster.required(environment)
     cluster.parts(wish.head)
     now = Running(
-        os.getpid(), held.born(os.getpid()), time.time(), "waiting", wish.recipe, "", "", str(place.python), place.vllm,
-        place.wheel.sha256 if place.wheel else "", place.installed.chosen.name if place.installed else "", str(log), "", "worker",
+        os.getpid(), held.born(os.getpid()), time.time(), "waiting", wish.recipe, "", "", str(environment.python), environment.vllm,
+        environment.wheel, environment.release, str(log), "", "worker",
         wish.nodes or 1, wish.head,
     )  # fmt: skip
     lock.write(now)
@@ -111,7 +111,7 @@ def follow(place: Place, wish: Wish, floor: int, lock: Held, asked: Asked, log: 
         return 130
     asked.gently = True
     own = {"VLLM_HOST_IP": wish.address} if wish.address else {}
-    with cluster.worker(place, wish.head, wish.address, {**wish.passed, **wish.variables, **own}, log, (lock.descriptor,), floor) as ray:
+    with cluster.worker(environment, wish.head, wish.address, {**wish.passed, **wish.variables, **own}, log, (lock.descriptor,), floor) as ray:
         if not _joined(ray, asked):
             return 130
         lock.write(replace(now, phase="joined"))
