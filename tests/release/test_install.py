@@ -361,18 +361,6 @@ def test_the_list_shows_what_a_choice_rests_on(scene: Scene) -> None:
     assert lines[NEWEST].rstrip().endswith("yanked: it is slow")
 
 
-def test_without_an_environment_one_has_to_be_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is ever installed into the Python of the system, or into the environment of a tool."""
-    from sparkwright.cli import install as verb
-
-    monkeypatch.setenv("VIRTUAL_ENV", str(scene.user.venv))
-    assert verb.chosen(None) == scene.user.venv
-    monkeypatch.delenv("VIRTUAL_ENV")
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    with refusal("usage"):
-        verb.chosen(None)
-
-
 def test_trust_and_address_may_come_from_the_users_files(scene: Scene) -> None:
     """With an index in config.yaml and its key in trust.yaml, plain `install` is all there is to type."""
     with refusal("trust-missing"):

@@ -95,8 +95,9 @@ class Location(msgspec.Struct, frozen=True):
             return cls(text.rstrip("/") + "/")
         folder = Path(unquote(parts.path) if parts.scheme == "file" else text)
         if not text or not folder.is_dir():
-            shown = http.redact_credentials(text) or "Nothing"
-            raise ClientError("index-missing", f"{shown} is neither a URL nor a folder.")
+            shown = http.redact_credentials(text)
+            what = f"{shown} is neither a URL nor a folder." if text else "No index is named."
+            raise ClientError("index-missing", what)
         return cls(folder.absolute().as_uri() + "/")
 
 
