@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import newpublisher, tufindex, verdicts, wheels
+from tests.support import publisher, tufindex, verdicts, wheels
 
 from sparkwright.client import main
 from sparkwright.core.console import console
@@ -39,13 +39,13 @@ def test_releases_from_publisher_to_user(
 
         return run
 
-    with newpublisher.place(tmp_path) as place:
-        for name, value in place.environment.items():
+    with publisher.index_owner(tmp_path) as owner:
+        for name, value in owner.environment.items():
             monkeypatch.setenv(name, value)
-        place.root.mkdir()
-        with tufindex.serve(place.root) as url:
-            place.url, run = url, user(url)
-            first = place.publish(wheels.release(tmp_path / "first"))
+        owner.root.mkdir()
+        with tufindex.serve(owner.root) as url:
+            owner.url, run = url, user(url)
+            first = owner.publish(wheels.release(tmp_path / "first"))
             assert run("install", code=1)["error"]["reference"] == "trust-missing"
             run("install", "--trust", first.fingerprint)
             assert (prefix / "current").readlink().name == "2026.11.1"
@@ -57,25 +57,25 @@ def test_releases_from_publisher_to_user(
                         path, companions=second[:3], without=("G5", "G8"), recipes=verdicts.RECIPES
                     ),
                 )
-            place.publish(second, "candidate")
+            owner.publish(second, "candidate")
             run("install")
             assert (prefix / "current").readlink().name == "2026.11.1"
             run("install", "--channel", "candidate")
             assert (prefix / "current").readlink().name == "2026.11.2"
             for path in second:
                 wheels.judge(path, companions=second[:3] if path == second[-1] else ())
-            place.publisher().promote("2026.11.2", second[0].parent)
+            owner.publisher().promote("2026.11.2", second[0].parent)
             run("install")
             assert (prefix / "current").readlink().name == "2026.11.2"
-            place.publisher().yank("2026.11.2", "it hangs")
+            owner.publisher().yank("2026.11.2", "it hangs")
             run("install")
             assert (prefix / "current").readlink().name == "2026.11.1"
             assert run("rollback", code=1)["error"]["reference"] == "release-yanked"
             for name, roles in ROLES.items():
                 keys.make(tmp_path / "new", [name])
-                place.publisher().rotate(roles, keys.load([tmp_path / "new" / f"{name}.pem"]))
-                shutil.copy(tmp_path / "new" / f"{name}.pem", place.keys / f"{name}.pem")
-            place.publish(wheels.release(tmp_path / "third", label="spark.2026.11.3"))
+                owner.publisher().rotate(roles, keys.load([tmp_path / "new" / f"{name}.pem"]))
+                shutil.copy(tmp_path / "new" / f"{name}.pem", owner.keys / f"{name}.pem")
+            owner.publish(wheels.release(tmp_path / "third", label="spark.2026.11.3"))
             run("install")
             assert (prefix / "current").readlink().name == "2026.11.3"
             assert "2026.11.3" in json.dumps(run("verify", *(tmp_path / "third").glob("*.whl")))

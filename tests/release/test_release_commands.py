@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import newpublisher, wheels
-from tests.support.newpublisher import Place
+from tests.support import publisher, wheels
+from tests.support.publisher import IndexOwner
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
@@ -19,14 +19,14 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module", name="world")
-def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with newpublisher.place(tmp_path_factory.mktemp("world")) as place:
-        yield place
+def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexOwner]:
+    with publisher.index_owner(tmp_path_factory.mktemp("world")) as owner:
+        yield owner
 
 
 @pytest.fixture(name="run")
 def _run(
-    world: Place,
+    world: IndexOwner,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -36,10 +36,10 @@ def _run(
     monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "store"))
 
     def run(*words: object, at: bool = True) -> Any:
-        place = ["--at", str(tmp_path / "index")] if at else []
+        folder = ["--at", str(tmp_path / "index")] if at else []
         capsys.readouterr()
         try:
-            assert main.main([*map(str, words), *place, "--root", str(wheels.ROOT), "--json"]) == 0
+            assert main.main([*map(str, words), *folder, "--root", str(wheels.ROOT), "--json"]) == 0
         finally:
             console.json = False
         return json.loads(capsys.readouterr().out)
@@ -55,9 +55,9 @@ def test_index_from_the_first_key_to_the_last_command(run: Run, tmp_path: Path) 
     )
     held = ("--keys", tmp_path / "keys")
     first = wheels.vllm(tmp_path / "a")
-    dry = run("publish", first, "--channel", "candidate", "--url", newpublisher.URL, "--dry-run")
+    dry = run("publish", first, "--channel", "candidate", "--url", publisher.URL, "--dry-run")
     assert (dry["dry_run"], dry["published"]["release"]) == (True, "2026.11.1")
-    done = run("publish", first, "--channel", "candidate", "--url", newpublisher.URL, *held)[
+    done = run("publish", first, "--channel", "candidate", "--url", publisher.URL, *held)[
         "published"
     ]
     assert done["version"] == 1
@@ -120,7 +120,7 @@ def test_usage_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_damaged_index_is_shown(
-    world: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)

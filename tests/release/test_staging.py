@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.support import newpublisher, wheels
+from tests.support import publisher, wheels
 
 from sparkwright.release import staging
 
@@ -14,10 +14,10 @@ from sparkwright.release import staging
 def test_set_around_built_wheels_is_current(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with newpublisher.place(tmp_path) as place:
-        for name, value in place.environment.items():
+    with publisher.index_owner(tmp_path) as owner:
+        for name, value in owner.environment.items():
             monkeypatch.setenv(name, value)
-        context = place.publisher().context
+        context = owner.publisher().context
         with refusal("usage"):
             staging.install_built(context, tmp_path / "dist", tmp_path / "gate")
         wheels.release(tmp_path / "dist", judged=False)

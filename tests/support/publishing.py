@@ -8,9 +8,8 @@ A publisher and its index, for tests: the repository's own policy and stack, sma
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 import requests
-from tests.support import indexserver, verdicts, wheels
+from tests.support import publisher, verdicts, wheels
 
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.store import Store
@@ -46,7 +45,12 @@ class Place:
     """
 
     def __init__(self, folder: Path, url: str = URL) -> None:
-        self.root, self.key, self.store, self.url = folder / "index", folder / "key", folder / "store", url
+        self.root, self.key, self.store, self.url = (
+            folder / "index",
+            folder / "key",
+            folder / "store",
+            url,
+        )
         if not self.key.exists():
             folder.mkdir(parents=True, exist_ok=True)
             keys.make(self.key)
@@ -55,12 +59,30 @@ class Place:
 
     def publisher(self, observe: Observe = unobserved, **changed: Any) -> Publisher:
         """Return who publishes, without asking any network but that of ``SPARKWRIGHT_INDEX_URL``."""
-        session = RunContext(Project(wheels.ROOT, wheels.STACK), Store(self.store), (), self.root, offline=True, **changed)
+        session = RunContext(
+            Project(wheels.ROOT, wheels.STACK),
+            Store(self.store),
+            (),
+            self.root,
+            offline=True,
+            **changed,
+        )
         return Publisher(session, self.root, self.signer, self.trust, verdicts.policy(), observe)
 
-    def publish(self, made: Sequence[Path], channel: str | None = None, observe: Observe = unobserved, **asked: Any) -> Published:
+    def publish(
+        self,
+        made: Sequence[Path],
+        channel: str | None = None,
+        observe: Observe = unobserved,
+        **asked: Any,
+    ) -> Published:
         """Publish the wheels *made*."""
-        given = {"wheels": tuple(made), "channel": channel, "url": self.url if not self.root.exists() else "", **asked}
+        given = {
+            "wheels": tuple(made),
+            "channel": channel,
+            "url": self.url if not self.root.exists() else "",
+            **asked,
+        }
         return sequence.publish(self.publisher(observe), Asked(**given))
 
     def manifest(self) -> Manifest:
@@ -111,8 +133,12 @@ class Client:
         assert manifest.serial >= max(self.serials, default=0)
         self.serials.append(manifest.serial)
         for entry in manifest.entries:
-            release = msgspec.json.decode(self.hashed(places.release(entry.release), entry.release), type=Release)
-            proof = msgspec.json.decode(self.hashed(places.proof(entry.release, entry.proof), entry.proof), type=Proof)
+            release = msgspec.json.decode(
+                self.hashed(places.release(entry.release), entry.release), type=Release
+            )
+            proof = msgspec.json.decode(
+                self.hashed(places.proof(entry.release, entry.proof), entry.proof), type=Proof
+            )
             self._release(entry.release, release, proof)
             assert entry.channel == "candidate" or not any(one.missing for one in proof.wheels)
         for channel in ("verified", "candidate"):
@@ -153,14 +179,4 @@ class Client:
         return [urljoin(where, link) for link in found.found]
 
 
-@contextlib.contextmanager
-def bare_index(folder: Path) -> Iterator[str]:
-    """Serve a package index that has what the policy adds to every set (Ray) and nothing else, and yield the address of its simple API."""
-    made = wheels.plain(folder / "files", "ray", "2.60.0")
-    page = folder / "simple" / "ray" / "index.html"
-    page.parent.mkdir(parents=True)
-    link = f'<a href="../../files/{made.name}#sha256={sha256_file(made)}">{made.name}</a>'
-    page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
-    (folder / "simple" / "index.html").write_text('<!DOCTYPE html><html><body><a href="ray/">ray</a></body></html>')
-    with indexserver.serve(folder) as served:
-        yield f"{served.url}simple/"
+bare_index = publisher.bare_index

@@ -1,8 +1,8 @@
 """
-A publisher with keys and an index in one folder: the repository's own policy and stack, and a package index that has nothing else.
+A publisher with keys and an index in one folder: the repository's own policy and stack, and a package index that has Ray alone.
 
-    with newpublisher.place(tmp_path) as place:
-        place.publish(wheels.release(tmp_path / "dist"))
+    with publisher.index_owner(tmp_path) as owner:
+        owner.publish(wheels.release(tmp_path / "dist"))
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import publishing, verdicts, wheels
+from tests.support import tufindex, verdicts, wheels
 
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -25,9 +26,9 @@ from sparkwright.release.repository import IndexFolder
 URL = "https://wheels.example/spark/"
 
 
-class Place:
+class IndexOwner:
     """
-    A publisher.
+    A publisher and the index in ``folder/index``.
 
     Attributes:
         root: The folder of the index. *keys*: the folder of its keys.
@@ -49,10 +50,10 @@ class Place:
         )
         return Publisher(context, self.root, keys.load([self.keys]), verdicts.release_policy())
 
-    def publish(self, made: Sequence[Path], channel: Any = None, **options: Any) -> Published:
-        """Publish the wheels *made*."""
+    def publish(self, paths: Sequence[Path], channel: Any = None, **options: Any) -> Published:
+        """Publish the wheels *paths*."""
         return self.publisher().publish(
-            PublishRequest(tuple(made), channel, url=self.url, **options)
+            PublishRequest(tuple(paths), channel, url=self.url, **options)
         )
 
     @property
@@ -67,14 +68,26 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(folder: Path, url: str = URL) -> Iterator[Place]:
-    """Yield a publisher whose package index is `publishing.bare_index`."""
-    with (
-        publishing.bare_index(folder / "packages") as address,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+def index_owner(folder: Path, url: str = URL) -> Iterator[IndexOwner]:
+    """Yield a publisher whose package index is `bare_index`."""
+    with bare_index(folder / "packages") as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", address)
         patch.setenv("UV_CACHE_DIR", str(folder / "uv"))
-        made = Place(folder, url)
-        made.environment = {"SPARKWRIGHT_INDEX_URL": address, "UV_CACHE_DIR": str(folder / "uv")}
-        yield made
+        owner = IndexOwner(folder, url)
+        owner.environment = {"SPARKWRIGHT_INDEX_URL": address, "UV_CACHE_DIR": str(folder / "uv")}
+        yield owner
+
+
+@contextlib.contextmanager
+def bare_index(folder: Path) -> Iterator[str]:
+    """Serve a package index that has only Ray, which the policy adds to every set; yield the address of its simple API."""
+    wheel = wheels.plain(folder / "files", "ray", "2.60.0")
+    page = folder / "simple" / "ray" / "index.html"
+    page.parent.mkdir(parents=True)
+    link = f'<a href="../../files/{wheel.name}#sha256={sha256_file(wheel)}">{wheel.name}</a>'
+    page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+    (folder / "simple" / "index.html").write_text(
+        '<!DOCTYPE html><html><body><a href="ray/">ray</a></body></html>'
+    )
+    with tufindex.serve(folder) as url:
+        yield f"{url}simple/"
