@@ -29,14 +29,14 @@ import measure
 from index import child
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.records import Side
+from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.core.console import console
 from sparkwright.core.console import size as sized
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series, Subject
 from sparkwright.operate.site import making, measured, night
 from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import Night, Stage

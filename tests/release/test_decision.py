@@ -19,18 +19,19 @@ from tests.support import verdicts as made
 from tests.support import wheels
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.results import Result
 from sparkwright.bench.statistics.eprocess import Bounds
 from sparkwright.client.records import Proof
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import canonical
+from sparkwright.core.states import State
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
     Ladder,
-    State,
     Verdict,
     declarations,
     failed,
@@ -38,7 +39,6 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput.records import Result
 from sparkwright.release import decision, gate_results, policy, wheel_facts
 from sparkwright.release.gate_results import GateResults
 from sparkwright.release.policy import ReleasePolicy, ThroughputRule
@@ -776,7 +776,9 @@ def test_a_made_up_pass_is_one(case: Case) -> None:
     assert check == passed(check.name, check.message, figures=check.figures, samples=check.samples)
 
 
-def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidate(case: Case) -> None:
+def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidate(
+    case: Case,
+) -> None:
     """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
     toy = replace(for_recipe(case, TOY)[-1], checks=(inconclusive("tpot", "noise", "undecided"),))
     both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))

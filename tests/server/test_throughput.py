@@ -10,10 +10,10 @@ from tests.support import refserved
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.results import Result
 from sparkwright.cli import main, options
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import Result
 
 pytestmark = pytest.mark.server
 
@@ -23,9 +23,20 @@ STEP = 0.03
 
 def result_of(tmp_path: Path, vllm_python: Path, model: Path, candidate_step: float) -> Result:
     """Return the result of a gate on a machine without a calibration."""
-    sides = [slowed.environment(tmp_path / name, vllm_python, step) for name, step in (("candidate", candidate_step), ("baseline", STEP))]
+    sides = [
+        slowed.environment(tmp_path / name, vllm_python, step)
+        for name, step in (("candidate", candidate_step), ("baseline", STEP))
+    ]
     folder = refserved.project(tmp_path / "project", min_blocks=3, max_blocks=7)
-    arguments = ["bench", "--root", str(folder), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
+    arguments = [
+        "bench",
+        "--root",
+        str(folder),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     spec = ExperimentSpec(
         "gate", Environment(sides[0]), Environment(sides[1]), model=model, recipe=recipes.load(folder, "toy-cpu"),
         workloads=("16/32 c1",), at_once=True,

@@ -21,7 +21,7 @@ from scipy import stats
 from sparkwright.bench.statistics import eprocess
 from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
-from sparkwright.gates.throughput.records import ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 Numbers = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from sparkwright.gates.throughput.measurement import (
     MeasurementContext,
     RunningServer,
 )
-from sparkwright.gates.throughput.records import ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 #: Seconds of a decode step, of a first token, of a launch, a measurement and a cool-down.
 TPOT, TTFT, LAUNCH, MEASURE, COOLDOWN = 0.015, 0.25, 120.0, 60.0, 60.0

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from tests.support.wheels import ROOT, STACK
 from tests.unit.reportdata import FORK, Maker
 
+from sparkwright.bench.results import Result
 from sparkwright.cherry_picks.drift import Drift, Line, Trial
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import Result
 from sparkwright.operate.site import measured, night
 from sparkwright.operate.site.making import Asked
 from sparkwright.operate.site.records import File, Night, Stage

@@ -30,8 +30,10 @@ from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Measurement, Result, Subject
 from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
+from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
@@ -43,7 +45,6 @@ from sparkwright.gates.core.verdict import (
     Figure,
     Ladder,
     Sample,
-    State,
     failed,
     inconclusive,
     invalid,
@@ -55,13 +56,6 @@ from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import paired_differences, runner
-from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    LaunchRecord,
-    Measurement,
-    Result,
-    Subject,
-)
 from sparkwright.release import content
 from sparkwright.release import policy as release_policies
 from sparkwright.release.decide import policy as policies

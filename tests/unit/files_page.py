@@ -17,6 +17,7 @@ from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.results import Result
 from sparkwright.builder.arch.rules import ArchRules
 from sparkwright.builder.schedule import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
@@ -25,7 +26,6 @@ from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
-from sparkwright.gates.throughput.records import Result
 from sparkwright.operate.image.recorded import ImageRecord
 from sparkwright.operate.runner.policy import Policy as RunnerPolicy
 from sparkwright.operate.site.policy import SitePolicy
@@ -130,7 +130,11 @@ def _default(field: types.Field) -> str:
     value = field.default
     if isinstance(value, msgspec.Struct):
         return "its own defaults"
-    return "empty" if value in ("", (), {}) else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
+    return (
+        "empty"
+        if value in ("", (), {})
+        else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
+    )
 
 
 def _about(cls: Any) -> tuple[str, str]:
@@ -138,7 +142,9 @@ def _about(cls: Any) -> tuple[str, str]:
     summary, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     told = rest.partition("Attributes:\n")[2].split("\n\n")[0]
     line = " ".join(told.split())
-    return " ".join(summary.split()), _marked(re.sub(r"(?<![\w`*])\*?(\w+)\*?(?=(, \*?\w+\*?)*: )", r"\1", line))
+    return " ".join(summary.split()), _marked(
+        re.sub(r"(?<![\w`*])\*?(\w+)\*?(?=(, \*?\w+\*?)*: )", r"\1", line)
+    )
 
 
 def _marked(text: str) -> str:

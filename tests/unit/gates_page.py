@@ -16,9 +16,10 @@ from typing import Any, get_args
 import msgspec
 
 import sparkwright.gates
+from sparkwright.core.states import State
 from sparkwright.gates.core import ladder, policy, server_under_test
 from sparkwright.gates.core.ladder import GATES
-from sparkwright.gates.core.verdict import Ladder, State
+from sparkwright.gates.core.verdict import Ladder
 
 PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
@@ -50,7 +51,10 @@ def reasons(gate: str) -> dict[str, str]:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    cells = [f"| `{name}` | {text.replace('|', chr(92) + '|')} |\n" for name, text in sorted(rows.items())]
+    cells = [
+        f"| `{name}` | {text.replace('|', chr(92) + '|')} |\n"
+        for name, text in sorted(rows.items())
+    ]
     return "".join(["\n| reason | meaning, and what to do |\n|---|---|\n", *cells])
 
 
@@ -73,7 +77,11 @@ def schema() -> dict[str, Any]:
         record = made["$defs"][name]
         record["properties"].update(further)
         record["required"] = [*record["required"], *further]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright verdicts", **made}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sparkwright verdicts",
+        **made,
+    }
 
 
 if __name__ == "__main__":

@@ -19,16 +19,9 @@ from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.results import CellResult, Measurement, Result, Series, Speculation, Subject
 from sparkwright.bench.statistics import eprocess
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import (
-    CellResult,
-    Measurement,
-    Result,
-    Series,
-    Speculation,
-    Subject,
-)
+from sparkwright.core.states import State
 
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0

@@ -15,12 +15,13 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import LayerContract, Recipe
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
+from sparkwright.core.states import State
 from sparkwright.gates.contract import gate, kernel_trace
 from sparkwright.gates.contract.gate import ObservedServer
 from sparkwright.gates.contract.kernel_trace import BackendTable
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check, State
+from sparkwright.gates.core.verdict import Check
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)

@@ -18,6 +18,7 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.results import CONTROL_BLOCK, Result
 from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
@@ -28,7 +29,6 @@ from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import CONTROL_BLOCK, Result
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
@@ -102,7 +102,9 @@ def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, at_once: boo
     """Without a calibration, and with one server at a time as with two."""
     slow = environment(place, "slow", Behaviour(ttft=0.08, tpot=0.016))
     base = environment(place, "base")
-    result = answered(place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once))
+    result = answered(
+        place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once)
+    )
     assert (result.state, ratio(result) > 2) == ("fail", True), result.says
     assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
     checks = throughput.checks(result)
@@ -249,7 +251,11 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     """
     monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
     asked = question(
-        place, kind="gate", recipe=recipes.load(place, "toy-cpu"), baseline=environment(place, "base"), flags=("--seed=7",)
+        place,
+        kind="gate",
+        recipe=recipes.load(place, "toy-cpu"),
+        baseline=environment(place, "base"),
+        flags=("--seed=7",),
     )
     result = answered(place, asked)
     assert result.state == "invalid", result.says
@@ -303,7 +309,10 @@ def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
         bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
 
 
-@pytest.mark.parametrize("words", [[], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"]],
+)
 def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
     """Neither, both, or a model without an environment is refused before anything starts."""
     arguments = main.parse(["bench", *words])

@@ -21,6 +21,7 @@ from tests.support import verdicts
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.records import METRICS
+from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line
 from sparkwright.gates.core import ladder, policy, verdict_file
 from sparkwright.gates.core.ladder import GATES, Gate, climb
@@ -30,7 +31,6 @@ from sparkwright.gates.core.verdict import (
     Figure,
     Ladder,
     Sample,
-    State,
     Verdict,
     declare,
     failed,

@@ -17,6 +17,7 @@ from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.results import Measurement
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import measurement
@@ -27,7 +28,7 @@ from sparkwright.gates.throughput.measurement import (
     counter_change,
     invalid_reasons,
 )
-from sparkwright.gates.throughput.records import Measurement, ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 POLICY = msgspec.structs.replace(
@@ -201,7 +202,11 @@ def said(*requests: Request, found: CounterChange | None = COUNTS) -> list[str]:
     [
         ((SOUND, SOUND), COUNTS, []),
         ((SOUND, msgspec.structs.replace(SOUND, error="429")), COUNTS, ["request-failed"]),
-        ((SOUND, msgspec.structs.replace(SOUND, output_tokens=23)), msgspec.structs.replace(COUNTS, tokens=95), ["answer-other", "usage-mismatch"]),
+        (
+            (SOUND, msgspec.structs.replace(SOUND, output_tokens=23)),
+            msgspec.structs.replace(COUNTS, tokens=95),
+            ["answer-other", "usage-mismatch"],
+        ),
         ((SOUND, msgspec.structs.replace(SOUND, prompt_tokens=17)), COUNTS, ["prompt-other"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.6)), COUNTS, ["times-impossible"]),
         ((SOUND, msgspec.structs.replace(SOUND, ttft=0.0)), COUNTS, ["times-impossible"]),

@@ -15,11 +15,11 @@ from tests.refusals import refusal
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
 
 from sparkwright.bench.records import METRICS
-from sparkwright.gates.core.verdict import ORDER, State
-from sparkwright.gates.throughput.records import Result
-from sparkwright.release import frame
-from sparkwright.release.report import compare, page, raw, read, words
-from sparkwright.release.report.view import View
+from sparkwright.bench.report import compare, page, raw, read, words
+from sparkwright.bench.report.view import View
+from sparkwright.bench.results import Result
+from sparkwright.core.states import State
+from sparkwright.gates.core.verdict import ORDER
 
 #: Elements that have no end.
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -218,7 +218,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_what_is_written_can_be_read(scheme: int) -> None:
     """In light and dark, text has a contrast of 4.5 and more, and the marks of figures of 3 and more."""
-    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", frame.style().split("prefers-color-scheme: dark")[scheme].split("* { box")[0]))
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", page.render([small(cells=(), legs=(), calibration={})]).split("prefers-color-scheme: dark")[scheme].split("* { box")[0]))
     states = ("good", "bad", "unsure", "void", "idle", "plain")
     texts = [(ink, ground) for ink in ("ink", "muted", *states) for ground in ("surface", "page")] + [("on", state) for state in states]
     marks = [(name, "surface") for name in ("one", "two", "three", "four", "five", "six")]

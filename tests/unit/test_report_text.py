@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, STOCK, Maker, bench
 
 from sparkwright.bench.records import METRICS, Metric
+from sparkwright.bench.report import compare, markdown, page, pairs, read, terminal, words
+from sparkwright.bench.report.view import Shift, Value, View, change, shift
+from sparkwright.bench.results import Result, Series
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.records import Result, Series
-from sparkwright.release.report import compare, markdown, page, pairs, read, terminal, words
-from sparkwright.release.report.view import Shift, Value, View, change, shift
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli

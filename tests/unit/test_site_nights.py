@@ -22,7 +22,8 @@ from tests.unit.reportdata import Maker, bench
 from sparkwright.cli import main
 from sparkwright.core.console import console
 from sparkwright.core.files import sha256_file
-from sparkwright.gates.core.verdict import ORDER, State
+from sparkwright.core.states import State
+from sparkwright.gates.core.verdict import ORDER
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site import measured, night, nights
 from sparkwright.operate.site.records import Night, Stage, schema

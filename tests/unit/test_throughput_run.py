@@ -19,13 +19,14 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, R
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Side
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import read_lines
 from sparkwright.gates.contract.policy import UNWANTED
 from sparkwright.gates.core.verdict import failed, invalid
 from sparkwright.gates.throughput import gate, paired_differences, runner
-from sparkwright.gates.throughput.records import CONTROL_BLOCK, Measurement, ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
     JournalLine,

@@ -22,6 +22,8 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import terminal
+from sparkwright.bench.results import Kind, Result
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
@@ -31,8 +33,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
-from sparkwright.gates.throughput.records import Kind, Result
-from sparkwright.release.report import terminal
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sparkwright.bench.report import page, read, terminal
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
@@ -43,7 +44,6 @@ from sparkwright.operate.site import making, night
 from sparkwright.operate.site.records import Night
 from sparkwright.release.client.install import Wish
 from sparkwright.release.manifest import times
-from sparkwright.release.report import page, read, terminal
 
 _usage = partial(UsageError, "usage")
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sparkwright.core.states import State
+
 #: Of `Release`. A client refuses a release of another format.
 FORMAT = 1
 
@@ -49,8 +51,6 @@ Channel = Literal["candidate", "verified"]
 CHANNELS: tuple[Channel, ...] = ("candidate", "verified")
 #: ``any`` for a wheel without machine code.
 Machine = Literal["aarch64", "x86_64", "any"]
-#: As `sparkwright.gates.core.verdict.State`.
-State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 

@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
+from sparkwright.bench.results import CellResult, Result, Series
 from sparkwright.client.records import GateResult, Missing, Proof, Speed, line
+from sparkwright.core.states import State
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.core.verdict import ORDER, Check, Ladder, State, Verdict, declarations
-from sparkwright.gates.throughput.records import CellResult, Result, Series
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, declarations
 from sparkwright.release import throughput_recheck
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.gate_results import GateResults, require_subject

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
+from sparkwright.bench.results import FORMAT, Result
 from sparkwright.client.records import LARGEST_EVIDENCE
 from sparkwright.core.files import read_bytes
 from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.wheel_facts import WheelFacts
 

@@ -19,7 +19,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.throughput.records import ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series
 from sparkwright.bench.statistics.eprocess import (
     Bounds,
     Decision,
@@ -23,13 +24,6 @@ from sparkwright.bench.statistics.eprocess import (
 from sparkwright.client.records import Missing, line
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import gate, paired_differences
-from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    CellResult,
-    Measurement,
-    Result,
-    Series,
-)
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.policy import ReleasePolicy, ThroughputRule
 
@@ -120,7 +114,9 @@ def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
     aa_block = paired_differences.aa_block(counted, cells, CONTROL_BLOCK)
     control = paired_differences.extended({}, result.began, aa_block)
     names = [name for cell in cells for name in paired_differences.series_names(cell)]
-    if any(not control.get(name) or control[name] != list(history.get(name, ()))[-1:] for name in names):
+    if any(
+        not control.get(name) or control[name] != list(history.get(name, ()))[-1:] for name in names
+    ):
         yield "the newest A/A block of a series is not that of this gate's legs"
     today = paired_differences.day(result.began)
     series = paired_differences.metric_series(cells, counted, blocks, history, policy, today)

@@ -19,12 +19,12 @@ import psutil
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.builder import host_info
 from sparkwright.core.console import console, duration
+from sparkwright.core.states import State
 from sparkwright.gates.core.verdict import (
     Check,
     Declared,
     GateError,
     Ladder,
-    State,
     Verdict,
     declarations,
     declare,

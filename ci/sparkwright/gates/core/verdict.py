@@ -16,8 +16,7 @@ import msgspec
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.core.errors import Advice, SparkwrightError
-
-State = Literal["pass", "fail", "inconclusive", "invalid", "not-run"]
+from sparkwright.core.states import State
 
 #: What a check does for its gate: it decides, it only informs, or it only reports why nothing was
 #: measured (such a check never passes).

@@ -25,12 +25,12 @@ import numpy as np
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, Completion, ServerInvalid
 from sparkwright.core.console import console
+from sparkwright.core.states import State
 from sparkwright.gates.core.server_under_test import ServerIdentity, same_model
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
-    State,
     declare,
     failed,
     invalid,

@@ -27,6 +27,7 @@ from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.results import Kind, Result, Subject
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
@@ -35,6 +36,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
+from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.contract import gate as contract
@@ -42,19 +44,14 @@ from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.contract.policy import ContractPolicy
 from sparkwright.gates.core import server_under_test, verdict_file
 from sparkwright.gates.core.ladder import machine_facts
-from sparkwright.gates.core.verdict import Check, State
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.measurement import (
     ExternalServer,
     MeasurementContext,
     RunningServer,
 )
-from sparkwright.gates.throughput.records import (
-    Kind,
-    Result,
-    Subject,
-    ThroughputPolicy,
-)
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
     MeasurementJournal,

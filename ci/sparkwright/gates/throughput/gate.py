@@ -18,6 +18,7 @@ import msgspec
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.records import METRICS, SHOWN
+from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
@@ -34,7 +35,6 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.throughput import measurement, runner
-from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
 
 CHECKS = (
     *declare(*(f"{metric}-*" for metric in METRICS), "legs", "contract", measured=True),
@@ -220,14 +220,6 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     yield passed("contract", message, figures=[Figure("launches", len(result.launches))])
 
 
-def bandwidth_share(cell: CellResult, leg: Measurement) -> float | None:
-    """Return the share of the memory's bandwidth that *leg* of *cell* needs; None if not known."""
-    if not cell.ceiling or leg.run is None or leg.run.tpot <= 0:
-        return None
-    length = leg.speculation.length if leg.speculation else 1.0
-    return 1 / (leg.run.tpot * length * cell.ceiling)
-
-
 def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
     """Return whether memory allows the rates; a batch with experts may read less than expected."""
     shares = [
@@ -235,7 +227,7 @@ def _roofline(result: Result, counted: Sequence[Measurement]) -> Check:
         for cell in result.cells
         for leg in counted
         if leg.cell == cell.name and cell.concurrency == 1
-        if (share := bandwidth_share(cell, leg)) is not None
+        if (share := cell.bandwidth_share(leg)) is not None
     ]
     if not shares or result.bandwidth is None:
         message = "bytes per token or bandwidth is not known, or caches answer"

@@ -19,10 +19,11 @@ from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResu
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
 from sparkwright.bench.records import Reason
+from sparkwright.bench.results import Measurement, Speculation
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.launch import Server
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.records import Measurement, Speculation, ThroughputPolicy
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 #: Why a measurement does not count → what it means and what to do.
 REASONS: Mapping[str, str] = {

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.bench.results import CellResult, History, Measurement, Series
 from sparkwright.bench.statistics import student
 from sparkwright.bench.statistics.eprocess import (
     Decision,
@@ -22,13 +23,7 @@ from sparkwright.bench.statistics.eprocess import (
     NoiseModel,
 )
 from sparkwright.core.files import content_key
-from sparkwright.gates.throughput.records import (
-    CellResult,
-    History,
-    Measurement,
-    Series,
-    ThroughputPolicy,
-)
+from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 #: Blocks or launches behind an interval; two give one that is a hundred times wider than they are.
 MIN_INTERVAL = 3

@@ -22,18 +22,14 @@ from sparkwright.bench.load.vllm_bench import LoadError
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason, Side
+from sparkwright.bench.results import CONTROL_BLOCK, History, LaunchRecord, Measurement
 from sparkwright.bench.statistics.eprocess import Decision, DecisionRule, MetricSeries, decide
 from sparkwright.core.console import console
+from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
-from sparkwright.gates.core.verdict import Check, State
+from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.measurement import MeasurementContext, RunningServer, measure
-from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    History,
-    LaunchRecord,
-    Measurement,
-)
 
 #: The reference of a run that the machine's own state spoiled again and again.
 UNSTEADY = "machine-unsteady"

@@ -12,11 +12,11 @@ from typing import Any
 from markupsafe import Markup
 
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import plot, words
+from sparkwright.bench.report.charts import Chart
+from sparkwright.bench.report.plot import COLOURS
 from sparkwright.operate.site.debt import Amount
 from sparkwright.operate.site.history import History
-from sparkwright.release.report import plot, words
-from sparkwright.release.report.charts import Chart
-from sparkwright.release.report.plot import COLOURS
 
 #: Points that a figure shows, the newest ones: of more, nobody sees a single one.
 MOST = 365

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.records import METRICS, Metric
+from sparkwright.bench.results import Measurement, Result
 from sparkwright.gates.throughput.paired_differences import MIN_INTERVAL
-from sparkwright.gates.throughput.records import Measurement, Result
 from sparkwright.operate.site.records import Measured
 from sparkwright.release.manifest import times
 from sparkwright.release.manifest.records import line

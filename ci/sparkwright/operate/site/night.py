@@ -15,15 +15,15 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.report import read
 from sparkwright.core.errors import SparkwrightError, UsageError
 from sparkwright.core.files import reading, sha256_bytes
+from sparkwright.core.states import State
 from sparkwright.core.store import flush, translate_disk_full
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.verdict import State
 from sparkwright.operate.errors import LabError
 from sparkwright.operate.site.records import File, Measured, Night, Stage
 from sparkwright.release.manifest.records import line
-from sparkwright.release.report import read
 
 #: Bytes of a file that is looked into; the largest measurements have some 20 MB.
 LARGEST = 128 << 20

@@ -8,8 +8,10 @@ from typing import Any
 
 from sparkwright import __version__
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import words
 from sparkwright.core import console
-from sparkwright.gates.core.verdict import ORDER, State
+from sparkwright.core.states import State
+from sparkwright.gates.core.verdict import ORDER
 from sparkwright.operate.site import nights as calendars
 from sparkwright.operate.site.found import Found
 from sparkwright.operate.site.records import Measured, Night
@@ -18,7 +20,6 @@ from sparkwright.release import frame
 from sparkwright.release.index.pages import standing
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel
-from sparkwright.release.report import words
 
 ROOM = "sparkwright.operate.site"
 STYLE = "style.css"

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sparkwright.bench.records import Metric
-from sparkwright.gates.core.verdict import State, worst
+from sparkwright.core.states import State
+from sparkwright.gates.core.verdict import worst
 from sparkwright.release.manifest.records import Line, Name, Sha256
 
 FORMAT = 1
@@ -144,4 +145,8 @@ class Night(msgspec.Struct, frozen=True):
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a `Night`."""
     made = msgspec.json.schema(Night)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparkwright lab record", **made}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sparkwright lab record",
+        **made,
+    }

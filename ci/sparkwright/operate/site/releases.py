@@ -178,8 +178,8 @@ def _measurements(one: Shown) -> Iterator[tuple[Wheel, Evidence]]:
 
 
 def _computed(evidence: Evidence, read: Callable[[], bytes]) -> tuple[Measured, ...]:
+    from sparkwright.bench.report import read as results
     from sparkwright.operate.site import measured
-    from sparkwright.release.report import read as results
 
     data = read()
     return measured.of(results.decode(data, f"the throughput {evidence.sha256[:12]}"), evidence.sha256)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sparkwright.bench.report.charts import Chart
 from sparkwright.core.files import sha256_bytes
 from sparkwright.operate.site import charts
 from sparkwright.operate.site import nights as calendars
@@ -14,7 +15,6 @@ from sparkwright.operate.site.found import Found
 from sparkwright.operate.site.history import History
 from sparkwright.operate.site.pages import DAYS, render
 from sparkwright.operate.site.records import Night
-from sparkwright.release.report.charts import Chart
 
 #: Bytes of figures on a page, so that a page with its style stays well below a megabyte.
 ROOM = 600_000

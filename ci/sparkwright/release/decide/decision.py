@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from sparkwright.bench.results import Result, Subject
+from sparkwright.core.states import State
 from sparkwright.gates.core.ladder import GATES, SERVED
-from sparkwright.gates.core.verdict import ORDER, Ladder, State, Verdict
-from sparkwright.gates.throughput.records import Result, Subject
+from sparkwright.gates.core.verdict import ORDER, Ladder, Verdict
 from sparkwright.release.decide import hollow
 from sparkwright.release.decide.facts import Inspected
 from sparkwright.release.decide.policy import ForkRule, ReleasePolicy

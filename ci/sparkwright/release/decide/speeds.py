@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series
 from sparkwright.bench.statistics.eprocess import (
     Bounds,
     Decision,
@@ -21,13 +22,6 @@ from sparkwright.bench.statistics.eprocess import (
 )
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.gates.throughput import gate, paired_differences
-from sparkwright.gates.throughput.records import (
-    CONTROL_BLOCK,
-    CellResult,
-    Measurement,
-    Result,
-    Series,
-)
 from sparkwright.release.decide.policy import ReleasePolicy, Speeds
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.manifest.records import Missing, line

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from sparkwright.bench.results import FORMAT, Result
 from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.gates.throughput.records import FORMAT, Result
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Wheel
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.core.verdict import State
+from sparkwright.core.states import State
 from sparkwright.release import bill
 from sparkwright.release.errors import TrustError
 from sparkwright.release.evidence import agreement

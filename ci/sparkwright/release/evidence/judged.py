@@ -12,10 +12,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from sparkwright.bench.results import CellResult, Result, Series
 from sparkwright.core.files import sha256_bytes
+from sparkwright.core.states import State
 from sparkwright.gates.core import ladder, verdict_file
-from sparkwright.gates.core.verdict import ORDER, Check, Ladder, State
-from sparkwright.gates.throughput.records import CellResult, Result, Series
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.manifest.records import Missing, Proved, Speed, Wheel, line
 

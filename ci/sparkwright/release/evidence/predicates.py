@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from sparkwright.gates.core.verdict import State
+from sparkwright.core.states import State
 from sparkwright.release.errors import TrustError
 from sparkwright.release.manifest.records import Missing, Speed
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sparkwright.gates.core.verdict import State
+from sparkwright.core.states import State
 
 FORMAT = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkwright.gates.core.verdict import State
+from sparkwright.core.states import State
 
 #: Written where a record holds no figure.
 UNMEASURED = "not measured"

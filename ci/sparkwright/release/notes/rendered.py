@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sparkwright.bench.report import words
+from sparkwright.bench.report.markdown import table, text
 from sparkwright.release import frame
 from sparkwright.release.manifest.records import Proof, Release
 from sparkwright.release.notes import whole
@@ -23,8 +25,6 @@ from sparkwright.release.notes.blocks import (
     Strong,
     Words,
 )
-from sparkwright.release.report import words
-from sparkwright.release.report.markdown import table, text
 
 ROOM = "sparkwright.release.notes"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import words
 from sparkwright.release.manifest.records import Proof, Proved, Release, Speed, Wheel
 from sparkwright.release.notes.blocks import (
     MISSING,
@@ -19,7 +20,6 @@ from sparkwright.release.notes.blocks import (
     Words,
     short,
 )
-from sparkwright.release.report import words
 
 
 def pairs(release: Release, proof: Proof) -> list[tuple[Wheel, Proved | None]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from sparkwright.bench.report import words
 from sparkwright.core.console import size
 from sparkwright.release.manifest.records import Fork, Library, Release, Wheel
 from sparkwright.release.notes.blocks import Block, Code, Grid, Heading, Says, Slanted, Words, short
-from sparkwright.release.report import words
 
 ORIGINS = {"compiled": "compiled here", "base": "from the official wheel"}
 

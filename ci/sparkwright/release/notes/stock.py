@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparkwright.bench.report import words
 from sparkwright.core.console import size
 from sparkwright.release.manifest.records import (
     Fork,
@@ -31,7 +32,6 @@ from sparkwright.release.notes.blocks import (
     Words,
     short,
 )
-from sparkwright.release.report import words
 
 STATES = {"needed": "needed", "upstream": "upstream has it", "unknown": "unknown"}
 NOBODY = "nobody looked when this release was made"

@@ -11,14 +11,14 @@ from typing import Any
 
 from sparkwright import __version__
 from sparkwright.bench.records import METRICS
-from sparkwright.gates.throughput.records import Result
-from sparkwright.release import frame
-from sparkwright.release.report import across, charts, compare, legcharts, pairs, raw, rows, words
-from sparkwright.release.report.absent import absent
-from sparkwright.release.report.charts import Chart
-from sparkwright.release.report.view import View
+from sparkwright.bench.report import across, charts, compare, legcharts, pairs, raw, rows, words
+from sparkwright.bench.report.absent import absent
+from sparkwright.bench.report.charts import Chart
+from sparkwright.bench.report.view import View
+from sparkwright.bench.results import Result
+from sparkwright.core import pages
 
-ROOM = "sparkwright.release.report"
+ROOM = "sparkwright.bench.report"
 
 #: Figures of one kind that a page holds.
 _EVIDENCE = 24
@@ -36,11 +36,12 @@ def render(results: Sequence[Result], step: Callable[[float], object] = bool) ->
         step((index + 1) / (len(views) + several))
     columns = compare.columns(views) if several else ()
     page: str = (
-        frame.environment(ROOM, _finalized)
+        pages.environment(ROOM)
         .get_template("page.html")
         .render(
-            title=f"{len(views)} results" if several else f"{sections[0]['word']}: {sections[0]['heading']}",
-            style=frame.style(),
+            title=f"{len(views)} results"
+            if several
+            else f"{sections[0]['word']}: {sections[0]['heading']}",
             contents=_contents(sections, several=several),
             results=sections,
             across=across.charts(columns, "all"),
@@ -66,11 +67,6 @@ def _words() -> dict[str, Any]:
     }
 
 
-def _finalized(value: Any) -> Any:
-    """Return *value* as it may be written: strings that are no markup of ours, without control characters."""
-    return words.clean(value, 4000) if type(value) is str else value
-
-
 def _heading(result: Result) -> str:
     about = result.recipe or result.model or result.candidate.label
     return words.clean(about, 120) or "no name"
@@ -78,10 +74,18 @@ def _heading(result: Result) -> str:
 
 def _contents(sections: Sequence[dict[str, Any]], *, several: bool) -> list[tuple[str, str]]:
     if several:
-        return [("overview", "Verdicts"), ("compared", "Side by side"), *((one["name"], one["heading"][:40]) for one in sections)]
+        return [
+            ("overview", "Verdicts"),
+            ("compared", "Side by side"),
+            *((one["name"], one["heading"][:40]) for one in sections),
+        ]
     one, parts = (
         sections[0],
-        [("cells", "Cells", "rows"), ("evidence", "Evidence", "evidence"), ("speed", "Throughput and latency", "tables")],
+        [
+            ("cells", "Cells", "rows"),
+            ("evidence", "Evidence", "evidence"),
+            ("speed", "Throughput and latency", "tables"),
+        ],
     )
     parts += [
         ("speculation", "Speculation", "speculation"),
@@ -89,7 +93,10 @@ def _contents(sections: Sequence[dict[str, Any]], *, several: bool) -> list[tupl
         ("legs", "Legs", "legs"),
         ("host", "Machine", "kind"),
     ]
-    return [(one["name"], "Verdict"), *((f"{one['name']}-{anchor}", text) for anchor, text, field in parts if one[field])]
+    return [
+        (one["name"], "Verdict"),
+        *((f"{one['name']}-{anchor}", text) for anchor, text, field in parts if one[field]),
+    ]
 
 
 def _section(view: View, name: str, *, many: bool, alone: bool) -> dict[str, Any]:
@@ -139,12 +146,18 @@ def _paths(view: View, name: str) -> dict[str, Any]:
         if one.differences
     ]
     primary = [
-        chart for cell, one, which in named[: 10 * _EVIDENCE] if one.primary if (chart := charts.evidence(view.result, cell, one, which))
+        chart
+        for cell, one, which in named[: 10 * _EVIDENCE]
+        if one.primary
+        if (chart := charts.evidence(view.result, cell, one, which))
     ]
     left = len(primary) - _EVIDENCE
     return {
         "evidence": primary[:_EVIDENCE],
-        "blocks": [(f"{cell.name}: {METRICS[one.metric][0]}", tuple(rows.blocks(one))) for cell, one, _ in named],
+        "blocks": [
+            (f"{cell.name}: {METRICS[one.metric][0]}", tuple(rows.blocks(one)))
+            for cell, one, _ in named
+        ],
         "left_out": f"{left} more cells have their evidence in numbers below." if left > 0 else "",
     }
 
@@ -157,7 +170,9 @@ def _history(view: View, name: str) -> dict[str, Any]:
         for one in cell.series
         if known.get(title := f"{cell.name}: {METRICS[one.metric][0]}") and one.sigma
     ]
-    drawn: list[Chart] = [charts.history(*row, f"{name}-h{index}") for index, row in enumerate(found[:_HISTORY])]
+    drawn: list[Chart] = [
+        charts.history(*row, f"{name}-h{index}") for index, row in enumerate(found[:_HISTORY])
+    ]
     told = []
     for title, one, values in found:
         pairs = tuple((words.clean(day, 12), words.signed(value)) for day, value in values)
@@ -172,5 +187,12 @@ def _legs(view: View, name: str, *, many: bool) -> dict[str, Any]:
         off = sum(one.mark != "counts" for one in found)
         note = f"{len(found)} legs" + (f", {off} of which do not count" if off else "")
         if found:
-            made.append((cell.name, note, legcharts.legs(view, cell, f"{name}-l{index}") if index < _LEGS else None, found))
+            made.append(
+                (
+                    cell.name,
+                    note,
+                    legcharts.legs(view, cell, f"{name}-l{index}") if index < _LEGS else None,
+                    found,
+                )
+            )
     return {"legs": made, "strays": raw.strays(view, many=many)}

@@ -11,9 +11,8 @@ from functools import cached_property
 import msgspec
 
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.gates.throughput import gate
-from sparkwright.gates.throughput.records import CellResult, Measurement, Result, Series
-from sparkwright.release.report import words
+from sparkwright.bench.report import words
+from sparkwright.bench.results import CellResult, Measurement, Result, Series
 
 #: Launches without which no interval is told.
 FEWEST = 3
@@ -87,13 +86,23 @@ def shift(series: Series) -> Shift | None:
     low, high = series.low, series.high
     if not (sound(low) and sound(high)) or low is None or high is None:
         return Shift(math.expm1(mean), None, None)
-    return Shift(math.expm1(mean), 1 / high - 1, 1 / low - 1) if METRICS[series.metric][3] else Shift(math.expm1(mean), low - 1, high - 1)
+    return (
+        Shift(math.expm1(mean), 1 / high - 1, 1 / low - 1)
+        if METRICS[series.metric][3]
+        else Shift(math.expm1(mean), low - 1, high - 1)
+    )
 
 
 def change(series: Series) -> float | None:
     """Return the change of the metric itself from baseline to candidate (0.02: 2 % more), from the paired blocks."""
     found = shift(series)
-    return None if found is None else 1 / (1 + found.middle) - 1 if METRICS[series.metric][3] else found.middle
+    return (
+        None
+        if found is None
+        else 1 / (1 + found.middle) - 1
+        if METRICS[series.metric][3]
+        else found.middle
+    )
 
 
 class View:
@@ -105,21 +114,36 @@ class View:
     @cached_property
     def figures(self) -> tuple[dict[Metric, float], ...]:
         """The metrics of each leg, in the order of the legs; empty where nothing was measured."""
-        return tuple({"tpot": leg.run.tpot, "ttft": leg.run.ttft, "rate": leg.run.rate} if leg.run else {} for leg in self.result.legs)
+        return tuple(
+            {"tpot": leg.run.tpot, "ttft": leg.run.ttft, "rate": leg.run.rate} if leg.run else {}
+            for leg in self.result.legs
+        )
 
     @cached_property
     def _launches(self) -> dict[tuple[str, Side, Metric], dict[int, list[float]]]:
         found: dict[tuple[str, Side, Metric], dict[int, list[float]]] = {}
         for leg, figures in zip(self.result.legs, self.figures, strict=True):
             for metric, value in figures.items() if leg.counts else ():
-                found.setdefault((leg.cell, leg.side, metric), {}).setdefault(leg.launch, []).append(value)
+                found.setdefault((leg.cell, leg.side, metric), {}).setdefault(
+                    leg.launch, []
+                ).append(value)
         return found
 
     def value(self, cell: CellResult, metric: Metric, side: Side = "candidate") -> Value | None:
         """Return what *side* measured in *cell*; None where nothing counts."""
         series = self.series(cell, metric)
-        if series and side == "candidate" and not self.result.baseline and series.candidate is not None and sound(series.candidate):
-            low, high = (series.low, series.high) if sound(series.low) and sound(series.high) else (None, None)
+        if (
+            series
+            and side == "candidate"
+            and not self.result.baseline
+            and series.candidate is not None
+            and sound(series.candidate)
+        ):
+            low, high = (
+                (series.low, series.high)
+                if sound(series.low) and sound(series.high)
+                else (None, None)
+            )
             return Value(series.candidate, low, high, series.launches)
         launches = self._launches.get((cell.name, side, metric), {})
         found = interval([statistics.median(values) for values in launches.values()])
@@ -154,8 +178,16 @@ class View:
 
     def use(self, cell: CellResult, side: Side = "candidate") -> float | None:
         """Return the median share of the memory's bandwidth that the legs of *side* need; None where nobody told."""
-        own = (leg for leg in self.result.legs if leg.cell == cell.name and leg.side == side and leg.counts)
-        told = [share for leg in own if (share := gate.bandwidth_share(cell, leg)) is not None and sound(share)]
+        own = (
+            leg
+            for leg in self.result.legs
+            if leg.cell == cell.name and leg.side == side and leg.counts
+        )
+        told = [
+            share
+            for leg in own
+            if (share := cell.bandwidth_share(leg)) is not None and sound(share)
+        ]
         return statistics.median(told) if told else None
 
     @cached_property
@@ -168,4 +200,8 @@ class View:
     @cached_property
     def reasons(self) -> tuple[tuple[str, int], ...]:
         """Why legs do not count, the most frequent first."""
-        return tuple(Counter(reason.reference for leg in self.result.legs for reason in leg.reasons).most_common(12))
+        return tuple(
+            Counter(
+                reason.reference for leg in self.result.legs for reason in leg.reasons
+            ).most_common(12)
+        )

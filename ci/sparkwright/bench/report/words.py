@@ -7,8 +7,8 @@ import time
 import unicodedata
 
 from sparkwright.bench.records import METRICS, Metric
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import Result
+from sparkwright.bench.results import Result
+from sparkwright.core.states import State
 
 #: State → sign and word. Colour never stands alone.
 STATES: dict[State, tuple[str, str]] = {
@@ -18,7 +18,12 @@ STATES: dict[State, tuple[str, str]] = {
     "invalid": ("!", "invalid"),
     "not-run": ("–", "not run"),
 }
-TITLES = {"gate": "Throughput gate", "bench": "Measurement", "calibration": "A/A calibration", "verify": "Verification of a recipe"}
+TITLES = {
+    "gate": "Throughput gate",
+    "bench": "Measurement",
+    "calibration": "A/A calibration",
+    "verify": "Verification of a recipe",
+}
 
 #: Written where a record holds no number.
 NONE = "not measured"
@@ -30,7 +35,8 @@ LONGEST = 600
 def clean(text: str, longest: int = LONGEST) -> str:
     """Return *text* without what moves a cursor, turns the direction of writing or breaks a line; a long one is cut."""
     shown = "".join(
-        f"\\x{ord(one):02x}" if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") else one for one in text[: longest + 1]
+        f"\\x{ord(one):02x}" if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") else one
+        for one in text[: longest + 1]
     )
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
@@ -56,7 +62,11 @@ def number(value: float | None, digits: int = 4) -> str:
         return "0"
     size = math.floor(math.log10(abs(value)))
     if not -4 <= size < 9:
-        return f"{value:.{max(0, digits - 1)}e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+        return (
+            f"{value:.{max(0, digits - 1)}e}".replace("e+0", "e")
+            .replace("e+", "e")
+            .replace("e-0", "e-")
+        )
     return f"{value:,.{max(0, digits - 1 - size)}f}"
 
 
@@ -77,7 +87,13 @@ def measured(value: float | None, metric: Metric) -> str:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """Return *share* (0.02) as ``2.0 %``."""
-    return NONE if share is None else f"{100 * share:,.{digits}f} %" if abs(share) < 1e6 else f"{number(100 * share)} %"
+    return (
+        NONE
+        if share is None
+        else f"{100 * share:,.{digits}f} %"
+        if abs(share) < 1e6
+        else f"{number(100 * share)} %"
+    )
 
 
 def signed(share: float | None) -> str:
@@ -94,13 +110,19 @@ def span(low: float | None, high: float | None, form: str = "ratio") -> str:
     """Return an interval of a ratio as changes in per cent; ``too few blocks`` where there is none."""
     if low is None or high is None:
         return "too few blocks"
-    return f"{signed(low - 1)} to {signed(high - 1)}" if form == "ratio" else f"{number(low)} to {number(high)}"
+    return (
+        f"{signed(low - 1)} to {signed(high - 1)}"
+        if form == "ratio"
+        else f"{number(low)} to {number(high)}"
+    )
 
 
 def evidence(value: float) -> str:
     """Return an e-value as ``×120``: how often the stake was multiplied that bets against one hypothesis."""
     if value and math.isfinite(value) and not 1e-3 <= abs(value) < 1e5:
-        return "×" + f"{value:.1e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", "−")
+        return "×" + f"{value:.1e}".replace("e+0", "e").replace("e+", "e").replace(
+            "e-0", "e-"
+        ).replace("-", "−")
     return f"×{number(value, 3)}"
 
 

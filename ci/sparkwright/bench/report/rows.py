@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import words
+from sparkwright.bench.report.view import View, change, shift
+from sparkwright.bench.results import CellResult, Series, Subject
 from sparkwright.core.console import duration
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import CellResult, Series, Subject
-from sparkwright.release.report import words
-from sparkwright.release.report.view import View, change, shift
+from sparkwright.core.states import State
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -66,10 +66,16 @@ def _row(view: View, cell: CellResult, one: Series) -> Row:
         interval=_interval(view, one),
         says=one.conclusion or (found.says(better, worse) if found else ""),
         evidence=tuple(words.evidence(path[-1]) for path in paths if path),
-        sigma=words.percent(one.sigma, 2) if one.sigma is not None else "no A/A block" if one.differences else "",
+        sigma=words.percent(one.sigma, 2)
+        if one.sigma is not None
+        else "no A/A block"
+        if one.differences
+        else "",
         launches=str(one.launches) if one.launches else "",
         used=words.percent(used, 1) if used is not None and one.metric == "tpot" else "",
-        ceiling=f"{words.number(cell.ceiling, 4)} tok/s" if cell.ceiling is not None and one.metric == "tpot" else "",
+        ceiling=f"{words.number(cell.ceiling, 4)} tok/s"
+        if cell.ceiling is not None and one.metric == "tpot"
+        else "",
     )
 
 
@@ -86,7 +92,11 @@ def blocks(one: Series) -> Iterator[tuple[str, ...]]:
     """Yield for each block: its number, the difference, and the evidence after it."""
     for index, difference in enumerate(one.differences):
         paths = (one.pass_evidence, one.fail_evidence)
-        yield (str(index + 1), words.signed(difference), *(words.evidence(path[index]) if index < len(path) else "" for path in paths))
+        yield (
+            str(index + 1),
+            words.signed(difference),
+            *(words.evidence(path[index]) if index < len(path) else "" for path in paths),
+        )
 
 
 def subject(one: Subject | None) -> tuple[tuple[str, str], ...]:
@@ -98,22 +108,37 @@ def subject(one: Subject | None) -> tuple[tuple[str, str], ...]:
         ("wheel", one.wheel), ("sha256", one.sha256), ("version", one.version), ("stack", one.stack),
         ("flags", " ".join(one.flags)), ("variables", variables),
     )  # fmt: skip
-    return (("", words.clean(one.label, 120)), *((name, words.clean(text, 200)) for name, text in known if text))
+    return (
+        ("", words.clean(one.label, 120)),
+        *((name, words.clean(text, 200)) for name, text in known if text),
+    )
 
 
 def facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield what the verdict rests on, by name."""
     result, (counted, discarded, invalid) = view.result, view.tally
-    told = {"Model": result.model, "Quantisation": result.quantization, "Recipe": result.recipe, "Stack": result.stack}
+    told = {
+        "Model": result.model,
+        "Quantisation": result.quantization,
+        "Recipe": result.recipe,
+        "Stack": result.stack,
+    }
     yield from ((name, words.clean(text, 160)) for name, text in told.items() if text)
     if result.baseline:
         yield "Margin", f"a pass excludes slowdowns of {words.percent(result.margin)}"
-        yield "Error rate α", f"{words.percent(result.alpha)}, of gate number {result.attempt} of this wheel and recipe"
+        yield (
+            "Error rate α",
+            f"{words.percent(result.alpha)}, of gate number {result.attempt} of this wheel and recipe",
+        )
     if result.added:
         yield "Beside the recipe", words.clean(" ".join(result.added))
     most = f" of at most {result.blocks}" if result.blocks else ""
     yield "Blocks", f"{view.blocks}{most}"
-    yield "Legs", f"{counted} count" + (f", {discarded} discarded, {invalid} invalid" if discarded or invalid else "")
+    yield (
+        "Legs",
+        f"{counted} count"
+        + (f", {discarded} discarded, {invalid} invalid" if discarded or invalid else ""),
+    )
     if result.generator:
         yield "Load", words.clean(result.generator, 120)
     band = result.bandwidth
@@ -130,4 +155,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
 
 def host(view: View) -> tuple[tuple[str, str], ...]:
     """Return the facts of the machine."""
-    return tuple((words.clean(name, 40), words.clean(text, 160)) for name, text in list(view.result.host.items())[:40])
+    return tuple(
+        (words.clean(name, 40), words.clean(text, 160))
+        for name, text in list(view.result.host.items())[:40]
+    )

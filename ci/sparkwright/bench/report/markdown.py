@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from sparkwright.bench.report import words
 from sparkwright.core.console import markdown_escape
-from sparkwright.release.report import words
 
 
 def text(value: str) -> str:
@@ -19,9 +19,13 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> 
     widths = [max(3, *(len(row[column]) for row in rows_)) for column in range(len(head))]
     for number, row in enumerate(rows_):
         cells = [
-            cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield f"| {' | '.join(cells)} |"
         if number == 0:
-            marks = ["-" * width if column < left else f"{'-' * (width - 1)}:" for column, width in enumerate(widths)]
+            marks = [
+                "-" * width if column < left else f"{'-' * (width - 1)}:"
+                for column, width in enumerate(widths)
+            ]
             yield f"| {' | '.join(marks)} |"

@@ -16,14 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from sparkwright.release.report import words
+from sparkwright.bench.report import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Names of the page's style, and colours that stand for them while matplotlib draws.
-NAMES = ("ink", "muted", "grid", "surface", "one", "two", "three", "four", "five", "six", "good", "bad", "unsure", "void", "idle")
+NAMES = (
+    "ink",
+    "muted",
+    "grid",
+    "surface",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "good",
+    "bad",
+    "unsure",
+    "void",
+    "idle",
+)
 COLOURS = {name: f"#0101{index:02x}" for index, name in enumerate(NAMES, 1)}
 #: Of columns, in order; colours that people with any kind of colour blindness tell apart (Okabe and Ito), each with a mark of its own.
 SERIES = ("one", "two", "three", "four", "five", "six")
@@ -72,7 +88,9 @@ _STYLE: Any = {
 
 
 @contextmanager
-def drawing(height: float, rows: int = 1, columns: int = 1, **layout: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+def drawing(
+    height: float, rows: int = 1, columns: int = 1, **layout: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
     """Yield a figure that is *height* points high, and its axes, in the style of the page; no display and no global state is used."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -106,8 +124,12 @@ def svg(figure: Figure, name: str, title: str, says: str) -> Markup:
     body = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body)
     body = re.sub(r"(\bid=\"|href=\"#|url\(#)", rf"\g<1>{name}-", body)
-    body = re.sub(r"#0101([0-9a-f]{2})\b", lambda found: f"var(--{NAMES[int(found[1], 16) - 1]})", body)
-    body = body.replace("'DejaVu Sans', sans-serif", "var(--sans)").replace("'DejaVu Sans'", "var(--sans)")
+    body = re.sub(
+        r"#0101([0-9a-f]{2})\b", lambda found: f"var(--{NAMES[int(found[1], 16) - 1]})", body
+    )
+    body = body.replace("'DejaVu Sans', sans-serif", "var(--sans)").replace(
+        "'DejaVu Sans'", "var(--sans)"
+    )
     body = re.sub(r"\n\s*", "\n", body)
     head = f'<svg class="plot" viewBox="{box[1] if box else ""}" role="img" aria-labelledby="{name}-t {name}-d">'
     told = f'<title id="{name}-t">{escape(words.clean(title))}</title><desc id="{name}-d">{escape(words.clean(says))}</desc>'
@@ -124,7 +146,11 @@ def plain(axis: Any) -> None:
     """Write the numbers of a logarithmic *axis* as people do: 1, 10, 1,000."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 1e-4 < value < 10000 else f"1e{round(_log(value))}"))
+    axis.set_major_formatter(
+        FuncFormatter(
+            lambda value, _: f"{value:g}" if 1e-4 < value < 10000 else f"1e{round(_log(value))}"
+        )
+    )
     axis.set_minor_locator(NullLocator())
 
 
@@ -148,4 +174,12 @@ def over(axes: Axes, columns: int = 3) -> None:
     """Put the legend above *axes*, where no line is."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=columns, columnspacing=1.2, handletextpad=0.5)
+        axes.legend(
+            handles,
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.02),
+            ncols=columns,
+            columnspacing=1.2,
+            handletextpad=0.5,
+        )

@@ -9,9 +9,9 @@ import msgspec
 from sparkwright.bench.load.vllm_bench import Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.records import METRICS, Metric
-from sparkwright.gates.throughput.records import CellResult, Measurement
-from sparkwright.release.report import words
-from sparkwright.release.report.view import View
+from sparkwright.bench.report import words
+from sparkwright.bench.report.view import View
+from sparkwright.bench.results import CellResult, Measurement
 
 #: Requests that a page lists one by one; with more, each leg has their quantiles.
 MOST_REQUESTS = 15_000

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.release.report import words
-from sparkwright.release.report.compare import MOST_COLUMNS, ROWS, Column
-from sparkwright.release.report.view import Shift, Value, View, shift
+from sparkwright.bench.report import words
+from sparkwright.bench.report.compare import MOST_COLUMNS, ROWS, Column
+from sparkwright.bench.report.view import Shift, Value, View, shift
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -33,10 +33,15 @@ def pairs(views: Sequence[View]) -> Iterator[Pair]:
     for view in views:
         if view.result.baseline:
             rows = [
-                (cell.name, found) for cell in view.result.cells for one in cell.series if one.metric == "tpot" and (found := shift(one))
+                (cell.name, found)
+                for cell in view.result.cells
+                for one in cell.series
+                if one.metric == "tpot" and (found := shift(one))
             ]
             yield _pair(
-                _against(view.result.candidate.label, view.result.baseline.label), rows, "In turns in the same session, block by block."
+                _against(view.result.candidate.label, view.result.baseline.label),
+                rows,
+                "In turns in the same session, block by block.",
             )
     for other in views[1:MOST_COLUMNS]:
         yield _across(views[0], other)
@@ -49,7 +54,11 @@ def _against(one: str, other: str) -> str:
 def _across(first: View, other: View) -> Pair:
     one, two = first.result, other.result
     formats = one.quantization and two.quantization and one.quantization != two.quantization
-    title = _against(one.quantization, two.quantization) if formats else _against(one.candidate.label, two.candidate.label)
+    title = (
+        _against(one.quantization, two.quantization)
+        if formats
+        else _against(one.candidate.label, two.candidate.label)
+    )
     rows = []
     for cell in one.cells:
         same = Column("", other, "candidate").cell((cell.prompt, cell.answer), cell.concurrency)
@@ -57,9 +66,17 @@ def _across(first: View, other: View) -> Pair:
         if mine and theirs:
             rows.append((cell.name, _apart(mine, theirs)))
     how = "In sessions of their own: drift from one to the other is not in the intervals."
-    differ = [name for name in ("gpu", "driver", "kernel", "memory") if one.host.get(name) != two.host.get(name)]
+    differ = [
+        name
+        for name in ("gpu", "driver", "kernel", "memory")
+        if one.host.get(name) != two.host.get(name)
+    ]
     how += f" Not the same machine or software: {', '.join(differ)} differ." if differ else ""
-    how += f" Other checkpoints: {words.clean(one.model, 80)} and {words.clean(two.model, 80)}." if one.model != two.model else ""
+    how += (
+        f" Other checkpoints: {words.clean(one.model, 80)} and {words.clean(two.model, 80)}."
+        if one.model != two.model
+        else ""
+    )
     return _pair(title, rows, how)
 
 
@@ -74,14 +91,33 @@ def _apart(mine: Value, theirs: Value) -> Shift:
 def _pair(title: str, rows: Sequence[tuple[str, Shift]], how: str) -> Pair:
     told = [found for _, found in rows if found.low is not None and found.high is not None]
     says = [
-        _several("faster", [1 / (1 + one.high) - 1 for one in told if one.high is not None and one.high < 0], len(rows)),
-        _several("slower", [one.low for one in told if one.low is not None and one.low > 0], len(rows)),
+        _several(
+            "faster",
+            [1 / (1 + one.high) - 1 for one in told if one.high is not None and one.high < 0],
+            len(rows),
+        ),
+        _several(
+            "slower", [one.low for one in told if one.low is not None and one.low > 0], len(rows)
+        ),
     ]
-    open_ = sum(one.low is not None and one.high is not None and one.low <= 0 <= one.high for one in told)
-    says.append(f"in {open_} of {len(rows)} workloads the intervals show no difference" if open_ else "")
-    says.append(f"for {len(rows) - len(told)} of {len(rows)} there are too few launches for a statement" if len(told) < len(rows) else "")
+    open_ = sum(
+        one.low is not None and one.high is not None and one.low <= 0 <= one.high for one in told
+    )
+    says.append(
+        f"in {open_} of {len(rows)} workloads the intervals show no difference" if open_ else ""
+    )
+    says.append(
+        f"for {len(rows) - len(told)} of {len(rows)} there are too few launches for a statement"
+        if len(told) < len(rows)
+        else ""
+    )
     sentence = "; ".join(one for one in says if one) or "no workload was measured on both"
-    return Pair(title, f"Per token, {sentence}.", how, tuple((words.clean(name, 60), found.says()) for name, found in rows[:ROWS]))
+    return Pair(
+        title,
+        f"Per token, {sentence}.",
+        how,
+        tuple((words.clean(name, 60), found.says()) for name, found in rows[:ROWS]),
+    )
 
 
 def _several(word: Literal["faster", "slower"], least: Sequence[float], of: int) -> str:

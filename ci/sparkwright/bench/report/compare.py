@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from sparkwright.bench.records import Side
-from sparkwright.gates.throughput.records import CellResult
-from sparkwright.release.report import words
-from sparkwright.release.report.view import Value, View
+from sparkwright.bench.report import words
+from sparkwright.bench.report.view import Value, View
+from sparkwright.bench.results import CellResult
 
 #: Columns that one page holds.
 MOST_COLUMNS = 12
@@ -32,7 +32,14 @@ class Column(msgspec.Struct, frozen=True):
     def cell(self, shape: Shape, concurrency: int) -> CellResult | None:
         """Return the cell of that workload, if it was ordered."""
         cells = self.view.result.cells
-        return next((cell for cell in cells if (cell.prompt, cell.answer, cell.concurrency) == (*shape, concurrency)), None)
+        return next(
+            (
+                cell
+                for cell in cells
+                if (cell.prompt, cell.answer, cell.concurrency) == (*shape, concurrency)
+            ),
+            None,
+        )
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -54,14 +61,19 @@ class Table(msgspec.Struct, frozen=True):
 
 def columns(views: Sequence[View]) -> tuple[Column, ...]:
     """Return the configurations of *views*, each with a name of its own."""
-    found = [(view, side) for view in views for side in view.sides if view.result.cells][:MOST_COLUMNS]
+    found = [(view, side) for view in views for side in view.sides if view.result.cells][
+        :MOST_COLUMNS
+    ]
     forms: tuple[Callable[[View, Side], str], ...] = (
         _label,
         lambda view, _: view.result.quantization,
         _form,
         lambda view, side: f"{_form(view, side)} {view.result.recipe}".strip(),
     )
-    named = [next((form(view, side) for form in forms if _alone(form, view, side, found)), "") for view, side in found]
+    named = [
+        next((form(view, side) for form in forms if _alone(form, view, side, found)), "")
+        for view, side in found
+    ]
     # What no name tells apart, its number does.
     names = [
         words.clean(name, 60) or f"#{number} {words.clean(_form(view, side), 50)}"
@@ -70,7 +82,9 @@ def columns(views: Sequence[View]) -> tuple[Column, ...]:
     return tuple(Column(name, view, side) for name, (view, side) in zip(names, found, strict=True))
 
 
-def _alone(form: Callable[[View, Side], str], view: View, side: Side, found: Sequence[tuple[View, Side]]) -> bool:
+def _alone(
+    form: Callable[[View, Side], str], view: View, side: Side, found: Sequence[tuple[View, Side]]
+) -> bool:
     return Counter(form(*one) for one in found)[form(view, side)] == 1
 
 
@@ -85,19 +99,44 @@ def _form(view: View, side: Side) -> str:
 
 def tables(found: Sequence[Column]) -> Iterator[Table]:
     """Yield decode speed, time per token, time to the first token and the ladders of concurrency."""
-    cells = {(cell.prompt, cell.answer, cell.concurrency) for column in found for cell in column.view.result.cells}
-    alone = sorted({(prompt, answer) for prompt, answer, concurrency in cells if concurrency == 1})[:ROWS]
+    cells = {
+        (cell.prompt, cell.answer, cell.concurrency)
+        for column in found
+        for cell in column.view.result.cells
+    }
+    alone = sorted({(prompt, answer) for prompt, answer, concurrency in cells if concurrency == 1})[
+        :ROWS
+    ]
     if alone:
         rows = [(f"{prompt}/{answer}", (prompt, answer), 1) for prompt, answer in alone]
-        yield _table("Decode, tok/s of one user", rows, found, lambda column, cell: column.view.speed(cell, column.side), 1.0, True)
         yield _table(
-            "Time per token (TPOT), ms", rows, found, lambda column, cell: column.view.value(cell, "tpot", column.side), 1e3, False
+            "Decode, tok/s of one user",
+            rows,
+            found,
+            lambda column, cell: column.view.speed(cell, column.side),
+            1.0,
+            True,
         )
         yield _table(
-            "Time to first token (TTFT), ms", rows, found, lambda column, cell: column.view.value(cell, "ttft", column.side), 1e3, False
+            "Time per token (TPOT), ms",
+            rows,
+            found,
+            lambda column, cell: column.view.value(cell, "tpot", column.side),
+            1e3,
+            False,
+        )
+        yield _table(
+            "Time to first token (TTFT), ms",
+            rows,
+            found,
+            lambda column, cell: column.view.value(cell, "ttft", column.side),
+            1e3,
+            False,
         )
     for shape in shapes(cells)[:6]:
-        ladder = sorted(concurrency for prompt, answer, concurrency in cells if (prompt, answer) == shape)
+        ladder = sorted(
+            concurrency for prompt, answer, concurrency in cells if (prompt, answer) == shape
+        )
         rows = [(f"{shape[0]}/{shape[1]} c{each}", shape, each) for each in ladder[:ROWS]]
         yield _table(
             f"{shape[0]}/{shape[1]}: all users together, tok/s",
@@ -108,7 +147,12 @@ def tables(found: Sequence[Column]) -> Iterator[Table]:
             True,
         )
         yield _table(
-            f"{shape[0]}/{shape[1]}: each user, tok/s", rows, found, lambda column, cell: column.view.speed(cell, column.side), 1.0, True
+            f"{shape[0]}/{shape[1]}: each user, tok/s",
+            rows,
+            found,
+            lambda column, cell: column.view.speed(cell, column.side),
+            1.0,
+            True,
         )
 
 
@@ -128,9 +172,17 @@ def _table(
 ) -> Table:
     made = []
     for name, shape, concurrency in rows:
-        values = [take(column, cell) if (cell := column.cell(shape, concurrency)) else None for column in found]
+        values = [
+            take(column, cell) if (cell := column.cell(shape, concurrency)) else None
+            for column in found
+        ]
         best = _best(values, more) if len(found) > 1 else frozenset()
-        made.append((name, tuple(_entry(value, factor, index in best) for index, value in enumerate(values))))
+        made.append(
+            (
+                name,
+                tuple(_entry(value, factor, index in best) for index, value in enumerate(values)),
+            )
+        )
     return Table(title, "Workload", tuple(column.name for column in found), tuple(made))
 
 
@@ -138,7 +190,11 @@ def _entry(value: Value | None, factor: float, best: bool) -> Entry:
     if value is None:
         return Entry(words.NONE)
     if value.low is None or value.high is None:
-        return Entry(words.number(value.middle * factor, 4), False, f"{value.launches} launch(es): no interval")
+        return Entry(
+            words.number(value.middle * factor, 4),
+            False,
+            f"{value.launches} launch(es): no interval",
+        )
     ends = f"{words.number(value.low * factor, 4)} to {words.number(value.high * factor, 4)}, {value.launches} launches"
     return Entry(words.number(value.middle * factor, 4), best, ends)
 
@@ -153,4 +209,8 @@ def _best(values: Sequence[Value | None], more: bool) -> frozenset[int]:
     if not told:
         return frozenset()
     _, _, low, high = (max if more else min)(told, key=lambda one: one[1])
-    return frozenset(place for place, _, one_low, one_high in told if (one_high >= low if more else one_low <= high))
+    return frozenset(
+        place
+        for place, _, one_low, one_high in told
+        if (one_high >= low if more else one_low <= high)
+    )

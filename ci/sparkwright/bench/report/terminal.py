@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.report import compare, rows, words
+from sparkwright.bench.report.absent import absent
+from sparkwright.bench.report.view import Value, View
+from sparkwright.bench.results import Result
 from sparkwright.core.console import console
-from sparkwright.gates.throughput.records import Result
-from sparkwright.release.report import compare, rows, words
-from sparkwright.release.report.absent import absent
-from sparkwright.release.report.view import Value, View
 
 #: Columns of the bars and plots; with names and figures they stay below 80.
 _BAR = 30
@@ -30,7 +30,10 @@ def show(result: Result) -> None:
         head, body = _table(view)
         console.table("", head, body[: 3 * _SHOWN], result=True)
         if result.baseline:
-            console.result("  ".join(f"{sign} {word}" for sign, word in words.STATES.values()) + "  no sign: reported only")
+            console.result(
+                "  ".join(f"{sign} {word}" for sign, word in words.STATES.values())
+                + "  no sign: reported only"
+            )
         for line in (*bars(view), *ladder(view)):
             console.result(line)
 
@@ -38,15 +41,28 @@ def show(result: Result) -> None:
 def _table(view: View) -> tuple[list[str], list[list[str]]]:
     found = rows.rows(view)
     if view.result.baseline:
-        body = [[_cut(row.cell), _metric(row), row.baseline, row.candidate, row.change, row.interval] for row in found]
-        return ["workload", "", ">baseline", ">candidate", ">change %", ">95 % interval"], [list(map(_short, row)) for row in body]
-    body = [[_cut(row.cell), _metric(row), row.candidate, row.interval, row.launches] for row in found]
-    return ["workload", "", ">median", ">95 % interval", ">launches"], [list(map(_short, row)) for row in body]
+        body = [
+            [_cut(row.cell), _metric(row), row.baseline, row.candidate, row.change, row.interval]
+            for row in found
+        ]
+        return ["workload", "", ">baseline", ">candidate", ">change %", ">95 % interval"], [
+            list(map(_short, row)) for row in body
+        ]
+    body = [
+        [_cut(row.cell), _metric(row), row.candidate, row.interval, row.launches] for row in found
+    ]
+    return ["workload", "", ">median", ">95 % interval", ">launches"], [
+        list(map(_short, row)) for row in body
+    ]
 
 
 def _short(cell: str) -> str:
     """Return *cell* without the units that the heading has, so that the table is as narrow as a terminal."""
-    return "–" if cell in (words.NONE, "too few blocks") else cell.replace(" % to ", " … ").removesuffix(" %").replace(" to ", " … ")
+    return (
+        "–"
+        if cell in (words.NONE, "too few blocks")
+        else cell.replace(" % to ", " … ").removesuffix(" %").replace(" to ", " … ")
+    )
 
 
 def _metric(row: rows.Row) -> str:
@@ -59,7 +75,12 @@ def _cut(text: str) -> str:
 
 def bars(view: View) -> Iterator[str]:
     """Yield a bar for each cell and side: tokens per second of one user, and its interval."""
-    found = [(cell.name, side, value) for cell in view.result.cells[:_SHOWN] for side in view.sides if (value := view.speed(cell, side))]
+    found = [
+        (cell.name, side, value)
+        for cell in view.result.cells[:_SHOWN]
+        for side in view.sides
+        if (value := view.speed(cell, side))
+    ]
     if not found:
         return
     top = max(value.middle for *_, value in found)
@@ -72,7 +93,11 @@ def bars(view: View) -> Iterator[str]:
 
 
 def _ends(value: Value) -> str:
-    return f"[{words.number(value.low)} … {words.number(value.high)}]" if value.low and value.high else ""
+    return (
+        f"[{words.number(value.low)} … {words.number(value.high)}]"
+        if value.low and value.high
+        else ""
+    )
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -84,9 +109,16 @@ def bar(share: float, width: int = _BAR) -> str:
 def ladder(view: View) -> Iterator[str]:
     """Yield a column for each concurrency: tokens per second of all users together, of each workload that has more than one."""
     cells = view.result.cells
-    for shape in compare.shapes({(cell.prompt, cell.answer, cell.concurrency) for cell in cells})[:3]:
-        own = sorted((cell for cell in cells if (cell.prompt, cell.answer) == shape), key=lambda cell: cell.concurrency)[:9]
-        values = [(cell.concurrency, value.middle) for cell in own if (value := view.value(cell, "rate"))]
+    for shape in compare.shapes({(cell.prompt, cell.answer, cell.concurrency) for cell in cells})[
+        :3
+    ]:
+        own = sorted(
+            (cell for cell in cells if (cell.prompt, cell.answer) == shape),
+            key=lambda cell: cell.concurrency,
+        )[:9]
+        values = [
+            (cell.concurrency, value.middle) for cell in own if (value := view.value(cell, "rate"))
+        ]
         if len(values) > 1:
             yield ""
             yield f"{shape[0]}/{shape[1]}: {METRICS['rate'][1]} of all users together, over the number of users"
@@ -100,7 +132,10 @@ def plot(values: Sequence[tuple[int, float]], height: int = 8) -> Iterator[str]:
     figures = [words.number(value, 3) for _, value in values]
     width = max(8, *(len(figure) + 1 for figure in figures))
     for row in range(height, -1, -1):
-        yield "".join(f"{_block(level, row, figure):^{width}}" for level, figure in zip(levels, figures, strict=True)).rstrip()
+        yield "".join(
+            f"{_block(level, row, figure):^{width}}"
+            for level, figure in zip(levels, figures, strict=True)
+        ).rstrip()
     yield "".join(f"{f'c{concurrency}':^{width}}" for concurrency, _ in values).rstrip()
 
 

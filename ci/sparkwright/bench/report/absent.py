@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkwright.bench.records import METRICS
-from sparkwright.release.report import words
-from sparkwright.release.report.view import View
+from sparkwright.bench.report import words
+from sparkwright.bench.report.view import View
 
 
 def absent(view: View) -> tuple[str, ...]:
@@ -44,10 +44,20 @@ def _decided(view: View) -> Iterator[str]:
     ]
     if open_:
         yield f"Not run, although they decide: {', '.join(open_[:8])}{f' and {len(open_) - 8} more' if len(open_) > 8 else ''}."
-    blind = sum(one.sigma is None for cell in result.cells for one in cell.series if one.primary and one.differences)
+    blind = sum(
+        one.sigma is None
+        for cell in result.cells
+        for one in cell.series
+        if one.primary and one.differences
+    )
     if blind:
         yield f"The spread of this machine: no A/A block of {blind} series, so that they decide by their own spread alone."
-    strayed = [words.clean(cell.name, 60) for cell in result.cells for one in cell.series if not one.in_band]
+    strayed = [
+        words.clean(cell.name, 60)
+        for cell in result.cells
+        for one in cell.series
+        if not one.in_band
+    ]
     if strayed:
         yield f"The A/A block of this run does not agree with the earlier ones: {', '.join(strayed[:6])}. There it alone counts."
 

@@ -8,14 +8,20 @@ import msgspec
 from markupsafe import Markup
 
 from sparkwright.bench.records import METRICS
-from sparkwright.gates.core.verdict import State
-from sparkwright.gates.throughput.records import CellResult, Result, Series
-from sparkwright.release.report import plot, words
-from sparkwright.release.report.plot import COLOURS
-from sparkwright.release.report.view import View, shift, sound
+from sparkwright.bench.report import plot, words
+from sparkwright.bench.report.plot import COLOURS
+from sparkwright.bench.report.view import View, shift, sound
+from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.core.states import State
 
 #: State → colour of the page's style.
-SHADE: dict[State, str] = {"pass": "good", "fail": "bad", "inconclusive": "unsure", "invalid": "void", "not-run": "idle"}
+SHADE: dict[State, str] = {
+    "pass": "good",
+    "fail": "bad",
+    "inconclusive": "unsure",
+    "invalid": "void",
+    "not-run": "idle",
+}
 #: Rows, figures and points that a page stays usable with.
 MOST_ROWS = 36
 _FARTHEST = 0.5
@@ -31,7 +37,12 @@ class Chart(msgspec.Struct, frozen=True):
 
 def forest(view: View, name: str) -> Chart | None:
     """Return the intervals of every series against the margin, the deciding ones first; None without a baseline."""
-    rows = [(cell, one, found) for cell in view.result.cells for one in cell.series if (found := shift(one))]
+    rows = [
+        (cell, one, found)
+        for cell in view.result.cells
+        for one in cell.series
+        if (found := shift(one))
+    ]
     rows = sorted(rows, key=lambda row: not row[1].primary)[:MOST_ROWS]
     if not rows:
         return None
@@ -51,14 +62,31 @@ def forest(view: View, name: str) -> Chart | None:
                     alpha=0.55,
                     solid_capstyle="butt",
                 )
-            axes.plot([_pc(found.middle)], [row], "D" if one.primary else "o", color=colour, ms=6 if one.primary else 4)
-        ends = [_pc(end) for *_, found in rows for end in (found.low, found.middle, found.high) if end is not None]
+            axes.plot(
+                [_pc(found.middle)],
+                [row],
+                "D" if one.primary else "o",
+                color=colour,
+                ms=6 if one.primary else 4,
+            )
+        ends = [
+            _pc(end)
+            for *_, found in rows
+            for end in (found.low, found.middle, found.high)
+            if end is not None
+        ]
         low, high = min(*ends, 0, -margin), max(*ends, margin)
         axes.set_xlim(low - 0.06 * (high - low) - 0.1, high + 0.06 * (high - low) + 0.1)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks(
             range(len(rows)),
-            [plot.label(f"{cell.name}, {METRICS[one.metric][0] if one.metric != 'tpot' else 'per token'}", 40) for cell, one, _ in rows],
+            [
+                plot.label(
+                    f"{cell.name}, {METRICS[one.metric][0] if one.metric != 'tpot' else 'per token'}",
+                    40,
+                )
+                for cell, one, _ in rows
+            ],
         )
         axes.tick_params(axis="y", length=0, labelcolor=COLOURS["ink"])
         axes.grid(axis="y", visible=False)
@@ -76,7 +104,11 @@ def forest(view: View, name: str) -> Chart | None:
             f"Points are the mean of the paired blocks, bars its 95 % interval; right of the dashed line ({margin:g} %) is slower than the"
             " margin allows. Diamonds decide, small dots are reported."
         )
-        return Chart("Change against the margin", plot.svg(figure, f"{name}-forest", "Change of each cell against the margin", says), says)
+        return Chart(
+            "Change against the margin",
+            plot.svg(figure, f"{name}-forest", "Change of each cell against the margin", says),
+            says,
+        )
 
 
 def _pc(share: float) -> float:
@@ -98,7 +130,14 @@ def evidence(result: Result, cell: CellResult, one: Series, name: str) -> Chart 
         low, high = _window([value for _, values, *_ in paths for value in values], limit or 1.0)
         for title, values, colour, mark in paths:
             shown = [min(high, max(low, value)) for value in values[:200]]
-            axes.plot(range(1, len(shown) + 1), shown, color=COLOURS[colour], label=title, marker=mark, ms=4)
+            axes.plot(
+                range(1, len(shown) + 1),
+                shown,
+                color=COLOURS[colour],
+                label=title,
+                marker=mark,
+                ms=4,
+            )
         if limit:
             axes.axhline(limit, color=COLOURS["ink"], lw=1.2, ls=(0, (4, 2)))
             axes.annotate(
@@ -119,7 +158,9 @@ def evidence(result: Result, cell: CellResult, one: Series, name: str) -> Chart 
         plot.over(axes)
         title = f"{cell.name}: {METRICS[one.metric][0]}"
         last = [f"{what} {words.evidence(values[-1])}" for what, values, *_ in paths if values]
-        says = f"{words.STATES[one.state][1]} after {len(one.differences)} blocks: {', '.join(last)}."
+        says = (
+            f"{words.STATES[one.state][1]} after {len(one.differences)} blocks: {', '.join(last)}."
+        )
         return Chart(title, plot.svg(figure, name, f"Evidence of {title}", says), says)
 
 
@@ -136,14 +177,20 @@ def history(title: str, one: Series, blocks: Sequence[tuple[str, float]], name: 
         axes.axhspan(-2 * sigma, 2 * sigma, color=COLOURS["one"], alpha=0.10, lw=0)
         axes.axhspan(-sigma, sigma, color=COLOURS["one"], alpha=0.12, lw=0)
         axes.axhline(0, color=COLOURS["muted"], lw=1)
-        axes.plot(range(len(values)), values, "o", color=COLOURS["one" if one.in_band else "bad"], ms=4)
+        axes.plot(
+            range(len(values)), values, "o", color=COLOURS["one" if one.in_band else "bad"], ms=4
+        )
         days = [plot.label(day, 12) for day, _ in blocks[-400:]]
         shown = sorted({0, len(days) // 2, len(days) - 1}) if days else []
         axes.set_xticks(shown, [days[at] for at in shown])
         for text, place in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=False):
             text.set(ha=place)
         axes.set_ylabel("difference, %")
-        band = "the newest agrees with the earlier ones" if one.in_band else "the newest does not agree with the earlier ones"
+        band = (
+            "the newest agrees with the earlier ones"
+            if one.in_band
+            else "the newest does not agree with the earlier ones"
+        )
         says = f"{len(blocks)} blocks of the same wheel against itself; bands: one and two times the spread of {sigma:.2f} %"
         says += f" that the gate uses; {band}."
         return Chart(title, plot.svg(figure, name, f"A/A history of {title}", says), says)
