@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
-from tests.support import guides, indexserver, publishing, standin, wheels
-from tests.support.publishing import Place
+from tests.support import guides, publisher, standin, tufindex, wheels
+from tests.support.publisher import IndexOwner
 from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
 
+from sparkwright.client.environment import Prefix
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
+from sparkwright.release.repository import IndexFolder
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
@@ -29,7 +31,11 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, s
     """Return the environment of a reader: this program is on the path, and git knows who they are."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     (tmp_path / "gitconfig").write_text("[user]\n\tname = Reader\n\temail = reader@example.org\n")
-    made = {name: value for name, value in os.environ.items() if not name.startswith(("SPARKWRIGHT_", "PYTEST_"))}
+    made = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARKWRIGHT_", "PYTEST_"))
+    }
     return made | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SPARKWRIGHT_STATE_DIR": str(tmp_path / "state"),
         "SPARKWRIGHT_CACHE_DIR": str(tmp_path / "cache"),
@@ -42,8 +48,13 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
     demo = demo_session.project.root.parent
     work = tmp_path / "checkout"
     git(tmp_path, "clone", "--quiet", str(checkout(tmp_path / "made", demo / "project")), str(work))
-    (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": {upstreams.HOST: f"{demo}/upstreams/"}}))
-    environment |= {"SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(demo / "store")}
+    (tmp_path / "config.yaml").write_text(
+        strict_yaml.dump({"mirrors": {upstreams.HOST: f"{demo}/upstreams/"}})
+    )
+    environment |= {
+        "SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"),
+        "SPARKWRIGHT_CACHE_DIR": str(demo / "store"),
+    }
     return work
 
 
@@ -55,21 +66,39 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
     """Wheels are built and proved as far as this machine can; then the same checkout publishes them, looks after them, and makes a site."""
     (lab / "model").mkdir()
     # The gates that serve look for a distribution named vllm, and the demo's is mini-vllm.
-    guides.run(DOCS / "build.md", lab, environment, {**DEMO, "MODEL": "model"}, here={"--recipe": "environment-unusable"})
-    said = guides.run(DOCS / "lab.md", lab, environment, {**DEMO, "OWNER/NAME": "acme/wheels", "https://INDEX/": "https://releases.example/"})
+    guides.run(
+        DOCS / "build.md",
+        lab,
+        environment,
+        {**DEMO, "MODEL": "model"},
+        here={"--recipe": "environment-unusable"},
+    )
+    said = guides.run(
+        DOCS / "lab.md",
+        lab,
+        environment,
+        {**DEMO, "OWNER/NAME": "acme/wheels", "https://INDEX/": "https://releases.example/"},
+    )
 
     assert (lab / "site" / "index.html").is_file()
     assert any("systemd" in one for one in said)
 
 
-def test_add_a_patch_and_take_it_out(lab: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_add_a_patch_and_take_it_out(
+    lab: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     """A commit becomes a patch of the series that applies exactly, and goes again."""
-    (tmp_path / "message").write_text("Mine\n\nAs told.\n\nUpstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends\n")
+    (tmp_path / "message").write_text(
+        "Mine\n\nAs told.\n\nUpstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends\n"
+    )
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nsed -i "1s|^|// mine\\n|" "$1"\n')
     editor.chmod(0o755)
     environment |= {"EDITOR": str(editor), "MESSAGE": str(tmp_path / "message")}
-    source = next(path for path in sorted((Path(upstreams.__file__).parent / "upstreams" / "vllm").rglob("*.cu")))
+    source = next(
+        path
+        for path in sorted((Path(upstreams.__file__).parent / "upstreams" / "vllm").rglob("*.cu"))
+    )
     name = source.relative_to(Path(upstreams.__file__).parent / "upstreams" / "vllm").as_posix()
     guides.run(DOCS / "patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
 
@@ -86,8 +115,15 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     rules.write_text("rules: []\n")
     mirrors = {host.url: str(host.path), ADDRESS: "http://127.0.0.1:9"}
     (tmp_path / "config.yaml").write_text(strict_yaml.dump({"mirrors": mirrors}))
-    environment |= {"SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(host.cache)}
-    places = {"vllm#40082": f"{host.fork}#7", "--fork vllm": f"--fork {host.fork}", "2026.05": host.stack}
+    environment |= {
+        "SPARKWRIGHT_CONFIG": str(tmp_path / "config.yaml"),
+        "SPARKWRIGHT_CACHE_DIR": str(host.cache),
+    }
+    places = {
+        "vllm#40082": f"{host.fork}#7",
+        "--fork vllm": f"--fork {host.fork}",
+        "2026.05": host.stack,
+    }
     found = guides.commands(DOCS / "pick.md")
     page = DOCS / "pick.md"
     guides.run(page, host.root, environment, places, only=found[:4])
@@ -97,28 +133,62 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
     assert not [one for one in host.ledger.records if one.stacks]
 
 
-@pytest.fixture(name="place")
-def _place(tmp_path: Path, environment: dict[str, str]) -> Iterator[Place]:
-    """Return a publisher with two verified releases, served where their manifest says."""
-    (tmp_path / "served").mkdir()
-    with publishing.bare_index(tmp_path / "bare") as packages, indexserver.serve(tmp_path / "served") as served:
-        os.environ["SPARKWRIGHT_INDEX_URL"] = packages
-        made = Place(tmp_path / "served", f"{served.url}index/")
+@pytest.fixture(name="owner")
+def _owner(tmp_path: Path, environment: dict[str, str]) -> Iterator[IndexOwner]:
+    """Return a publisher with two verified releases, whose index is served."""
+    (tmp_path / "index").mkdir()
+    with tufindex.serve(tmp_path / "index") as url, publisher.index_owner(tmp_path, url) as made:
+        environment |= made.environment
         made.publish(wheels.release(tmp_path / "1"))
         made.publish(wheels.release(tmp_path / "2", label=f"{wheels.LABEL}.1"))
         yield made
 
 
-def test_use_the_wheels(place: Place, environment: dict[str, str], tmp_path: Path) -> None:
-    """Somebody without a checkout installs the newest set, sees what would be served, looks after it, goes back and leaves."""
+def test_use_the_wheels(owner: IndexOwner, environment: dict[str, str], tmp_path: Path) -> None:
+    """A user without a checkout installs releases with the client, pip and uv, and goes back."""
     home = tmp_path / "reader"
-    home.mkdir()
-    (home / "models").mkdir()
+    (home / "models").mkdir(parents=True)
     standin.model(home / "models" / "qwen")
-    installer = next(iter((place.root / "verified" / "simple" / "sparkwright").glob("*.html"))).read_text()
-    version = unquote(installer.partition("sparkwright-")[2].partition("-py3")[0])
-    places = {"https://INDEX/": place.url, "sparkwright==0.1.0+1": f"sparkwright=={version}", "qwen3.6-35b-a3b-nvfp4-mtp3": "toy-cpu"}
-    said = guides.run(DOCS / "use.md", home, environment, places)
+    environment |= {"HOME": str(home), "XDG_DATA_HOME": str(home / ".local" / "share")}
+    release = owner.index.entries["2026.11.2"].release
+    [wheel] = [wheel for wheel in release.wheels if wheel.project == "vllm"]
+    [client] = owner.index.facts.clients
+    said = guides.run(
+        DOCS / "use.md",
+        home,
+        environment,
+        {
+            "https://INDEX/files/SHA256/pylock.aarch64.toml": owner.url + release.locks[0].path,
+            "https://INDEX/": owner.url,
+            "sparkwright-install==0.1.0+1": f"sparkwright-install=={client.version}",
+            "FINGERPRINT": owner.index.fingerprint,
+            "qwen3.6-35b-a3b-nvfp4-mtp3": "toy-cpu",
+            "verify WHEEL": f"verify {owner.root / wheel.path}",
+            "vllm==0.33.0+spark.2026.11.pf71f110a.cu130": f"vllm=={wheel.version}",
+        },
+        # The small wheel of vLLM has no program.
+        here={"vllm serve": "tool-missing"},
+    )
 
     assert "2026.11.2" in said[2]
-    assert not list((home / "spark").glob("lib/python*/site-packages/vllm*"))
+    prefix = Prefix(home / ".local" / "share" / "sparkwright")
+    assert (prefix.current, [*prefix.installed()]) == ("2026.11.2", ["2026.11.2"])
+
+
+@pytest.mark.skipif(not shutil.which("rsync"), reason="rsync is not here")
+def test_publish_and_rotate(environment: dict[str, str], tmp_path: Path) -> None:
+    """Wheels become a candidate, are promoted and yanked; keys are rotated; a copy is made."""
+    wheels.release(tmp_path / "dist")
+    with publisher.bare_index(tmp_path / "packages") as address:
+        environment |= {"SPARKWRIGHT_INDEX_URL": address, "UV_CACHE_DIR": str(tmp_path / "uv")}
+        places = {
+            "https://INDEX/": publisher.URL,
+            "HOST:INDEX/metadata/": "copy/metadata/",
+            "HOST:INDEX/": "copy/",
+            "INDEX": "index",
+        }
+        guides.run(DOCS.parent / "publishing.md", tmp_path, environment, places)
+
+    assert (index := IndexFolder(tmp_path / "copy")).entries["2026.11.1"].state.yanked
+    assert index.root
+    assert index.root.signed.version == 3
