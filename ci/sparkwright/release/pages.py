@@ -8,6 +8,7 @@ signed metadata; what a killed run left old, the next command writes again.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,7 +156,7 @@ def _write(path: Path, data: bytes) -> None:
     if path.exists() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{UNFINISHED}{path.name}")
+    temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     temporary.write_bytes(data)
     flush(temporary)
     temporary.replace(path)

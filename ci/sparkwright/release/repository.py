@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -68,6 +69,8 @@ LOCK = ".lock"
 UNFINISHED = ".unfinished-"
 #: What is written after the root metadata, over what is there.
 PAGES = ("index.html", "releases", "simple")
+#: The folders that the publisher writes into.
+FOLDERS = ("files", "metadata", "releases", "simple", "targets")
 #: The beginning of the names below ``files`` and ``targets``.
 _HASH = re.compile(r"[0-9a-f]{64}(?![0-9a-f])")
 #: The field of the targets metadata that is ours.
@@ -145,8 +148,8 @@ class IndexFolder:
         self.serial = b""
         self._entries: dict[str, IndexEntry] | None = None
         try:
-            if folder.exists() and not folder.is_dir():
-                raise ValueError("it is no folder")
+            if odd := list(_irregular(folder)):
+                raise ValueError(f"neither a file nor a folder, or one for the other: {odd[:5]}")
             self._read(resuming=resuming)
         except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
@@ -614,6 +617,25 @@ def damaged_files(index: IndexFolder) -> list[str]:
         for path, file in paths.items()
         if not file.is_file() or sha256_file(file) != files[path]
     ]
+
+
+def _irregular(folder: Path) -> Iterator[str]:
+    """Yield what a write would follow, or a read wait for: links, pipes, and files for folders."""
+    if folder.exists() and not folder.is_dir():
+        yield str(folder)
+    front = folder / "index.html"
+    if front.exists() and not front.is_file():
+        yield front.name
+    for name in FOLDERS:
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            yield name
+            continue
+        for top, names, members in os.walk(path):
+            for part in (*names, *members):
+                mode = os.lstat(f"{top}/{part}").st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    yield os.path.relpath(f"{top}/{part}", folder)
 
 
 def _bytes(path: Path) -> bytes:
