@@ -209,11 +209,12 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     )
     rows = [["sent", path.rpartition("/")[2]] for path in done.sent]
-    rows += [
-        ["missing", f"{name}: {entry.gate}: {entry.state} ({entry.reference})"]
-        for name, entries in done.missing.items()
-        for entry in entries
-    ]
+    for name, entries in done.missing.items():
+        reasons: dict[str, list[str]] = {}
+        for entry in entries:
+            reasons.setdefault(f"{entry.state} ({entry.reference})", []).append(entry.gate)
+        texts = (f"{' '.join(dict.fromkeys(gates))}: {why}" for why, gates in reasons.items())
+        rows.append([f"missing of {name.partition('-')[0]}", "\n".join(texts)])
     state = f"published, version {done.version} of the index"
     if done.already or arguments.dry_run:
         state = "would be published" if arguments.dry_run else "was published before"

@@ -166,6 +166,8 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     columns = ["  release", "channel", "made", "Python", "machine", "not shown", ""]
     console.table(str(index.location), columns, rows, result=True)
+    if others := len(index.states) - len(states):
+        console.note(f"{others} more with --channel candidate, or another --stack")
     return {
         "index": str(index.location),
         "releases": states,
