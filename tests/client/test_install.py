@@ -410,7 +410,7 @@ def _overlaid() -> tuple[list[object], list[object], dict[str, object]]:
     return (
         [wheel("demo")],
         [lower, upper],
-        {"edits": (edit,), "overlays": (Overlay("upper", "lower", 2),)},
+        {"edits": (edit,), "overlays": (Overlay("upper", "lower", 2, "a test"),)},
     )
 
 

@@ -217,9 +217,12 @@ def _check(
     known = own_folder(cache, CHECKED)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        mark = known / wheel.sha256
-        checked = wheel_check.check_wheel(wheel, path, python.site, contents=not mark.exists())
-        mark.touch()
+        mark, inexact = known / wheel.sha256, wheel.project in release.inexact_records
+        checked = wheel_check.check_wheel(
+            wheel, path, python.site, contents=not mark.exists(), inexact=inexact
+        )
+        if not inexact:
+            mark.touch()
         return checked
 
     unpacked = {wheel.project for wheel in wheels if (known / wheel.sha256).exists()}

@@ -274,11 +274,17 @@ class FileEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A project that replaces *files* files of another one; no other wheels may overlap."""
+    """
+    A project that may put files into the packages of another one.
+
+    Attributes:
+        files: How many files of *lower* it replaces.
+    """
 
     upper: Name
     lower: Name
-    files: Annotated[int, msgspec.Meta(ge=1)]
+    files: Size
+    reason: str
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +297,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         locks: One for each machine that has wheels.
         notes: The release notes (Markdown).
         edits, overlays: What the client does after the installation.
+        inexact_records: Project whose RECORD may disagree with its members → why.
         before: The name of the previous release of the stack; empty for the first.
     """
 
@@ -303,6 +310,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     notes: ReleaseFile | None = None
     edits: tuple[FileEdit, ...] = ()
     overlays: tuple[Overlay, ...] = ()
+    inexact_records: dict[Name, str] = {}
     before: str = ""
     format: int = FORMAT
 

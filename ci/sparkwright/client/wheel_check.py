@@ -25,6 +25,7 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import FileEdit, Overlay
 from sparkwright.core import files, zips
+from sparkwright.core.caches import CACHES
 from sparkwright.core.errors import WheelError
 
 _CHUNK = 1 << 20
@@ -35,6 +36,8 @@ _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 _OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
 #: Programs of the environment itself.
 _RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*", re.IGNORECASE)
+#: Folders of the environment itself.
+_RESERVED_FOLDERS = frozenset(("bin", "lib64", CACHES))
 #: Programs that install, which only their own projects have.
 _INSTALLER = re.compile(r"(pip|uv)x?[0-9.]*", re.IGNORECASE)
 #: Modules that Python imports when it starts.
@@ -63,7 +66,9 @@ class CheckedWheel(msgspec.Struct, frozen=True):
         return sum(size for _, _, size in self.files.values())
 
 
-def check_wheel(wheel: LockedWheel, path: Path, site: str, *, contents: bool) -> CheckedWheel:
+def check_wheel(
+    wheel: LockedWheel, path: Path, site: str, *, contents: bool, inexact: bool = False
+) -> CheckedWheel:
     """
     Return what an installer writes for the wheel at *path*.
 
@@ -71,6 +76,7 @@ def check_wheel(wheel: LockedWheel, path: Path, site: str, *, contents: bool) ->
         site: The site-packages folder below the environment, such as
             ``lib/python3.12/site-packages``.
         contents: Whether every member is unpacked and compared with RECORD.
+        inexact: Whether RECORD may state other bytes than those of the members.
 
     Raises:
         wheel-invalid: It is damaged, lacks METADATA, WHEEL or RECORD, or RECORD and the members
@@ -82,9 +88,9 @@ def check_wheel(wheel: LockedWheel, path: Path, site: str, *, contents: bool) ->
         members = zips.zip_members(archive, wheel.name)
         info = _dist_info(wheel, members)
         _check_metadata(wheel, archive, members, info)
-        rows = dict(_record(wheel, archive, members, info))
-        if contents:
-            _check_contents(wheel, archive, members, rows)
+        rows = dict(_record(wheel, archive, members, info, inexact=inexact))
+        if contents or inexact:
+            rows = dict(_contents(wheel, archive, members, rows, inexact=inexact))
         scripts = set(_entry_points(wheel, archive, members, info))
     places: dict[str, tuple[str, str, int]] = {}
     for member, (sha256, size) in rows.items():
@@ -168,36 +174,42 @@ def _record(
     archive: zipfile.ZipFile,
     members: Mapping[str, zipfile.ZipInfo],
     info: str,
+    *,
+    inexact: bool,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield every member with its sha256 and size, as RECORD and the archive state them alike."""
+    """Yield every member with the sha256 and the size that RECORD states."""
     text = _text(wheel, archive, members, f"{info}/RECORD")
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
         odd = sorted(members.keys() ^ {row[0] for row in rows})
         raise _invalid(wheel, "has a RECORD that does not list each member once", *odd[:10])
     for name, digest, size in rows:
-        match, actual = _SHA256.fullmatch(digest), members[name].file_size
+        match = _SHA256.fullmatch(digest)
         if not match and (digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
-        if size and size != str(actual):
+        actual = members[name].file_size
+        if size and size != str(actual) and not inexact:
             raise _invalid(wheel, "has another size in RECORD", f"{name}: {size}, not {actual}")
         yield name, (base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else "", actual)
 
 
-def _check_contents(
+def _contents(
     wheel: LockedWheel,
     archive: zipfile.ZipFile,
     members: Mapping[str, zipfile.ZipInfo],
     rows: Mapping[str, tuple[str, int]],
-) -> None:
-    """Raise `wheel-invalid` unless each member has the sha256 of its row."""
-    for name, (sha256, _) in rows.items():
+    *,
+    inexact: bool,
+) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield *rows* with the sha256 of the members, which RECORD must state unless *inexact*."""
+    for name, (sha256, size) in rows.items():
         digest = hashlib.sha256()
         with archive.open(members[name]) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
-        if sha256 and digest.hexdigest() != sha256:
+        if sha256 and digest.hexdigest() != sha256 and not inexact:
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
+        yield name, (digest.hexdigest() if sha256 else "", size)
 
 
 def _entry_points(
@@ -248,18 +260,12 @@ def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
     if scheme == "headers":
         python = site.split("/")[1]
         return f"include/site/{python}/{wheel.project}/{name}"
-    if scheme == "scripts":
-        return _script(wheel, name)
-    # Anything else below the environment could be its pyvenv.cfg, its programs or its packages.
+    if scheme == "scripts" or (scheme == "data" and name.startswith("bin/")):
+        return _script(wheel, name.removeprefix("bin/"))
+    # A folder of its own; not what the environment is made of, such as pyvenv.cfg or packages.
     first, _, below = name.partition("/")
-    if (
-        scheme == "data"
-        and below
-        and (
-            first in ("share", "etc", "include")
-            or (first == "lib" and not below.startswith("python"))
-        )
-    ):
+    packages = first == "lib" and below.startswith("python")
+    if scheme == "data" and below and first not in _RESERVED_FOLDERS and not packages:
         return name
     raise _unsafe(wheel, "would install a file outside of the places for data", member)
 

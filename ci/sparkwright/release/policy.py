@@ -15,9 +15,11 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.client.records import FileEdit, Name, Overlay
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
+from sparkwright.core.strict_yaml import Prose
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 
@@ -116,13 +118,28 @@ class SetRule(_Record, frozen=True):
     Attributes:
         pythons: The versions that it is for.
         requires: Requirements beside those of the wheels.
+        overlays: What packages of the set replace in one another; nothing else may.
+        inexact_records: Project whose RECORD may disagree with its members → why.
+        edits: Changes of installed files, which the client makes.
     """
 
     pythons: Annotated[tuple[Python, ...], msgspec.Meta(min_length=1)] = PYTHONS
     requires: tuple[Text, ...] = ()
     overrides: tuple[Override, ...] = ()
+    overlays: tuple[Overlay, ...] = ()
+    inexact_records: dict[Name, Prose] = {}
+    edits: tuple[FileEdit, ...] = ()
+
+    @property
+    def special(self) -> set[str]:
+        """The projects of the set that overlays, inexact records and edits name."""
+        overlaid = {name for overlay in self.overlays for name in (overlay.upper, overlay.lower)}
+        return overlaid | {*self.inexact_records, *(edit.package for edit in self.edits)}
 
     def __post_init__(self) -> None:
+        files = [edit.file for edit in self.edits]
+        if twice := sorted({file for file in files if files.count(file) > 1}):
+            raise ValueError(f"{twice[0]} is edited twice")
         for text in (*self.requires, *(override.requirement for override in self.overrides)):
             try:
                 requirement = Requirement(text)

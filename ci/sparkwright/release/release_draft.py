@@ -29,7 +29,6 @@ from sparkwright.release import (
     decision,
     gate_results,
     locked_set,
-    machine_edits,
     provenance,
     release_notes,
     wheel_facts,
@@ -37,7 +36,7 @@ from sparkwright.release import (
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.gate_results import GateResults
 from sparkwright.release.locked_set import OwnWheel
-from sparkwright.release.policy import ReleasePolicy
+from sparkwright.release.policy import ReleasePolicy, SetRule
 from sparkwright.release.wheel_facts import WheelFacts
 
 
@@ -136,7 +135,7 @@ class ReleaseDraft:
             self._wheel(wheel, decided, address, known.get(wheel.name)) for wheel in decided.wheels
         )
         machines: list[Machine] = sorted({wheel.machine for wheel in wheels} - {"any"})
-        edits = machine_edits.load(context.project)
+        rule = policy.set_rule(context.project.stack)
         paths = {wheel.name: wheel.path for wheel in decided.wheels}
         sources: dict[str, ForkSource] = {}
         for facts in decided.wheels:
@@ -148,14 +147,14 @@ class ReleaseDraft:
             wheels=wheels,
             # A set without machine code is for the Spark.
             locks=tuple(
-                self._lock(wheels, paths, machine, url, edits)
-                for machine in machines or ["aarch64"]
+                self._lock(wheels, paths, machine, url, rule) for machine in machines or ["aarch64"]
             ),
             forks=tuple(
                 release_notes.with_upstream(context, source) for source in sources.values()
             ),
-            edits=edits.edits if edits else (),
-            overlays=edits.overlays if edits else (),
+            edits=rule.edits,
+            overlays=rule.overlays,
+            inexact_records=rule.inexact_records,
             before=before.name if before else "",
         )
         self.release = with_notes(release, before, self.contents)
@@ -198,7 +197,7 @@ class ReleaseDraft:
         paths: Mapping[str, Path],
         machine: Machine,
         url: str,
-        edits: machine_edits.MachineEdits | None,
+        rule: SetRule,
     ) -> ReleaseLock:
         project = self._context.project
         own = [
@@ -216,12 +215,16 @@ class ReleaseDraft:
         locked = locked_set.resolve(
             own,
             machine,
-            self._policy.set_rule(project.stack),
+            rule,
             index_url=package_index.index_url(),
             torch=locked_set.torch_version(project.build_folder / "pylock.toml"),
         )
-        if edits:
-            edits.require(locked.wheels)
+        if missing := sorted(rule.special - locked.packages.keys()):
+            raise ReleaseError(
+                "set-mixed",
+                "The set lacks packages that its rule in ci/release.yaml names.",
+                details=missing,
+            )
         file = _add(f"pylock.{machine}.toml", locked.lock, self.contents)
         return ReleaseLock(
             **msgspec.structs.asdict(file),
