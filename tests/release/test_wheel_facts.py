@@ -22,7 +22,7 @@ from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPol
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.release import content, wheel_content, wheel_facts
+from sparkwright.release import wheel_content, wheel_facts
 from sparkwright.release.wheel_facts import WheelFacts
 
 Members = dict[str, bytes]
@@ -75,7 +75,6 @@ def test_a_wheel_of_ours_is_known(tmp_path: Path) -> None:
     )
     assert wheel.requires_python == ">=3.9"
     assert b"Requires-Dist: torch==2.14.0" in found.metadata
-    assert wheel.content == content.of_wheel(path)
     assert [(one.name, one.origin, one.size > 0) for one in wheel.libraries] == [
         ("vllm/_C_stable_libtorch.abi3.so", "compiled", True),
         ("vllm/_big_C.abi3.so", "base", True),
@@ -358,7 +357,6 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     )
     [site] = tmp_path.glob("env/lib/*/site-packages")
     expected = {"content vllm": read(path).content}
-    assert read(path).content == content.of_wheel(path)
     assert wheel_content.of_environment(site) == expected
     (site / "vllm" / "__init__.py").write_bytes(b"print(2)")
     assert wheel_content.of_environment(site) not in (expected, {})

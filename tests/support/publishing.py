@@ -67,7 +67,7 @@ class Place:
             offline=True,
             **changed,
         )
-        return Publisher(session, self.root, self.signer, self.trust, verdicts.policy(), observe)
+        return Publisher(session, self.root, self.signer, self.trust, verdicts.release_policy(), observe)  # type: ignore[arg-type]
 
     def publish(
         self,

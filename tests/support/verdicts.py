@@ -32,6 +32,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Measurement, Result, Subject
 from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates.accuracy import gate as tasks
@@ -56,10 +57,8 @@ from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput import paired_differences, runner
-from sparkwright.release import content
 from sparkwright.release import policy as release_policies
-from sparkwright.release.decide import policy as policies
-from sparkwright.release.decide.policy import ReleasePolicy, Speeds
+from sparkwright.release import wheel_content, wheel_facts
 
 #: What a machine tells of itself; the architecture is the wheel's.
 HOST = {
@@ -86,21 +85,20 @@ MAKERS: Mapping[State, Callable[[str, str, str], Check]] = {
 
 
 @functools.cache
-def policy() -> ReleasePolicy:
-    """Return the repository's own release policy, with one recipe in place of its groups, which `ladder` climbs."""
-    return replace(policies.load(wheels.ROOT), recipes=dict.fromkeys(("fp4-moe", "speculative"), (RECIPE,)))
-
-
-@functools.cache
 def release_policy() -> release_policies.ReleasePolicy:
-    """Return the same policy as the new publisher reads it."""
+    """Return the repository's own release policy, with one recipe in place of its groups, which `ladder` climbs."""
     loaded = release_policies.load(wheels.ROOT)
     return replace(loaded, file=replace(loaded.file, recipes=dict.fromkeys(("fp4-moe", "speculative"), (RECIPE,))))
 
 
 def companions_of(paths: Sequence[Path]) -> dict[str, str]:
     """Return the facts by which a ladder says what was installed beside its wheel."""
-    return {f"content {wheels.subject(path).name}": content.of_wheel(path) for path in paths}
+    return {f"content {wheels.subject(path).name}": _content(path) for path in paths}
+
+
+def _content(path: Path) -> str:
+    rows = wheel_facts._contents(path).rows
+    return wheel_content.of_wheel(rows, WheelName.of(path.name).info)
 
 
 def ladder(
@@ -128,7 +126,7 @@ def ladder(
             checks[0] = MAKERS[state](checks[0].name, "made up for a test", "made-up")
         served = (RECIPE,) if name == "G8" else recipes
         for recipe in served if name in SERVED else ("",):
-            judged = policy().judged_by(name, stack, recipe) or wheels.hexed("policy", name)
+            judged = release_policy().expected_digest(name, stack, recipe) or wheels.hexed("policy", name)
             gate = Gate(name, judged, gate_policy.declared(name), tuple, recipe)
             made.append(ladders.verdict_of(gate, checks, subject, host=dict(facts), began=BEGAN, seconds=60.0, evidence=evidence(path) if name == "G8" else ""))
     return Ladder(stack, subject, tuple(made))
@@ -191,8 +189,8 @@ def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, c
 
 @functools.lru_cache
 def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[WorkloadCell, ...]) -> Result:
-    speeds = policy().speeds
-    assert isinstance(speeds, Speeds)
+    speeds = release_policy().throughput
+    assert speeds
     chance, asked = random.Random(seed), cells or speeds.cells
     numbers = (CONTROL_BLOCK, *range(blocks))
     legs = tuple(leg for block in numbers for cell in asked for leg in _legs(chance, cell, block, slower))

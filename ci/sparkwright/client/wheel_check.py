@@ -310,7 +310,10 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
                     if wheel not in packages[folder] and pair not in allowed:
                         what = f"puts a file into a package of {owner.wheel.name}"
                         raise _unsafe(wheel.wheel, what, place)
+    projects = {wheel.wheel.project for wheel in wheels}
     for overlay in overlays:
+        if not {overlay.upper, overlay.lower} <= projects:
+            continue
         count = len(overlaid(wheels, overlay))
         if count != overlay.files:
             what = f"{overlay.upper} replaces {count} files of {overlay.lower}"

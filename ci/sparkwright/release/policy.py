@@ -130,12 +130,6 @@ class SetRule(_Record, frozen=True):
     inexact_records: dict[Name, Prose] = {}
     edits: tuple[FileEdit, ...] = ()
 
-    @property
-    def special(self) -> set[str]:
-        """The projects of the set that overlays, inexact records and edits name."""
-        overlaid = {name for overlay in self.overlays for name in (overlay.upper, overlay.lower)}
-        return overlaid | {*self.inexact_records, *(edit.package for edit in self.edits)}
-
     def __post_init__(self) -> None:
         files = [edit.file for edit in self.edits]
         if twice := sorted({file for file in files if files.count(file) > 1}):

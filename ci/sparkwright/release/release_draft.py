@@ -219,12 +219,10 @@ class ReleaseDraft:
             index_url=package_index.index_url(),
             torch=locked_set.torch_version(project.build_folder / "pylock.toml"),
         )
-        if missing := sorted(rule.special - locked.packages.keys()):
-            raise ReleaseError(
-                "set-mixed",
-                "The set lacks packages that its rule in ci/release.yaml names.",
-                details=missing,
-            )
+        edited = {edit.package for edit in rule.edits}
+        if missing := sorted(edited - locked.packages.keys()):
+            what = "The set lacks packages that are to be edited."
+            raise ReleaseError("set-mixed", what, details=missing)
         file = _add(f"pylock.{machine}.toml", locked.lock, self.contents)
         return ReleaseLock(
             **msgspec.structs.asdict(file),
