@@ -102,7 +102,7 @@ class Index:
         """Publish a release of the wheels *ours*, with what lies beside them, and of *others*."""
         inspected = facts.inspect_all(ours)
         beside = {path.name: judged.beside(path) for path in ours}
-        decided = decision.decide_all(inspected, beside, verdicts.release_policy()  # type: ignore[arg-type])
+        decided = decision.decide_all(inspected, beside, verdicts.release_policy())  # type: ignore[arg-type]
         made, proved = [], []
         for one, about in zip(inspected, decided, strict=True):
             wheel = replace(one.wheel, url=places.wheel(one.wheel.sha256, one.wheel.filename), uploaded=BEGAN)
