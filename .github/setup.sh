@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs this checkout's program into .venv and puts it on the path of the job's later steps; a site's own config.yaml and trust.yaml come
+# Installs this checkout's program into .venv and puts it on the path of the job's later steps; a site's own config.yaml comes
 # with it. Arguments are packages of Debian or Ubuntu that the job needs besides; those that are missing are installed.
 set -euo pipefail
 
@@ -15,12 +15,15 @@ if ((${#missing[@]})); then
 fi
 
 python3 -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check ".[full]"
+# By hash, and from wheels alone, because jobs that hold keys are prepared by this script, too:
+#   uv pip compile pyproject.toml .github/requirements.in --extra full --universal --python-version 3.11 \
+#       --generate-hashes --no-annotate --no-header --output-file .github/requirements.txt
+install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+"${install[@]}" --require-hashes --only-binary :all: --requirement .github/requirements.txt
+"${install[@]}" --no-deps --no-build-isolation .
 echo "$PWD/.venv/bin" >>"$GITHUB_PATH"
-if [[ -n ${SITE_CONFIG:-}${SITE_TRUST:-} ]]; then
-    printf '%s\n' "${SITE_CONFIG:-mirrors: {\}}" >"$RUNNER_TEMP/config.yaml"
-    rm -f "$RUNNER_TEMP/trust.yaml"
-    [[ -z ${SITE_TRUST:-} ]] || printf '%s\n' "$SITE_TRUST" >"$RUNNER_TEMP/trust.yaml"
+if [[ -n ${SITE_CONFIG:-} ]]; then
+    printf '%s\n' "$SITE_CONFIG" >"$RUNNER_TEMP/config.yaml"
     echo "SPARKWRIGHT_CONFIG=$RUNNER_TEMP/config.yaml" >>"$GITHUB_ENV"
 fi
 .venv/bin/sparkwright --version

@@ -72,7 +72,9 @@ def test_the_policy_stays_itself_when_it_is_written(reviewed: Policy, tmp_path: 
         ("egress.networks", ["10.0.0.1/8"]), ("egress.ports", [70000]), ("limits.memory_max", "lots"), ("typo", 1),
     ],
 )  # fmt: skip
-def test_a_policy_that_cannot_be_meant_is_refused(reviewed: Policy, tmp_path: Path, field: str, value: Any) -> None:
+def test_a_policy_that_cannot_be_meant_is_refused(
+    reviewed: Policy, tmp_path: Path, field: str, value: Any
+) -> None:
     """Names that would be more than names in a unit or a rule, floors above starts, folders in folders: each is an error of the file."""
     record = msgspec.to_builtins(reviewed)
     place, _, name = field.rpartition(".")
@@ -94,16 +96,37 @@ def test_every_step_says_why_and_how_it_goes_back(reviewed: Policy) -> None:
         made = {act.path for act in step.apply if isinstance(act, File)}
         gone = {act.path for act in step.undo if isinstance(act, Gone)}
         assert made <= gone, step.name
-        assert not any(act.path.startswith(reviewed.folders.models) for act in step.undo if isinstance(act, Gone))
+        assert not any(
+            act.path.startswith(reviewed.folders.models)
+            for act in step.undo
+            if isinstance(act, Gone)
+        )
         assert all(printed(act) for act in (*step.apply, *step.undo))
 
 
 def test_no_command_goes_through_a_shell(reviewed: Policy) -> None:
     """Programs are lists of words, and none of them is a shell."""
-    words = [act.words for step in plan.steps(reviewed, SETTINGS) for act in (*step.apply, *step.undo) if isinstance(act, Run)]
+    words = [
+        act.words
+        for step in plan.steps(reviewed, SETTINGS)
+        for act in (*step.apply, *step.undo)
+        if isinstance(act, Run)
+    ]
 
     assert words
     assert not [one for one in words if Path(one[0]).name in ("sh", "bash", "sudo") or "-c" in one]
+
+
+def test_root_installs_nothing_by_its_bare_name(reviewed: Policy) -> None:
+    """The program comes from a reviewed checkout and what it needs by hash: a name is anybody's."""
+    actions = [str(action) for step in plan.steps(reviewed, SETTINGS) for action in step.apply]
+    installs = [
+        text for action in actions for text in re.findall(r"pip install ([^&'\"]*)", action)
+    ]
+
+    assert [text.split()[-1] for text in installs] == [".github/requirements.txt", "."]
+    assert "--require-hashes" in installs[0]
+    assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
 
 
 def test_the_unit_holds_the_cage(reviewed: Policy) -> None:
@@ -119,7 +142,9 @@ def test_the_unit_holds_the_cage(reviewed: Policy) -> None:
         assert f"\n{line}\n" in text
     assert "-/run/docker.sock" in text
     assert "Environment" not in text
-    assert int(re.findall(r"RuntimeMaxSec=(\d+)", text)[0]) > 60 * (reviewed.limits.job + reviewed.limits.idle)
+    assert int(re.findall(r"RuntimeMaxSec=(\d+)", text)[0]) > 60 * (
+        reviewed.limits.job + reviewed.limits.idle
+    )
     assert unit.escaped("/var/lib/sparkwright-runner/work") == r"var-lib-sparkwright\x2drunner-work"
 
 
@@ -130,7 +155,9 @@ def test_rules_hold_for_the_job_s_user_alone(reviewed: Policy) -> None:
     assert text.count("meta skuid") == 1
     assert "policy accept" in text
     assert "dport 53" not in text
-    more = msgspec.structs.replace(reviewed.egress, resolvers=("fd00::1",), networks=("10.1.0.0/16",))
+    more = msgspec.structs.replace(
+        reviewed.egress, resolvers=("fd00::1",), networks=("10.1.0.0/16",)
+    )
     named = msgspec.structs.replace(reviewed, egress=more)
     assert "ip6 daddr fd00::1 meta l4proto { tcp, udp } th dport 53 accept" in egress.ruleset(named)
     assert "elements = { 10.1.0.0/16 }" in egress.ruleset(named)
@@ -168,12 +195,29 @@ def test_units_and_hook_need_no_home(tmp_path: Path) -> None:
     ground = runnerhub.ground(tmp_path)
     cage = {"HOME": "/proc/none", "PATH": "/usr/bin:/bin"}
     hook = ["bash", "-e", str(ground.config / plan.HOOK)]
-    assert subprocess.run(hook, env={**cage, **GOOD}, capture_output=True, check=False).returncode == 0
-    refused = subprocess.run(hook, env={**cage, **GOOD, "GITHUB_REF": "refs/pull/1/merge"}, capture_output=True, text=True, check=False)
+    assert (
+        subprocess.run(hook, env={**cage, **GOOD}, capture_output=True, check=False).returncode == 0
+    )
+    refused = subprocess.run(
+        hook,
+        env={**cage, **GOOD, "GITHUB_REF": "refs/pull/1/merge"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert refused.returncode == 1
     assert "runner-refused" in refused.stderr
     for action in ("once", "clean", "egress"):
-        words = [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--config", str(tmp_path / "none")]
+        words = [
+            sys.executable,
+            "-m",
+            "sparkwright",
+            "lab",
+            "runner",
+            action,
+            "--config",
+            str(tmp_path / "none"),
+        ]
         done = subprocess.run(words, env=cage, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert re.search("error: (file-invalid|runner-setup)", done.stderr), done.stderr
@@ -189,8 +233,12 @@ def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
     assert {"gb10", "spark-gate", "self-hosted"} <= set(labels.carried(reviewed, settings))
     assert list(labels.wrong(reviewed, settings, SPARK)) == []
     assert "12.1" in next(iter(labels.wrong(reviewed, SETTINGS, Machine(("8.9",), 128_000))))
-    assert "does not know" in next(iter(labels.wrong(reviewed, Settings("a/b", "a", ("x", "gb10")), SPARK)))
-    assert list(labels.wrong(reviewed, Settings("a/b", "a"), SPARK)) == ["no label of the policy, so no job comes here"]
+    assert "does not know" in next(
+        iter(labels.wrong(reviewed, Settings("a/b", "a", ("x", "gb10")), SPARK))
+    )
+    assert list(labels.wrong(reviewed, Settings("a/b", "a"), SPARK)) == [
+        "no label of the policy, so no job comes here"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +252,9 @@ def test_a_label_is_carried_where_it_is_true(reviewed: Policy) -> None:
         ("GITHUB_WORKFLOW_REF", "acme/lab/.github/workflows/x.yml"),
     ],
 )  # fmt: skip
-def test_the_hook_refuses_what_a_stranger_causes(reviewed: Policy, tmp_path: Path, name: str, value: str) -> None:
+def test_the_hook_refuses_what_a_stranger_causes(
+    reviewed: Policy, tmp_path: Path, name: str, value: str
+) -> None:
     """Another repository, event, branch or workflow ends a job before its first step."""
     assert admit.admitted(GOOD, reviewed, SETTINGS) == ""
     with refusal("runner-refused"):
@@ -238,7 +288,14 @@ def here(folder: Path) -> Place:
 
 
 FILE = File("/etc/x/file", "text\n", 0o640)
-STEP = Step(name="a", what="b", why="c", check=AsApplied(), apply=(Folder("/etc/x", 0o750), FILE), undo=(Gone(FILE.path), Gone("/etc/x")))
+STEP = Step(
+    name="a",
+    what="b",
+    why="c",
+    check=AsApplied(),
+    apply=(Folder("/etc/x", 0o750), FILE),
+    undo=(Gone(FILE.path), Gone("/etc/x")),
+)
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -284,14 +341,31 @@ def test_a_step_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
         with refusal("runner-setup", match="'a'"):
             perform._do(STEP, act, place)
     with refusal("runner-setup", match="does not hold"):
-        perform.set_up((msgspec.structs.replace(STEP, apply=(Folder("/etc/z"),), check=Exists("/etc/none")),), place)
+        perform.set_up(
+            (msgspec.structs.replace(STEP, apply=(Folder("/etc/z"),), check=Exists("/etc/none")),),
+            place,
+        )
     with refusal("tool-missing", match="no-such-program"):
         perform.set_up((msgspec.structs.replace(STEP, apply=(Run(("no-such-program",)),)),), place)
 
 
-def test_plan_says_everything_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_says_everything_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """plan needs no rights and no network; with --json it gives the steps as they would be done."""
-    command = ["lab", "runner", "plan", "--repository", "acme/lab", "--name", "spark-a", "--sysroot", str(tmp_path / "bare"), "--root", str(ROOT)]
+    command = [
+        "lab",
+        "runner",
+        "plan",
+        "--repository",
+        "acme/lab",
+        "--name",
+        "spark-a",
+        "--sysroot",
+        str(tmp_path / "bare"),
+        "--root",
+        str(ROOT),
+    ]
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [step["name"] for step in document["steps"]][:2] == ["user", "folders"]
@@ -324,17 +398,35 @@ def test_setup_of_an_exposed_checkout_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ci" / "runner.yaml").write_bytes((ROOT / "ci" / "runner.yaml").read_bytes())
     (tmp_path / "forks").symlink_to(ROOT / "forks")
     (tmp_path / ".github" / "workflows").mkdir(parents=True)
-    (tmp_path / ".github" / "workflows" / "x.yml").write_text("on: pull_request\njobs:\n  a:\n    runs-on: [self-hosted, gb10]\n")
+    (tmp_path / ".github" / "workflows" / "x.yml").write_text(
+        "on: pull_request\njobs:\n  a:\n    runs-on: [self-hosted, gb10]\n"
+    )
 
     with refusal("runner-exposed") as caught:
-        run(["lab", "runner", "plan", "--root", str(tmp_path), "--repository", "a/b", "--name", "a"])
+        run(
+            ["lab", "runner", "plan", "--root", str(tmp_path), "--repository", "a/b", "--name", "a"]
+        )
     assert "x.yml a: pull_request" in caught.value.details[0]
 
 
 def test_setup_says_yes_first(tmp_path: Path) -> None:
     """Without --yes nothing is changed; without root neither."""
     with refusal("usage" if os.geteuid() == 0 else "runner-setup"):
-        run(["lab", "runner", "setup", "--root", str(ROOT), "--repository", "a/b", "--name", "a", "--sysroot", str(tmp_path / "bare")])
+        run(
+            [
+                "lab",
+                "runner",
+                "setup",
+                "--root",
+                str(ROOT),
+                "--repository",
+                "a/b",
+                "--name",
+                "a",
+                "--sysroot",
+                str(tmp_path / "bare"),
+            ]
+        )
     assert not (tmp_path / "bare").exists()
 
 
@@ -370,7 +462,12 @@ def test_what_a_user_can_write_is_found_by_trying(tmp_path: Path) -> None:
 
 def test_the_verb_is_there(tmp_path: Path) -> None:
     """`sparkwright lab runner --help` names every action."""
-    done = subprocess.run([sys.executable, "-m", "sparkwright", "lab", "runner", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkwright", "lab", "runner", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
     from sparkwright.cli.lab import ACTIONS
 

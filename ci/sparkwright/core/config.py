@@ -17,7 +17,6 @@ from typing import Literal
 import msgspec
 import platformdirs
 
-from sparkwright import __version__
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
@@ -103,11 +102,13 @@ def root(named: Path | None = None) -> Path:
 
 
 def install_full() -> str:
-    """Return the command that installs the program with the part `full`."""
+    """
+    Return the command that installs the program with the part `full`, from a checkout: no package
+    index has it, so its bare name would be anybody's.
+    """
     own = PACKAGE.parents[1]
-    editable = (own / "pyproject.toml").exists()
-    part = f"--editable '{own}[full]'" if editable else f"'sparkwright[full]=={__version__}'"
-    return f"{sys.executable} -m pip install {part}"
+    folder = own if (own / "pyproject.toml").exists() else "CHECKOUT"
+    return f"{sys.executable} -m pip install --editable '{folder}[full]'"
 
 
 def carried() -> dict[str, bytes]:

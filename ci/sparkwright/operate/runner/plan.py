@@ -43,7 +43,16 @@ def steps(policy: Policy, settings: Settings) -> tuple[Step, ...]:
 def _user(name: str) -> Step:
     # A run that was killed between the two has made the group.
     group = ("groupadd", "--system", "--force", name)
-    options = ("--system", "--gid", name, "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin")
+    options = (
+        "--system",
+        "--gid",
+        name,
+        "--no-create-home",
+        "--home-dir",
+        "/nonexistent",
+        "--shell",
+        "/usr/sbin/nologin",
+    )
     return Step(
         name="user",
         what=f"a system user {name} in no group but its own",
@@ -62,7 +71,11 @@ def _folders(policy: Policy) -> tuple[Step, ...]:
         what="folders of root's for settings and state, and the place where the work folder is mounted",
         why="a job can write nowhere but into its work folder",
         check=AsApplied(),
-        apply=(Folder(folders.config, 0o755), Folder(folders.state, 0o711), Folder(f"{folders.state}/logs", 0o700)),
+        apply=(
+            Folder(folders.config, 0o755),
+            Folder(folders.state, 0o711),
+            Folder(f"{folders.state}/logs", 0o700),
+        ),
         undo=(),
     )
     work = Step(
@@ -109,7 +122,7 @@ def _brought(policy: Policy) -> tuple[Step, ...]:
         what=f"this program in {folders.program}, root's",
         why="the supervisor is root's; a job must not be able to change it",
         check=Exists(f"{folders.program}/bin/sparkwright"),
-        apply=(ByHand(f"python3 -m venv {folders.program} && {folders.program}/bin/pip install 'sparkwright[full]'"),),
+        apply=(ByHand(_install_program(folders.program)),),
     )
     version = f"version {software.version}, sha256 {software.sha256}"
     runner = Step(
@@ -125,6 +138,16 @@ def _brought(policy: Policy) -> tuple[Step, ...]:
         ),
     )
     return (program, runner)
+
+
+def _install_program(folder: str) -> str:
+    """Return how root installs this program: from a reviewed checkout, and by hash what it needs."""
+    pip = f"{folder}/bin/python -m pip install"
+    return (
+        f"in a checkout of a commit that you have reviewed: python3 -m venv {folder} && "
+        f"{pip} --require-hashes --only-binary :all: -r .github/requirements.txt && "
+        f"{pip} --no-deps --no-build-isolation ."
+    )
 
 
 def _settings(policy: Policy, settings: Settings) -> Step:
@@ -174,7 +197,9 @@ def _asking(policy: Policy) -> str:
     """Return the hook's text: it takes from its environment what GitHub says of the job, and nothing that a workflow may have put there."""
     python = f"{policy.folders.program}/bin/python"
     told = " ".join(f'{name}="${name}"' for name in admit.TOLD)
-    command = shlex.join(("-I", "-m", "sparkwright", "lab", "runner", "admit", "--config", policy.folders.config))
+    command = shlex.join(
+        ("-I", "-m", "sparkwright", "lab", "runner", "admit", "--config", policy.folders.config)
+    )
     return f"#!/bin/sh\n# GitHub's runner asks this before the first step of a job.\nexec /usr/bin/env -i {told} {python} {command}\n"
 
 
@@ -220,25 +245,41 @@ def _units(policy: Policy) -> tuple[Step, ...]:
 
 
 def _enabled(policy: Policy) -> Step:
-    names = (unit.mount(policy)[0], f"{unit.EGRESS}.service", f"{unit.EGRESS}-refresh.timer", unit.INSTANCE)
+    names = (
+        unit.mount(policy)[0],
+        f"{unit.EGRESS}.service",
+        f"{unit.EGRESS}-refresh.timer",
+        unit.INSTANCE,
+    )
     return Step(
         name="enabled",
         what=f"{', '.join(names)} start at boot",
         why="a machine that restarted takes jobs again, in the same cage",
         check=Answers(("systemctl", "is-enabled", *names), r"\A(enabled\n){4}\Z"),
         apply=(Run(("systemctl", "enable", "--quiet", *names)),),
-        undo=tuple(Gone(f"{UNITS}/{'timers' if name.endswith('.timer') else 'multi-user'}.target.wants/{name}") for name in names),
+        undo=tuple(
+            Gone(
+                f"{UNITS}/{'timers' if name.endswith('.timer') else 'multi-user'}.target.wants/{name}"
+            )
+            for name in names
+        ),
     )
 
 
 def _started(policy: Policy) -> Step:
-    rules, refresh, timer = f"{unit.EGRESS}.service", f"{unit.EGRESS}-refresh.service", f"{unit.EGRESS}-refresh.timer"
+    rules, refresh, timer = (
+        f"{unit.EGRESS}.service",
+        f"{unit.EGRESS}-refresh.service",
+        f"{unit.EGRESS}-refresh.timer",
+    )
     gone = f"add table inet {egress.TABLE}; delete table inet {egress.TABLE}"
     return Step(
         name="started",
         what="systemd has read the units, and the runner waits for jobs",
         why="set-up ends with a runner that runs",
-        check=Answers(("systemctl", "is-active", rules, timer, unit.INSTANCE), r"\A(active\n){3}\Z"),
+        check=Answers(
+            ("systemctl", "is-active", rules, timer, unit.INSTANCE), r"\A(active\n){3}\Z"
+        ),
         apply=(
             Run(("systemctl", "daemon-reload")),
             Run(("systemctl", "reload-or-restart", rules)),
