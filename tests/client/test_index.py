@@ -14,7 +14,7 @@ import pytest
 from securesystemslib.signer import CryptoSigner, SigstoreKey
 from tests.client.test_refusals import HTML, answer, dripping, endless
 from tests.client.world import World, wheel
-from tests.support import tufindex
+from tests.support import refused, tufindex
 from tuf.api.metadata import Metadata, MetaFile
 
 from sparkwright.client import index as client_index
@@ -263,7 +263,12 @@ ATTACKS: dict[str, tuple[str, Callable[[World], object]]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attack_is_refused(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_is_refused(
+    world: World,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
     """Whatever is served, nothing is installed, nothing is waited for, and the reference says what to do."""
     for limit in ("REFRESH_SECONDS", "FILE_SECONDS"):
         monkeypatch.setattr(client_index, limit, 1.5 if "dripping" in name else 15.0)
@@ -275,8 +280,8 @@ def test_attack_is_refused(world: World, name: str, monkeypatch: pytest.MonkeyPa
 
     outcome = user.run("install", "--trust", fingerprint)
 
-    assert outcome.reference == expected, outcome.said
-    assert user.listing() == {}
+    row = refused.record(record_property, outcome.reference, {}, user.listing())
+    assert row == (expected, "nothing"), outcome.said
     assert time.monotonic() - began < 20
 
 

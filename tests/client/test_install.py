@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.client.test_refusals import dripping
 from tests.client.world import PYTHON, SITE, User, World, wheel
+from tests.support import refused
 from uv import find_uv_bin
 
 from sparkwright.client import main
@@ -375,7 +377,10 @@ def test_a_library_that_needs_a_driver_is_left_out(world: World) -> None:
 
 @pytest.mark.parametrize("text", ["import os; os._exit(0)", "while True: print('x' * 100_000)"])
 def test_a_package_that_ends_or_floods_its_python_is_refused(
-    world: World, text: str, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The trial must say that everything was loaded; its output is bounded."""
     from sparkwright.client import environment
@@ -385,8 +390,8 @@ def test_a_package_that_ends_or_floods_its_python_is_refused(
     world.publish(ONE, [wheel("demo", files={"demo/__init__.py": text.encode()})])
     user = world.user()
 
-    assert user.install().reference == "environment-broken"
-    assert user.listing() == {}
+    row = refused.record(record_property, user.install().reference, {}, user.listing())
+    assert row == ("environment-broken", "nothing")
 
 
 def _overlaid() -> tuple[list[object], list[object], dict[str, object]]:
@@ -429,7 +434,9 @@ def test_edits_and_overlays_are_made_on_the_machine(world: World) -> None:
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "anchor", "package", "count", "none"])
-def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
+def test_edits_that_do_not_fit_are_refused(
+    world: World, fault: str, record_property: Callable[[str, object], None]
+) -> None:
     """An edit is for one file of one wheel, and an overlay for a number of files."""
     ours, others, options = _overlaid()
     edit, overlay = options["edits"][0], options["overlays"][0]  # type: ignore[index]
@@ -437,7 +444,9 @@ def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
     if fault in ("before", "after"):
         edit = replace(edit, **{fault: "0" * 64})
     changes: dict[str, dict[str, object]] = {
-        "anchor": {"edits": (replace(edit, changes=(TextChange("sm", "x"), TextChange("nowhere", "x"))),)},
+        "anchor": {
+            "edits": (replace(edit, changes=(TextChange("sm", "x"), TextChange("nowhere", "x"))),)
+        },
         "package": {"edits": (replace(edit, package="lower"),)},
         "count": {"overlays": (replace(overlay, files=1),)},
         "none": {"overlays": ()},
@@ -447,8 +456,8 @@ def test_edits_that_do_not_fit_are_refused(world: World, fault: str) -> None:
     user = world.user()
 
     expected = {"count": "set-mixed", "none": "wheel-unsafe"}.get(fault, "edit-mismatch")
-    assert user.install().reference == expected
-    assert user.listing() == {}
+    row = refused.record(record_property, user.install().reference, {}, user.listing())
+    assert row == (expected, "nothing")
 
 
 def test_root_is_trusted_once_and_a_mirror_with_it(world: World) -> None:

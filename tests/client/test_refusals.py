@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from tests.client.world import Outcome, User, World, wheel
-from tests.support import mounts
+from tests.client.world import User, World, wheel
+from tests.support import mounts, refused
 
 from sparkwright.client import downloads
 from sparkwright.core import http
@@ -23,12 +23,16 @@ HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please 
 EXTRA = '[[packages]]\nname = "more"\nversion = "1"\n'
 
 
-def refused(user: User, before: dict[str, str], *words: str) -> Outcome:
-    """Install, which has to fail without a change."""
+Record = Callable[[str, object], None]
+
+
+def refusal_of(user: User, record_property: Record, *words: str | Path) -> str:
+    """Install, which has to fail without a change, and return the reference."""
+    before = user.listing()
     outcome = user.run("install", *words)
-    assert outcome.code
-    assert user.listing() == before
-    return outcome
+    reference, touched = refused.record(record_property, outcome.reference, before, user.listing())
+    assert (outcome.code > 0, touched) == (True, "nothing"), outcome.said
+    return reference
 
 
 LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -84,6 +88,37 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
         lambda text: text.replace('url = "http://127', 'url = "../../127'),
     ),
     "extras": ("lock-invalid", lambda text: 'extras = ["all"]\n' + text),
+    "another version of the format": (
+        "lock-invalid",
+        lambda text: text.replace('lock-version = "1.0"', 'lock-version = "2.0"'),
+    ),
+    "a name with a blank": (
+        "lock-invalid",
+        lambda text: text.replace('name = "other-', 'name = "an other-'),
+    ),
+    "another project's file": (
+        "lock-invalid",
+        lambda text: text.replace('name = "other-', 'name = "demo-'),
+    ),
+    "another version's file": (
+        "lock-invalid",
+        lambda text: text.replace('name = "other-2', 'name = "other-3'),
+    ),
+    "a source beside the wheels": (
+        "lock-invalid",
+        lambda text: (
+            text
+            + 'sdist = { name = "other-2.0.tar.gz", url = "https://a.example/o.tar.gz", hashes = { sha256 = "" } }\n'
+        ),
+    ),
+    "another kind of address": ("lock-invalid", lambda text: text.replace("http://", "ftp://")),
+    "another host without a scheme": (
+        "lock-invalid",
+        lambda text: text.replace("http://", "//"),
+    ),
+    "no version": ("lock-invalid", lambda text: text.replace('version = "2.0"\n', "")),
+    "a negative size": ("lock-invalid", lambda text: text.replace("size = ", "size = -")),
+    "nested without end": ("lock-invalid", lambda text: text + "a = " + "[" * 100_000),
     "another version": ("set-mixed", lambda text: text.replace("2.0", "2.1")),
     "without a wheel of ours": (
         "set-mixed",
@@ -117,7 +152,7 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @pytest.mark.parametrize("case", LOCKS)
-def test_hostile_lock_is_refused(world: World, case: str) -> None:
+def test_hostile_lock_is_refused(world: World, case: str, record_property: Record) -> None:
     """A lock names wheels by hash at an address, of exactly the release's versions, for this machine."""
     expected, change = LOCKS[case]
     demo, other = wheel("demo", "1.1"), wheel("other", "2.0")
@@ -128,7 +163,7 @@ def test_hostile_lock_is_refused(world: World, case: str) -> None:
     assert change(text) != text
     world.publish(TWO, [demo], [other], lock=change(text).encode())
 
-    assert refused(user, user.listing()).reference == expected
+    assert refusal_of(user, record_property) == expected
 
 
 def answer(
@@ -182,7 +217,11 @@ DOWNLOADS: dict[str, tuple[str, Callable[[BaseHTTPRequestHandler], object]]] = {
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("case", DOWNLOADS)
 def test_bad_download_is_refused(
-    world: World, case: str, ours: bool, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    case: str,
+    ours: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Record,
 ) -> None:
     """Other bytes are not kept, whoever serves them; nothing waits for ever."""
     monkeypatch.setattr(http, "STALL", 0.5)
@@ -197,7 +236,7 @@ def test_bad_download_is_refused(
     ] = fault
 
     began = time.monotonic()
-    assert refused(user, user.listing()).reference == expected
+    assert refusal_of(user, record_property) == expected
     assert time.monotonic() - began < 30
     world.faults.clear()
     assert user.run("install").code == 0
@@ -297,7 +336,9 @@ def test_planted_links_are_not_written_through(world: World, link: str) -> None:
         f"prefix/releases/{ONE}",
     ],
 )
-def test_a_link_in_the_place_of_a_folder_is_refused(world: World, place: str) -> None:
+def test_a_link_in_the_place_of_a_folder_is_refused(
+    world: World, place: str, record_property: Record
+) -> None:
     """Nothing is written into a folder that somebody else put there."""
     world.publish(ONE, [wheel("demo")])
     user, elsewhere = world.user(), world.folder / "elsewhere"
@@ -305,18 +346,19 @@ def test_a_link_in_the_place_of_a_folder_is_refused(world: World, place: str) ->
     (user.folder / place).parent.mkdir(parents=True, exist_ok=True)
     (user.folder / place).symlink_to(elsewhere)
 
-    assert user.install().reference in ("cache-unusable", "environment-unusable")
+    reference = refusal_of(user, record_property, "--trust", world.fingerprint)
+    assert reference in ("cache-unusable", "environment-unusable")
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_folder_of_everybody_is_refused(world: World) -> None:
+def test_a_folder_of_everybody_is_refused(world: World, record_property: Record) -> None:
     """Whoever can write there could change what is installed."""
     world.publish(ONE, [wheel("demo")])
     user = world.user()
     user.prefix.mkdir()
     user.prefix.chmod(0o777)
 
-    assert user.install().reference == "cache-unusable"
+    assert refusal_of(user, record_property, "--trust", world.fingerprint) == "cache-unusable"
 
 
 @pytest.mark.parametrize("place", ["cache", "prefix"])
@@ -344,7 +386,7 @@ def test_full_disk_is_refused_before_anything_is_created(world: World, place: st
 
 
 def test_uv_that_fails_leaves_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record_property: Record
 ) -> None:
     """An environment that could not be made is removed, and the one before stays current."""
     from sparkwright.client import environment
@@ -352,7 +394,6 @@ def test_uv_that_fails_leaves_nothing(
     world.publish(ONE, [wheel("demo")])
     user = world.user()
     user.install()
-    before = user.listing()
     world.publish(TWO, [wheel("demo", "1.1")])
     program = tmp_path / "uv"
     program.write_text(
@@ -361,7 +402,7 @@ def test_uv_that_fails_leaves_nothing(
     program.chmod(0o755)
     monkeypatch.setattr(environment, "_uv", lambda: str(program))
 
-    assert refused(user, before).reference == "command-failed"
+    assert refusal_of(user, record_property) == "command-failed"
 
 
 def test_what_others_put_into_the_prefix_stays(world: World) -> None:
@@ -401,3 +442,30 @@ def test_a_folder_that_cannot_be_read_is_refused(world: World) -> None:
     timestamp.unlink()
     assert user.run("install").reference == "index-missing"
     assert user.listing() == {}
+
+
+def test_damaged_trust_is_not_taken_for_none(world: World, record_property: Record) -> None:
+    """The list of trusted indexes is not begun anew; metadata is fetched again, from the root that is trusted by its hash."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    assert user.install("--dry-run").code == 0
+    trust = user.prefix / "trust"
+    for path in trust.glob("*/*.json"):
+        path.write_bytes(b"{")
+    assert user.run("install", "--dry-run").code == 0
+    (trust / "indexes.json").write_bytes(b"{")
+    assert refusal_of(user, record_property) == "file-invalid"
+
+
+@pytest.mark.parametrize("text", ["yes | head -c 2000000000", "exit 0", "echo '{}'"])
+def test_a_python_that_floods_or_says_nothing_is_refused(
+    world: World, text: str, record_property: Record
+) -> None:
+    """An interpreter is a stranger's program: its answer is bounded in bytes and in time."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    assert user.install("--dry-run").code == 0
+    python = user.folder / "python"
+    python.write_text(f"#!/bin/sh\n{text}\n")
+    python.chmod(0o755)
+    assert refusal_of(user, record_property, "--python", python) == "environment-unusable"

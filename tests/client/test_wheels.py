@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.world import SITE, Outcome, User, Wheel, World, wheel
-from tests.support import mounts
+from tests.support import mounts, refused
 
 ONE = "2026.11.1"
 
@@ -181,7 +181,9 @@ def torch() -> Wheel:
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", CASES)
-def test_hostile_wheel_is_refused_and_nothing_is_created(world: World, case: str) -> None:
+def test_hostile_wheel_is_refused_and_nothing_is_created(
+    world: World, case: str, record_property: Callable[[str, object], None]
+) -> None:
     """Signed by the publisher and known by hash, it is refused all the same; the release before stays as it was."""
     expected, make = CASES[case]
     world.publish(ONE, [torch()])
@@ -192,8 +194,8 @@ def test_hostile_wheel_is_refused_and_nothing_is_created(world: World, case: str
 
     outcome = confined(user, "install")
 
-    assert outcome.reference == expected, outcome.said
-    assert user.listing() == before
+    row = refused.record(record_property, outcome.reference, before, user.listing())
+    assert row == (expected, "nothing"), outcome.said
     assert not list(user.prefix.glob("releases/.*")) + list(world.folder.rglob("escaped"))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import githubapi, publisher, tufindex, verdicts, wheels
+from tests.support import githubapi, publisher, refused, tufindex, verdicts, wheels
 from tests.support.publisher import IndexOwner
 from tests.support.tufindex import Reader
 
@@ -546,7 +546,9 @@ def test_publishing_into_a_large_index_is_quick(owner: IndexOwner, made: Wheels)
     assert second < 10, second
 
 
-def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: Wheels) -> None:
+def test_kill_of_a_publication_is_completed_by_the_next(
+    owner: IndexOwner, new: Wheels, record_property: Callable[[str, object], None]
+) -> None:
     from tests.release.test_repository import kill_at
 
     index: Callable[[], IndexFolder] = lambda: IndexFolder(owner.root)  # noqa: E731
@@ -558,4 +560,5 @@ def test_kill_of_a_publication_is_completed_by_the_next(owner: IndexOwner, new: 
         shutil.rmtree(owner.root)
         shutil.copytree(start, owner.root)
         step += 40
+    record_property(refused.KILLS, step // 40 - 1)
     assert step > 80

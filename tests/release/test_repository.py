@@ -310,7 +310,7 @@ def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:
     "what", ["first", "second", "promotion", "rotation", "rotation-lost", "removal"]
 )
 def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
-    tmp_path: Path, held: Keys, what: str
+    tmp_path: Path, held: Keys, what: str, record_property: Callable[[str, object], None]
 ) -> None:
     start, folder = tmp_path / "start", tmp_path / "index"
     if what != "first":
@@ -364,6 +364,7 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
         if what != "removal":
             change()
         assert IndexFolder(folder).exists
+    record_property(refused.KILLS, step - 1)
     assert step > 5
     assert gap < step / 2
     assert len(seen) == (1 if what.startswith("rotation") else 2)

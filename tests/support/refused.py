@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sparkwright.core.files import sha256_file
 
-#: The name of the property of a test that is a row of the table.
-PROPERTY = "refusal"
+#: The names of the properties of a test that are rows of the table: of a refusal, and the number of kills.
+PROPERTY, KILLS = "refusal", "kills"
 #: Folders and files that hold no part of an index or an installation.
 LOCKS = frozenset((".lock",))
 
