@@ -638,8 +638,10 @@ def test_the_policy_of_the_repository(tmp_path: Path) -> None:
     rules = policy.load(wheels.ROOT)
     assert rules.file.forks["vllm"].gates == tuple(GATES)
     assert {fork: rule.served_by for fork, rule in rules.file.forks.items()} == {
-        "vllm": "", "flashinfer": "vllm", "cutlass": "vllm", "sparkwright": "",
-    }  # fmt: skip
+        "vllm": "",
+        "flashinfer": "vllm",
+        "cutlass": "vllm",
+    }
     served = {
         f"{gate} {name}"
         for gate in ("G3", "G4", "G5", "G6", "G7")
