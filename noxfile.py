@@ -34,8 +34,8 @@ COMMANDS = {
     "gate": "Test a wheel and the server that runs it, gate by gate.",
     "bench": "Measure how fast a model is served, or calibrate this machine for the gate.",
     "publish": "Publish wheels that passed as a release of the index in --at.",
-    "install": "Verify a release, and install it into the environment named by --into.",
-    "serve": "Serve a model by its recipe from the environment named by --into or --python.",
+    "install": "Install a release into an environment of its own.",
+    "serve": "Serve a model by its recipe from the current release, or from --python.",
     "demo": "Take three miniature upstreams through every stage, with the real compiler.",
 }
 #: Tests with a session of their own.
