@@ -18,10 +18,8 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import GATES, SERVED, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.release.decide import policy
-from sparkwright.release.publish import sequence
-from sparkwright.release.publish.prepare import Publisher
-from sparkwright.release.signing import keys, trust
+from sparkwright.release import keys, policy
+from sparkwright.release.publisher import Publisher, PublishRequest
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "toy-cpu"
@@ -35,7 +33,9 @@ def climbed(context: RunContext, options: GateOptions, names: list[str]) -> Ladd
 
 @pytest.mark.toolchain
 @pytest.mark.skipif(machine_facts()["gpu"] != "none", reason="G2 runs here")
-def test_the_demo_climbs_the_real_ladder_up_to_publish(demo_session: RunContext, tmp_path: Path) -> None:
+def test_the_demo_climbs_the_real_ladder_up_to_publish(
+    demo_session: RunContext, tmp_path: Path
+) -> None:
     """
     A CPU proves the bytes of every wheel and asks a server; `verified` is refused with exactly what did not pass, and a candidate says it.
 
@@ -47,27 +47,40 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(demo_session: RunContext,
         shutil.copytree(ROOT / "ci" / name, project / "ci" / name)
     rules = (ROOT / "ci" / "release.yaml").read_text().partition("# Stack →")[0]
     python = "{}.{}".format(*sys.version_info)
-    (project / "ci" / "release.yaml").write_text(f'{rules}sets:\n  demo: {{pythons: ["{python}"]}}\n')
-    paths = {fork: pipeline.wheel_path(demo_session, pipeline.build(demo_session, fork)) for fork in demo_session.forks}
+    (project / "ci" / "release.yaml").write_text(
+        f'{rules}sets:\n  demo: {{pythons: ["{python}"]}}\n'
+    )
+    paths = {
+        fork: pipeline.wheel_path(demo_session, pipeline.build(demo_session, fork))
+        for fork in demo_session.forks
+    }
     for fork, path in paths.items():
         if fork != "vllm":
             assert climbed(demo_session, GateOptions(wheel=path), ["G0"]).states == {"G0": "pass"}
     with started(Behaviour()) as server:
-        options = GateOptions(wheel=paths["vllm"], server=server.url, recipe=RECIPE, profile="random")
+        options = GateOptions(
+            wheel=paths["vllm"], server=server.url, recipe=RECIPE, profile="random"
+        )
         ladder = climbed(demo_session, options, [name for name in GATES if name != "G7"])
-    secret = tmp_path / "release.key"
-    keys.make(secret)
-    signer = keys.KeySigner.load(secret)
-    trusted = trust.Trust((signer.public,), said="the test")
-    publisher = Publisher(demo_session, tmp_path / "releases", signer, trusted, policy.load(project))
-    request = sequence.Asked(tuple(paths.values()), None, url="https://releases.example/", reason="the test")
+    keys.make(tmp_path / "keys")
+    publisher = Publisher(
+        demo_session, tmp_path / "releases", keys.load([tmp_path / "keys"]), policy.load(project)
+    )
+    request = PublishRequest(tuple(paths.values()), url="https://releases.example/")
     with refusal("verified-refused") as refused:
-        sequence.publish(publisher, request)
-    release = sequence.publish(publisher, msgspec.structs.replace(request, channel="candidate"))
-    assert refused.value.data == {"missing": {name: list(lacks) for name, lacks in release.missing.items()}}
-    missing = {fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())] for fork, path in paths.items()}
+        publisher.publish(request)
+    release = publisher.publish(msgspec.structs.replace(request, channel="candidate"))
+    assert refused.value.data == {"missing": release.missing}
+    missing = {
+        fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())]
+        for fork, path in paths.items()
+    }
     # The miniature sources lack the real converters, and the fake server's tokenizer cannot hold the prompts of G4: both gates say so.
-    found = [("G1", "fail", "converter-missing"), ("G2", "not-run", "no-gpu"), ("G4", "invalid", "prompt-unencodable")]
+    found = [
+        ("G1", "fail", "converter-missing"),
+        ("G2", "not-run", "no-gpu"),
+        ("G4", "invalid", "prompt-unencodable"),
+    ]
     # Throughput is asked for once, the other served gates for a recipe of each group.
     wanted = [(name, "not-run", "not-climbed") for name in (*SERVED, *SERVED[:-1])]
     assert sorted(missing["vllm"]) == sorted([*found, *wanted])

@@ -24,9 +24,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from sparkwright.release.signing.identity import IdentitySigner
-from sparkwright.release.signing.trust import Identity, Trust
-
 GITHUB = "https://token.actions.githubusercontent.com"
 REPOSITORY = "https://github.com/toy/wheels"
 REF = "refs/tags/v1"
@@ -60,17 +57,14 @@ class World:
     One Sigstore instance.
 
     Attributes:
-        late: By how many seconds the log of signatures is ahead of the real clock.
         claims: Of the next certificates: GitHub's by default; the identity is *identity*, the issuer *issuer*.
-        entries: What was entered into the log.
     """
 
     def __init__(self) -> None:
         self.authority, self.ct, self.rekor = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-        self.late, self.identity, self.issuer = 0, WORKFLOW, GITHUB
+        self.identity, self.issuer = WORKFLOW, GITHUB
         self.claims: dict[int, str] = {12: REPOSITORY, 13: "0" * 40, 14: REF, 18: WORKFLOW}
         self.leaves = [b"an older entry", b"another", b"a third"]
-        self.entries: list[dict[str, Any]] = []
         self.certificate = self._root()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = False
@@ -121,13 +115,6 @@ class World:
         parts = ({"alg": "none", "typ": "JWT"}, claims)
         return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), "eA"])
 
-    def signer(self, folder: Path) -> IdentitySigner:
-        return IdentitySigner(self.config(folder), self.token())
-
-    def trust(self, folder: Path) -> Trust:
-        """Return trust in the world's present identity."""
-        return Trust(identities=(Identity(self.identity, self.issuer),), root=self.config(folder))
-
     # what the services do
 
     def certify(self, request: bytes) -> list[str]:
@@ -159,11 +146,11 @@ class World:
         return [one.public_bytes(Encoding.PEM).decode() for one in (leaf, self.certificate)]
 
     def enter(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a proposed ``dsse`` or ``hashedrekord`` entry into the log, and return the log's answer."""
-        body = rfc8785.dumps(proposed if proposed["kind"] == "hashedrekord" else self._dsse(proposed["spec"]["proposedContent"]))
+        """Enter a proposed ``hashedrekord`` entry into the log, and return the log's answer."""
+        body = rfc8785.dumps(dict(proposed))
         self.leaves.append(body)
         index, log = len(self.leaves) - 1, hashlib.sha256(_spki(self.rekor)).digest()
-        when = int(datetime.datetime.now(datetime.UTC).timestamp()) + self.late
+        when = int(datetime.datetime.now(datetime.UTC).timestamp())
         promise: dict[str, Any] = {"body": _b64(body), "integratedTime": when, "logID": log.hex(), "logIndex": index}
         root, path = _tree(self.leaves, index)
         proof = {"logIndex": index, "treeSize": index + 1, "rootHash": root.hex(), "hashes": [one.hex() for one in path]}
@@ -171,22 +158,7 @@ class World:
             "signedEntryTimestamp": _b64(_signed(self.rekor, rfc8785.dumps(promise))),
             "inclusionProof": proof | {"checkpoint": self._checkpoint(index + 1, root, log)},
         }
-        self.entries.append(promise | {"verification": verification})
-        return {f"{index:064x}": self.entries[-1]}
-
-    def _dsse(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the log keeps of an envelope."""
-        envelope = json.loads(content["envelope"])
-        payload = base64.b64decode(envelope["payload"])
-        return {
-            "apiVersion": "0.0.1",
-            "kind": "dsse",
-            "spec": {
-                "envelopeHash": {"algorithm": "sha256", "value": hashlib.sha256(content["envelope"].encode()).hexdigest()},
-                "payloadHash": {"algorithm": "sha256", "value": hashlib.sha256(payload).hexdigest()},
-                "signatures": [{"signature": one["sig"], "verifier": content["verifiers"][0]} for one in envelope["signatures"]],
-            },
-        }
+        return {f"{index:064x}": promise | {"verification": verification}}
 
     def _checkpoint(self, size: int, root: bytes, log: bytes) -> str:
         note = f"toy log - 1\n{size}\n{_b64(root)}\n"

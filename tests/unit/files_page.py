@@ -23,6 +23,8 @@ from sparkwright.builder.schedule import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
 from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.client.environment import Marker
+from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
@@ -30,10 +32,8 @@ from sparkwright.operate.image.recorded import ImageRecord
 from sparkwright.operate.runner.policy import Policy as RunnerPolicy
 from sparkwright.operate.site.policy import SitePolicy
 from sparkwright.operate.site.records import Night
-from sparkwright.release.client.state import Installed
-from sparkwright.release.decide.policy import ReleasePolicy
-from sparkwright.release.manifest.records import Manifest, Proof, Release
-from sparkwright.release.spec import OnsiteSpec
+from sparkwright.release.policy import PolicyFile
+from sparkwright.release.repository import IndexFacts
 
 PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 
@@ -51,7 +51,6 @@ read without tags, aliases or duplicate keys; what has a default may be left out
 FILES: dict[str, tuple[Any, str]] = {
     "forks/STACK/stack.yaml": (StackSpec, "people"),
     "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
-    "forks/STACK/onsite.yaml": (OnsiteSpec, "people"),
     "cherry_picks/FORK.yaml": (Ledger, "`pick`, reviewed"),
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
@@ -60,15 +59,18 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
-    "ci/release.yaml": (ReleasePolicy, "people"),
+    "ci/release.yaml": (PolicyFile, "people"),
     "ci/runner.yaml": (RunnerPolicy, "people"),
     "ci/site.yaml": (SitePolicy, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
-    "manifest.dsse.json of an index (its predicate)": (Manifest, "`publish`, signed"),
-    "b/RELEASE/release.json of an index": (Release, "`publish`"),
-    "b/RELEASE/proof-….json of an index": (Proof, "`publish`, `promote`"),
-    "sparkwright/installed.json of an environment": (Installed, "`install`"),
+    "targets/releases/….json of an index": (
+        Release,
+        "`publish`, `promote`; named by the signed targets.json",
+    ),
+    "custom of a release in targets.json": (ReleaseState, "`publish`, `promote`, `yank`; signed"),
+    "sparkwright in targets.json": (IndexFacts, "`publish`, `prune`; signed"),
+    "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
     "nights/DAY-STACK-RUN.json": (Night, "`night`"),
     "image-….json": (ImageRecord, "`image`"),
 }
