@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 import measure
-from index import child
+from measure import child
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.records import Side
 from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
