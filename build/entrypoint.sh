@@ -12,24 +12,29 @@ commands:
   ray-head [RECIPE] [OPTION...]    the same over several machines; this one is the first
   ray-worker [ADDRESS]             join the machine at ADDRESS (default: $RAY_ADDRESS)
   health [OPTION...]               is the server of this container alive?
-  bash [ARGUMENT...]               a shell
+  bash [ARGUMENT...]               a shell with the release's programs first in PATH
 TEXT
 }
 
+# The client sets PATH, VIRTUAL_ENV and the caches of the release for the program that it becomes.
 # -P: a folder named sparkwright in the working directory must not be taken for the program.
-sparkwright() {
-    exec "$program" -P -m sparkwright "$@"
+run() {
+    exec "$program" -P -m sparkwright.client.main run -- "$@"
+}
+
+serve() {
+    run "$program" -P -m sparkwright serve "$@"
 }
 
 command=${1-serve}
 [ $# -eq 0 ] || shift
 
 case $command in
-    serve) sparkwright serve --environment "$@" ;;
-    ray-head) sparkwright serve --environment --ray-head "$@" ;;
-    ray-worker) sparkwright serve --environment --ray-worker "$@" ;;
-    health) sparkwright serve --health "$@" ;;
-    bash) exec /bin/bash "$@" ;;
+    serve) serve --environment "$@" ;;
+    ray-head) serve --environment --ray-head "$@" ;;
+    ray-worker) serve --environment --ray-worker "$@" ;;
+    health) serve --health "$@" ;;
+    bash) run /bin/bash "$@" ;;
     help | --help | -h) commands ;;
     *)
         echo "$command: no such command" >&2

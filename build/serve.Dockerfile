@@ -1,8 +1,8 @@
-# The image that serves a published release: `sparkwright lab image` builds it. BASE is pinned by digest: `image` in
-# build/<stack>/environment.yaml, or --base. SET is the first stage with the release installed in it, which sparkwright makes in a
-# container without a network: the wheels are lent to it there, and so lie in no layer and no build context.
+# The image that serves a release: `sparkwright lab image` builds it. BASE is pinned by digest: `image` in
+# build/<stack>/environment.yaml, or --base. RELEASE is the first stage with the release NAME installed below /opt/sparkwright, which
+# sparkwright's client does in a container: the wheels lie in a volume there, and so in no layer and no build context.
 ARG BASE
-ARG SET=serve-system
+ARG RELEASE=serve-system
 
 FROM ${BASE} AS serve-system
 # Triton compiles its launchers with gcc against Python.h, and FlashInfer what is not in its wheel with g++; tini passes signals on and
@@ -24,11 +24,12 @@ RUN set -eu; missing=; \
 RUN set -eu; echo 'spark:x:10001:' >> /etc/group; echo 'spark:x:10001:10001::/var/lib/sparkwright:/bin/bash' >> /etc/passwd; \
     mkdir -p /var/lib/sparkwright/huggingface; chown -R 10001:10001 /var/lib/sparkwright
 
-FROM ${SET} AS serve
+FROM ${RELEASE} AS serve
+ARG NAME
 COPY entrypoint.sh /usr/local/bin/sparkwright-entrypoint
-# What is compiled at run time is the user's, and outlives the container in a volume; all else of the set nobody can write.
-RUN set -eu; mkdir -p /opt/sparkwright/set/sparkwright/caches; chown -R 10001:10001 /opt/sparkwright/set/sparkwright/caches
-ENV VIRTUAL_ENV=/opt/sparkwright/set \
+# Kernels that are compiled at run time outlive the container in a volume; all else of the release belongs to root.
+RUN mkdir -p /opt/sparkwright/releases/$NAME/caches && chown -R 10001:10001 /opt/sparkwright/releases/$NAME/caches
+ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     HOME=/var/lib/sparkwright \
     HF_HOME=/var/lib/sparkwright/huggingface \
     SPARKWRIGHT_STATE_DIR=/var/lib/sparkwright/state \
@@ -40,7 +41,7 @@ ENV VIRTUAL_ENV=/opt/sparkwright/set \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Owner, mode and content of a path are those of the image when a new volume is put there.
-VOLUME ["/var/lib/sparkwright", "/opt/sparkwright/set/sparkwright/caches"]
+VOLUME ["/var/lib/sparkwright", "/opt/sparkwright/releases/$NAME/caches"]
 WORKDIR /var/lib/sparkwright
 USER 10001:10001
 EXPOSE 8888

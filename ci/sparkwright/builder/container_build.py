@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +78,64 @@ def builder_image(
             `prepare_base` and `build_image`.
     """
     target = f"linux/{engine.version()['Arch']}"
-    text = read_bytes(context.project.root / "build" / "builder.Dockerfile")
+    files = {"Dockerfile": read_bytes(context.project.root / "build" / "builder.Dockerfile")}
     with console.step(f"builder image for {target}"):
-        base_id = prepare_base(context, engine, base, target)
-        # By its id, which a second tag on the same image does not change.
-        inputs = {"base": base_id, "dockerfile": sha256_bytes(text), "platform": target}
-        key, arguments = content_key("image", inputs), {"BASE": base}
-        files = {"Dockerfile": text}
-        system = build_image(context, engine, "system", key, arguments, target, files)
-        python = image_python(engine, system)
+        system, python = system_image(context, engine, base, target, "system", files)
         with tempfile.TemporaryDirectory() as folder:
-            wheels = [
-                source_wheel.write_program(Path(folder)),
-                *pylock.required(context, python, source_wheel.stated_requirements()),
-            ]
+            wheels = program_wheels(context, python, Path(folder), extra="full")
             files |= {f"wheels/{path.name}": path.read_bytes() for path in wheels}
         hashes = {name: sha256_bytes(data) for name, data in files.items()}
         key = content_key("image", {"system": system, "files": hashes})
-        image = build_image(context, engine, "builder", key, arguments, target, files)
+        image = build_image(context, engine, "builder", key, {"BASE": base}, target, files)
     return system, image, python
+
+
+def system_image(
+    context: RunContext,
+    engine: docker.DockerClient,
+    base: str,
+    target: str,
+    stage: str,
+    files: Mapping[str, bytes],
+) -> tuple[str, Interpreter]:
+    """
+    Return the id of the image of *stage*, which has the system packages, and its Python.
+
+    Args:
+        target: The platform of the image. *files*: the context, ``Dockerfile`` among them.
+
+    Raises:
+        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
+            disk-full: As `prepare_base` and `build_image`.
+    """
+    base_id = prepare_base(context, engine, base, target)
+    # By its id, which a second tag on the same image does not change.
+    inputs = {
+        "base": base_id,
+        "dockerfile": sha256_bytes(files["Dockerfile"]),
+        "platform": target,
+    }
+    key = content_key("image", inputs)
+    system = build_image(context, engine, stage, key, {"BASE": base}, target, files)
+    return system, image_python(engine, system)
+
+
+def program_wheels(
+    context: RunContext, python: Interpreter, folder: Path, *, extra: str
+) -> list[Path]:
+    """
+    Return this program as a wheel in *folder*, and the wheels that it requires on *python*.
+
+    Args:
+        extra: Its optional requirements that become unconditional.
+
+    Raises:
+        offline, source-unreachable, source-mismatch, disk-full: As `pylock.required`.
+    """
+    return [
+        source_wheel.write_program(folder, extra=extra),
+        *pylock.required(context, python, source_wheel.stated_requirements(extra)),
+    ]
 
 
 def build(

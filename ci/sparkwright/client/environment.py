@@ -130,7 +130,11 @@ def _uv() -> str:
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):
-    """The size of a file in bytes, its time in ns, and its sha256 (of a link, of its target)."""
+    """
+    The size of a file in bytes, its time in s, and its sha256 (of a link, of its target).
+
+    Layers of images keep whole seconds.
+    """
 
     size: int
     time: int
@@ -360,7 +364,7 @@ def _state(path: str, *, contents: bool) -> FileState:
         digest = files.sha256_file(Path(path))
     elif contents and stat.S_ISLNK(entry.st_mode):
         digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
-    return FileState(entry.st_size, entry.st_mtime_ns, digest)
+    return FileState(entry.st_size, entry.st_mtime_ns // 10**9, digest)
 
 
 def _check(

@@ -163,6 +163,9 @@ class Index:
             index-unsigned, index-damaged: The metadata cannot be verified; see there.
         part-missing: A Sigstore identity signs, and the part `sigstore` is not installed.
         state-unusable: *folder* cannot be used.
+
+    Attributes:
+        states: The states of its releases, by name. *fingerprint*: the sha256 of *root*.
     """
 
     def __init__(self, location: Location, root: bytes, folder: Path, seconds: float = 0) -> None:
@@ -172,7 +175,7 @@ class Index:
 
         # The library reads such keys only on request.
         KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
-        self.location = location
+        self.location, self.fingerprint = location, files.sha256_bytes(root)
         limits = UpdaterConfig(
             root_max_length=LARGEST_ROOT,
             timestamp_max_length=LARGEST_TIMESTAMP,
@@ -203,6 +206,10 @@ class Index:
             raise ClientError("release-unknown", f"{self.location} has no release {name!r:.120}.")
         return target
 
+    def sha256(self, name: str) -> str:
+        """Return the sha256 of the record of the release *name*; raise `release-unknown`."""
+        return str(self._target(name).hashes.get("sha256", ""))
+
     def release(self, name: str) -> Release:
         """
         Return the release *name*.
@@ -211,8 +218,7 @@ class Index:
             release-unknown: There is none. index-damaged: It is missing, or not what is signed.
             index-invalid: It is not a release of this format.
         """
-        target = self._target(name)
-        sha256 = target.hashes.get("sha256", "")
+        target, sha256 = self._target(name), self.sha256(name)
         place = f"targets/releases/{sha256}.{name}.json"
         try:
             release = decode_release(self._bytes(place, target.length, sha256, LARGEST_RELEASE))

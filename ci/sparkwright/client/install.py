@@ -41,26 +41,29 @@ CHECKED = "checked"
 
 
 def select_release(
-    index: Index, python: Python, *, channel: Channel, stack: str, version: str
+    index: Index, python: str, machine: str, *, channel: Channel, stack: str, version: str
 ) -> str:
     """
     Return the name of the release to install.
 
+    Args:
+        python: The version of the interpreter, such as ``3.12``; empty for any.
+
     Raises:
         release-unknown, release-unproved, release-yanked: None fits; see there.
     """
-    states, machine = index.states, platform.machine()
+    states = index.states
     names = [
         name
         for name in newest_first(states)
         if version in ("", name)
         and stack in ("", states[name].stack)
         and {machine, "any"} & set(states[name].machines)
-        and python.short in states[name].pythons
+        and python in ("", *states[name].pythons)
     ]
     if not names:
         what = f"{index.location} has no release {version or stack}".strip()
-        what += f" for Python {python.short} on {machine}."
+        what += f" for Python {python} on {machine}." if python else f" for {machine}."
         raise ClientError("release-unknown", what, details=newest_first(states)[:10])
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
@@ -109,7 +112,10 @@ def install(
             one before stays.
     """
     interpreter = environment.find_python(python)
-    name = select_release(index, interpreter, channel=channel, stack=stack, version=version)
+    machine = platform.machine()
+    name = select_release(
+        index, interpreter.short, machine, channel=channel, stack=stack, version=version
+    )
     release = index.release(name)
     if release.missing and index.states[name].channel == "verified":
         missing = [
@@ -118,7 +124,7 @@ def install(
         what = f"{name} is called verified, and its own record lacks gates."
         raise ClientError("release-unproved", what, details=missing[:20])
     locks = {str(lock.machine): lock for lock in release.locks}
-    lock = locks.get(platform.machine()) or locks.get("any")
+    lock = locks.get(machine) or locks.get("any")
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
     made_of = (lock.sha256, release.edits, release.overlays, interpreter.site)

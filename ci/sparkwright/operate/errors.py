@@ -87,10 +87,6 @@ class ImageError(SparkwrightError):
             "The repository has another image under the tag of this release, perhaps on another base; nothing is overwritten.",
             "Push to another repository, or remove the tag there if nobody uses it.",
         ),
-        "installer-unfit": Advice(
-            "An image installs a release with that release's own sparkwright, and this one brings none, or one from before it could serve.",
-            "Publish the wheels of the next build with this version; a release that is published is never changed.",
-        ),
         "registry-refused": Advice(
             "The registry does not take the image from this user: no or other credentials, no right to write there, or no room.",
             "Log in with `docker login` as somebody who may push there; sparkwright keeps no credentials of its own.",

@@ -1,0 +1,341 @@
+"""
+Images that serve a release, and their way into a registry.
+
+An image is a base that is pinned by digest, the system packages of ``build/serve.Dockerfile``, this
+program, and the release, which the client installs in a container whose layer is kept. Downloads
+lie in a volume of the engine, and so in no layer and no build context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from docker import DockerClient
+from docker.errors import APIError
+from docker.models.containers import Container
+
+from sparkwright.builder import container, container_build
+from sparkwright.builder.container import BindMount, ContainerError
+from sparkwright.client.errors import ClientError
+from sparkwright.client.index import Index
+from sparkwright.client.install import select_release
+from sparkwright.client.records import Channel, Release
+from sparkwright.core.console import console
+from sparkwright.core.errors import SparkwrightError, UsageError, by_reference
+from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
+from sparkwright.forks.context import RunContext
+from sparkwright.operate.errors import ImageError
+
+#: Platforms of images, as engines name them → their machine, as Python does.
+PLATFORMS = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}
+DOCKERFILE, ENTRYPOINT = "serve.Dockerfile", "entrypoint.sh"
+#: The name that the engine has for images with a release installed.
+INSTALLED = "sparkwright-serve-release"
+
+#: Mount points of the container that installs. ``/tmp`` is memory there, so that they leave nothing
+#: in the layer.
+_LENT, _CACHE, _INDEX = (Path("/tmp") / name for name in ("lent", "cache", "index"))  # noqa: S108
+#: The container's arguments: index, fingerprint, channel, release.
+_SCRIPT = f"""\
+set -eu
+umask 022
+export HOME=/tmp TMPDIR=/tmp LC_ALL=C.UTF-8 XDG_CACHE_HOME={_CACHE}
+. {_LENT}/proxies
+prefix=/opt/sparkwright
+python3 -m venv $prefix/program
+python=$prefix/program/bin/python
+$python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-index \\
+    --find-links {_LENT} sparkwright
+$python -I -m pip uninstall --quiet --yes pip setuptools
+$python -I -m sparkwright.client.main install --json --prefix $prefix --index "$1" --trust "$2" \\
+    --channel "$3" --version "$4"
+$python -I -m compileall -qq -j 0 --invalidation-mode unchecked-hash $prefix >&2 || :
+"""
+#: Of that container: root writes to its own file system, which becomes the layer, and reads an
+#: index that only its owner may. No variable of it may stay in the image.
+_OPTIONS: Mapping[str, Any] = {
+    "environment": {},
+    "user": "0:0",
+    "init": False,
+    "read_only": False,
+    "cap_add": ["DAC_READ_SEARCH"],
+    "entrypoint": ["/bin/sh"],
+    "volumes": {"sparkwright-downloads": {"bind": str(_CACHE), "mode": "rw"}},
+}
+
+_HOST = r"(?:(?=[^/]*[.:]|localhost[:/])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+#: The name of a repository (distribution/reference), without tag or digest.
+_REPOSITORY = re.compile(rf"{_HOST}{_PART}(?:/{_PART})*")
+#: What engines say if the line, and not the user, is the reason.
+_UNREACHABLE = re.compile(
+    r"connection refused|no such host|timeout|timed out|http response to https|no route"
+    r"|unreachable|certificate|EOF",
+    re.I,
+)
+
+
+class ServingImage(msgspec.Struct, frozen=True):
+    """
+    An image that serves a release.
+
+    Attributes:
+        id: As the engine knows it. *name*: its local name.
+        present: The engine had it already.
+        base: Its base, ``NAME@sha256:…`` or an id.
+    """
+
+    id: str
+    name: str
+    release: str
+    platform: str
+    base: str
+    present: bool
+    labels: Mapping[str, str]
+
+
+def select(index: Index, name: str, *, channel: Channel, stack: str, platform: str) -> str:
+    """
+    Return the name of the release for an image of *platform*: *name*, or the newest of *channel*,
+    which is announced.
+
+    Raises:
+        release-unknown, release-unproved, release-yanked: There is none.
+    """
+    machine = PLATFORMS[platform]
+    chosen = select_release(index, "", machine, channel=channel, stack=stack, version=name)
+    if reason := index.states[chosen].yanked:
+        raise ClientError("release-yanked", f"{chosen} was yanked.", details=[reason])
+    if not name:
+        console.note(f"no release is named; the newest of {channel} is {chosen}")
+    return chosen
+
+
+def labels(index: Index, release: Release, platform: str, base: str) -> dict[str, str]:
+    """Return the labels of an image of *release* on *base*, sorted; none of them holds a date."""
+    state, machine = index.states[release.name], PLATFORMS[platform]
+    name, _, digest = base.rpartition("@")
+    address = str(index.location)
+    values = {
+        "org.opencontainers.image.title": f"vLLM for DGX Spark, sparkwright {release.stack}",
+        "org.opencontainers.image.version": release.name,
+        "org.opencontainers.image.base.name": name,
+        "org.opencontainers.image.base.digest": digest,
+        "sparkwright.stack": release.stack,
+        "sparkwright.release": release.name,
+        "sparkwright.release.sha256": index.sha256(release.name),
+        "sparkwright.channel": state.channel,
+        "sparkwright.missing": "; ".join(state.missing),
+        "sparkwright.index": address if address.startswith("http") else "",
+        "sparkwright.index.fingerprint": index.fingerprint,
+    }
+    for files, prefix in ((release.locks, "lock"), (release.wheels, "wheel")):
+        for file in files:
+            if file.machine in (machine, "any"):
+                project = getattr(file, "project", "sha256")
+                values[f"sparkwright.{prefix}.{project}"] = file.sha256
+    return {label: text for label, text in sorted(values.items()) if text}
+
+
+def build(
+    context: RunContext, index: Index, release: Release, *, platform: str, base: str
+) -> ServingImage:
+    """
+    Return the image of *release* on *base*, built if the engine does not have it.
+
+    Raises:
+        engine-missing, engine-forbidden, engine-unreachable: As `container.connected`.
+        offline, source-unreachable, image-mismatch, emulation-missing, image-build-failed,
+            disk-full: As `container_build.system_image` and `container_build.program_wheels`.
+        SparkwrightError: The client refused the release, with its own reference.
+    """
+    folder = context.project.root / "build"
+    files = {
+        "Dockerfile": read_bytes(folder / DOCKERFILE),
+        ENTRYPOINT: read_bytes(folder / ENTRYPOINT),
+    }
+    values = labels(index, release, platform, base)
+    with (
+        container.connected() as engine,
+        console.step(f"serving image of {release.name} for {platform}"),
+        tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary,
+    ):
+        # Writing a layer of gigabytes takes minutes; requests takes None for no limit.
+        engine.api.timeout = None  # type: ignore[assignment]
+        system, python = container_build.system_image(
+            context, engine, base, platform, "serve-system", files
+        )
+        if python.machine != PLATFORMS[platform]:
+            what = f"{base} states {platform}, and its programs are for {python.machine}."
+            raise ContainerError("image-mismatch", what)
+        lent = Path(temporary)
+        program = container_build.program_wheels(context, python, lent, extra="")
+        contents = {
+            "base": base,
+            "platform": platform,
+            "dockerfile": sha256_bytes(files["Dockerfile"]),
+            "program": {path.name: sha256_file(path) for path in program},
+            "script": _SCRIPT,
+            "release": index.sha256(release.name),
+        }
+        installed = content_key("serve-release", contents)
+        key = content_key("serve", (installed, sha256_bytes(files[ENTRYPOINT]), values))
+        name, release_image = f"sparkwright-serve:{key[:16]}", f"{INSTALLED}:{installed[:16]}"
+        present = container.find_image(engine, name) is not None
+        if not present and container.find_image(engine, release_image) is None:
+            _lend(lent, program)
+            _install(context, engine, system, release_image, index, release.name, lent)
+        arguments = {"BASE": base, "RELEASE": release_image, "NAME": release.name}
+        identity = container.build_image(
+            context, engine, "serve", key, arguments, platform, files, values
+        )
+    return ServingImage(identity, name, release.name, platform, base, present, values)
+
+
+def _lend(folder: Path, program: Sequence[Path]) -> None:
+    """Complete *folder*, which the container that installs reads: wheels, and the proxies."""
+    # Root inside may be anybody here.
+    folder.chmod(0o755)
+    for path in program:
+        if path.parent != folder:
+            shutil.copy(path, folder)
+    proxies = {name: text for name, text in os.environ.items() if name.lower().endswith("_proxy")}
+    lines = [f"export {name}={shlex.quote(text)}\n" for name, text in proxies.items()]
+    (folder / "proxies").write_text("".join(lines))
+
+
+def _install(
+    context: RunContext,
+    engine: DockerClient,
+    system: str,
+    image: str,
+    index: Index,
+    name: str,
+    lent: Path,
+) -> None:
+    """Install the release *name* in a container of *system*, and keep that as *image*."""
+    address, folders = index.location.url, [BindMount(lent, _LENT)]
+    if address.startswith("file:"):
+        folders.append(BindMount(Path(unquote(urlsplit(address).path)), _INDEX))
+        address = str(_INDEX)
+    printed: list[str] = []
+    said: list[str] = []
+
+    def keep(child: Container, status: int) -> None:
+        if status == 0:
+            with console.step("write the layer"):
+                child.commit(*image.split(":"), changes=[f"LABEL {container.IMAGE_LABEL}={image}"])
+
+    def hear(line: str) -> None:
+        said.append(line)
+        console.detail(line)
+
+    words = [address, index.fingerprint, index.states[name].channel, name]
+    network = {"network_mode": "none" if context.offline else "host"}
+    with console.step(f"install {name} in a container"):
+        status = container.run(
+            engine, system, ["-c", _SCRIPT, "sh", *words], folders=folders,
+            further={**_OPTIONS, **network}, after=keep, on_out=printed.append, on_err=hear,
+        )  # fmt: skip
+    if status:
+        raise _failure("\n".join(printed), [*said[-25:], f"status: {status}"])
+
+
+def _failure(printed: str, said: Sequence[str]) -> SparkwrightError:
+    """Return what ended the container: the failure that the client *printed*, if any."""
+    with contextlib.suppress(msgspec.DecodeError):
+        error = msgspec.json.decode(printed, type=dict[str, Any]).get("error") or {}
+        if kind := by_reference(str(error.get("reference"))):
+            return kind(error["what"], details=error["details"], todo=error["todo"])
+    what = "The release could not be installed in the image."
+    otherwise = partial(ContainerError, "image-build-failed")
+    return container.translate_error("\n".join(said), otherwise, what)
+
+
+# A registry.
+
+
+def check_repository(text: str) -> str:
+    """Return *text*; raise `UsageError` unless it names a repository."""
+    if not _REPOSITORY.fullmatch(text) or len(text) > 255:
+        todo = "Use HOST/NAME in small letters, without a tag: the tag is the release's name."
+        raise UsageError("usage", f"--push {text!r:.200} is no repository.", todo=todo)
+    return text
+
+
+def push(image: ServingImage, repository: str) -> str:
+    """
+    Push *image* with the tag ``<release>-<architecture>``, and return ``name@sha256:…``, the digest
+    as the registry states it; credentials are docker's own.
+
+    Raises:
+        registry-unreachable, registry-refused: The registry did not take it.
+        image-tag-taken: The tag is another image's there, and stays so.
+        image-digest-differs: Afterwards the registry names other bytes.
+        engine-unreachable, engine-refused, disk-full: As `container.connected`.
+    """
+    tag = f"{image.release}-{image.platform.rpartition('/')[2]}"
+    name = f"{repository}:{tag}"
+    with container.connected() as engine, console.step(f"push {name}"):
+        engine.api.timeout = None  # type: ignore[assignment]
+        local = engine.images.get(image.id)
+        there = _registry_digest(engine, name)
+        if there and f"{repository}@{there}" not in (local.attrs.get("RepoDigests") or ()):
+            what = f"{name} is there already, as another image."
+            raise ImageError("image-tag-taken", what, details=[f"there: {there}"])
+        local.tag(repository, tag)
+        sent = _send(engine, repository, tag)
+        there = _registry_digest(engine, name)
+        if there != sent:
+            what = f"{name} is another image than was pushed."
+            details = [f"pushed: {sent}", f"there:  {there}"]
+            raise ImageError("image-digest-differs", what, details=details)
+    return f"{name}@{sent}"
+
+
+def _registry_digest(engine: DockerClient, name: str) -> str:
+    """Return the digest of *name* in its registry; empty if the registry has no such name."""
+    try:
+        answer: dict[str, Any] = engine.api.inspect_distribution(name)  # type: ignore[no-untyped-call]
+    except APIError as error:
+        text = str(error.explanation or error)
+        if re.search(r"manifest unknown|name unknown|not found|not known to registry", text, re.I):
+            return ""
+        raise _registry_failure(name, text) from error
+    return str(answer["Descriptor"]["digest"])
+
+
+def _send(engine: DockerClient, repository: str, tag: str) -> str:
+    sizes: dict[str, tuple[int, int]] = {}
+    digest, name = "", f"{repository}:{tag}"
+    with console.progress("layers", 0, "bytes") as line:
+        for event in engine.api.push(repository, tag=tag, stream=True, decode=True):
+            if "error" in event:
+                raise _registry_failure(name, str(event["error"]))
+            digest = (event.get("aux") or {}).get("Digest", digest)
+            if total := (detail := event.get("progressDetail") or {}).get("total"):
+                sizes[event.get("id", "")] = (detail.get("current", 0), total)
+            line.total = sum(total for _, total in sizes.values())
+            line.update(sum(done for done, _ in sizes.values()))
+    if not digest:
+        raise ImageError("registry-refused", f"The engine states no digest of {name}.")
+    return digest
+
+
+def _registry_failure(name: str, text: str) -> SparkwrightError:
+    if _UNREACHABLE.search(text):
+        what = f"The registry of {name} cannot be reached."
+        return ImageError("registry-unreachable", what, details=text.splitlines()[-5:])
+    otherwise = partial(ImageError, "registry-refused")
+    return container.translate_error(text, otherwise, f"The registry does not take {name}.")
