@@ -1,4 +1,4 @@
-"""Serving images for tests: a small published index, bases that lack nothing, a real registry, and containers of what was made."""
+"""Serving images for tests: an index of small wheels, a real registry, and containers of what was made."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 
 import docker
 from docker.models.containers import Container
-from tests.containers.conftest import PATIENCE, missing, wait_for
-from tests.support import publishing, wheels, workflows
-from tests.support.publishing import Place
+from msgspec.structs import replace
+from tests.client.world import World, wheel
+from tests.containers.conftest import PATIENCE, ROOT, missing, wait_for
+from tests.support import workflows
 
-from sparkwright.core.files import sha256_file
+from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.store import Store
-from sparkwright.forks import package_index
-from sparkwright.release.signing import keys
 
 #: What build/serve.Dockerfile would install.
 PACKAGES = "ca-certificates,g++,python3,python3-dev,python3-venv,tini"
-MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+MACHINES: dict[str, Any] = {"arm64": "aarch64", "amd64": "x86_64"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Who may push where a registry asks, and bcrypt of it; then the one who starts workflows, with the token that GitHub gives to a job.
 USER, PASSWORD = "spark", "a password"
 HASHED = {
@@ -38,67 +38,62 @@ HASHED = {
 
 class Maker:
     """
-    Somebody who publishes releases for one kind of processor and makes images of them.
+    Somebody who has an index of releases for one kind of processor, and makes images of them.
 
     Attributes:
-        place: The index. *platform*: of the images. *out*: where records of pushed images go. *store*: whose downloads are the user's.
+        world: The index. *first*: its release 2026.11.1. *platform*: of the images. *store*: whose downloads are the user's.
     """
 
-    def __init__(self, folder: Path, address: str, architecture: str, base: str, user_store: Store) -> None:
+    def __init__(
+        self, folder: Path, address: str, architecture: str, base: str, user_store: Store
+    ) -> None:
         self.folder, self.base, self.platform = folder, base, f"linux/{architecture}"
         self.machine, self._address = MACHINES[architecture], address
-        self.place = Place(folder / "place", f"https://{architecture}.example/spark/")
-        self.out, self.store = folder / "out", folder / "store"
+        self.world, self.store = World(folder / "world"), folder / "store"
         self.store.mkdir(parents=True)
-        (self.store / "downloads").symlink_to(user_store.folder("downloads"), target_is_directory=True)
-        self._number = 0
-        self.publish()
+        (self.store / "downloads").symlink_to(
+            user_store.folder("downloads"), target_is_directory=True
+        )
+        self.first = self.publish("2026.11.1")
 
-    def publish(self, *, judged: bool = True) -> str:
-        """Publish the next release of small wheels, and return its name; without verdicts it is a candidate."""
-        self._number += 1
-        label = f"{wheels.LABEL}.{self._number}"
-        with publishing.bare_index(self.folder / f"bare-{label}") as packages:
-            made = wheels.release(self.folder / label, label=label, machine=self.machine, judged=judged)
-            before = os.environ.get("SPARKWRIGHT_INDEX_URL")
-            os.environ["SPARKWRIGHT_INDEX_URL"] = packages
-            # The index is gone when images are made; what the set has of it lies in the store.
-            for path in (self.folder / f"bare-{label}" / "files").glob("*.whl"):
-                kept = package_index.path_of(Store(self.store), sha256_file(path), path.name)
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, kept)
-            try:
-                return self.place.publish(made, None if judged else "candidate").release
-            finally:
-                os.environ.pop("SPARKWRIGHT_INDEX_URL")
-                if before is not None:
-                    os.environ["SPARKWRIGHT_INDEX_URL"] = before
+    def publish(self, name: str, pythons: tuple[str, ...] = PYTHONS) -> Release:
+        """Publish a release whose vLLM says its name."""
+
+        def change(release: Release) -> Release:
+            locks = (replace(lock, machine=self.machine, pythons=pythons) for lock in release.locks)
+            return replace(release, locks=tuple(locks))
+
+        def state(state: ReleaseState) -> ReleaseState:
+            return replace(state, machines=(self.machine,), pythons=pythons)
+
+        made = wheel("vllm", files={"vllm/release.txt": name.encode()})
+        return self.world.publish(name, [made], change=change, state=state)
 
     def command(self, *words: str | Path) -> list[str]:
-        """Return the command line of ``image``."""
-        known = ["--index", self.place.root, "--key", keys.public_path(self.place.key), "--root", wheels.ROOT, "--cache-dir", self.store,
-                 "--platform", self.platform, "--output", self.out, "--json"]  # fmt: skip
-        base = [] if "--base" in words else ["--base", self.base]
-        return [sys.executable, "-m", "sparkwright", "lab", "image", *map(str, known), *base, *map(str, words)]
+        """Return the command line of ``lab image``."""
+        given = ["--trust", self.world.fingerprint, "--root", ROOT, "--cache-dir", self.store, "--platform", self.platform, "--json"]  # fmt: skip
+        given += [] if "--base" in words else ["--base", self.base]
+        return [sys.executable, "-m", "sparkwright", "lab", "image", *map(str, (*given, *words))]
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return variables of somebody else's machine, whose package index is the user's."""
-        kept = {name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"}
+        kept = {
+            name: value for name, value in os.environ.items() if name != "SPARKWRIGHT_INDEX_URL"
+        }
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        return {**kept, "DOCKER_HOST": self._address, "HOME": str(home), "SPARKWRIGHT_STATE_DIR": str(self.folder / "state"), **more}
+        index = self.world.url or str(self.world.root)
+        own = {"DOCKER_HOST": self._address, "HOME": str(home), "SPARKWRIGHT_INDEX": index}
+        return {**kept, **own, "SPARKWRIGHT_PREFIX": str(self.folder / "prefix"), **more}
 
-    def run(self, *words: str | Path, status: int = 0, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Run ``image`` to the end, which must be of that *status*, and return its document; what it said is under ``said``."""
+    def run(
+        self, *words: str | Path, status: int = 0, variables: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run ``lab image`` to the end, which must be of that *status*, and return its document; what it said is under ``said``."""
         done = subprocess.run(
-            self.command(*words),
-            env=self.environment(**(variables or {})),
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+            self.command(*words), env=self.environment(**(variables or {})), cwd="/", capture_output=True, text=True, timeout=PATIENCE,
             check=False,
-        )
+        )  # fmt: skip
         assert done.returncode == status, done.stderr[-4000:]
         document: dict[str, Any] = json.loads(done.stdout)
         return {**document, "said": done.stderr}
@@ -108,16 +103,13 @@ class Maker:
         """The engine that images are made in."""
         return docker.DockerClient(base_url=self._address, timeout=PATIENCE)
 
-    def layers(self, image: str) -> list[str]:
-        """Return the layers of *image*."""
-        found: list[str] = self.client.images.get(image).attrs["RootFS"]["Layers"]
-        return found
-
     @contextlib.contextmanager
-    def started(self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any) -> Iterator[Container]:
+    def started(
+        self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> Iterator[Container]:
         """Yield a container of *image* as people start it, with a root that cannot be written; it is removed at the end."""
-        given: dict[str, Any] = {"network_mode": "none", "read_only": True, "tmpfs": {"/tmp": "exec"}, "cap_drop": ["ALL"]}
-        given |= {"security_opt": ["no-new-privileges:true"], "environment": dict(variables or {}), "platform": self.platform, **options}
+        given: dict[str, Any] = {"network_mode": "none", "read_only": True, "tmpfs": {"/tmp": "exec"}, "cap_drop": ["ALL"]}  # fmt: skip
+        given |= {"security_opt": ["no-new-privileges:true"], "environment": dict(variables or {}), "platform": self.platform, **options}  # fmt: skip
         made = self.client.containers.create(image, list(words) or None, **given)
         try:
             made.start()
@@ -125,7 +117,9 @@ class Maker:
         finally:
             made.remove(force=True, v=True)
 
-    def said(self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any) -> tuple[int, str, str]:
+    def said(
+        self, image: str, *words: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> tuple[int, str, str]:
         """Return status, standard output and standard error of a container of *image*."""
         with self.started(image, *words, variables=variables, **options) as made:
             status = int(made.wait(timeout=PATIENCE)["StatusCode"])
@@ -146,11 +140,15 @@ def registry(folder: Path, *, asks: bool = False) -> Iterator[str]:
     }  # fmt: skip
     folder.mkdir(parents=True)
     if asks:
-        (folder / "users").write_text("".join(f"{name}:{hashed}\n" for name, hashed in HASHED.items()))
+        (folder / "users").write_text(
+            "".join(f"{name}:{hashed}\n" for name, hashed in HASHED.items())
+        )
         settings["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "users")}}
     (folder / "config.yml").write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:
-        running = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+        running = subprocess.Popen(
+            [program, "serve", str(folder / "config.yml")], stdout=log, stderr=log
+        )
     try:
         wait_for(lambda: running.poll() is not None or _listens(port), 60)
         assert running.poll() is None, (folder / "log").read_text()
@@ -175,23 +173,8 @@ def login(folder: Path, host: str) -> dict[str, str]:
     return {"DOCKER_CONFIG": str(folder)}
 
 
-def words_of(document: dict[str, Any]) -> str:
-    """Return everything that a run printed."""
-    return json.dumps(document)
-
-
-def reference(document: dict[str, Any]) -> str:
-    """Return how a run failed."""
-    found: str = document["error"]["reference"]
-    return found
-
-
-def environment(printed: str) -> dict[str, str]:
-    """Return the variables that a program printed as JSON."""
-    found: dict[str, str] = json.loads(printed)
-    return found
-
-
 _SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 #: Prints its variables and arguments, in the image.
-SHOW: Sequence[str] = ("bash", "-c", f"exec /opt/sparkwright/program/bin/python -c '{_SHOW}' \"$@\"", "bash")
+SHOW: Sequence[str] = (
+    "bash", "-c", f"exec /opt/sparkwright/program/bin/python -c '{_SHOW}' \"$@\"", "bash",
+)  # fmt: skip

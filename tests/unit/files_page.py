@@ -28,7 +28,6 @@ from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
-from sparkwright.operate.image.recorded import ImageRecord
 from sparkwright.operate.runner.policy import Policy as RunnerPolicy
 from sparkwright.operate.site.policy import SitePolicy
 from sparkwright.operate.site.records import Night
@@ -72,7 +71,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "sparkwright in targets.json": (IndexFacts, "`publish`, `prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
     "nights/DAY-STACK-RUN.json": (Night, "`night`"),
-    "image-….json": (ImageRecord, "`image`"),
 }
 
 

@@ -17,11 +17,15 @@ import msgspec
 
 from sparkwright.bench.report import page, read, terminal
 from sparkwright.cli import options
+from sparkwright.client.environment import Prefix, default_prefix
+from sparkwright.client.index import open_index
+from sparkwright.client.main import add_index, nonempty
+from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub, run_url
+from sparkwright.core.http import redact_credentials
 from sparkwright.operate.errors import LabError
-from sparkwright.operate.image import picked
 from sparkwright.operate.runner import (
     admit,
     condition,
@@ -286,21 +290,26 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=image)
-    options.add_index(parser)
-    options.add_channel(parser)
+    add_index(parser)
     add = parser.add_argument
     add(
         "release",
         nargs="?",
-        default="",
+        type=nonempty,
         metavar="RELEASE",
-        help="full name of a release (default: the newest of its channel)",
+        help="full name of a release (default: the newest of the channel, which is shown)",
+    )
+    add(
+        "--channel",
+        choices=CHANNELS,
+        default="verified",
+        help="channel of the release (default: %(default)s)",
     )
     add(
         "--platform",
-        choices=tuple(picked.PLATFORMS),
+        choices=("linux/arm64", "linux/amd64"),
         default="linux/arm64",
-        help="platform of the image (default: linux/arm64)",
+        help="platform of the image (default: %(default)s)",
     )
     add(
         "--base",
@@ -312,13 +321,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         "--push",
         default="",
         metavar="REPOSITORY",
-        help="push the image there as RELEASE-PLATFORM, and record its digest",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="with --push: folder for the record of the digest (default: dist)",
+        help="push the image there as RELEASE-ARCHITECTURE, and show its digest",
     )
     add(
         "--dry-run",
@@ -447,54 +450,44 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build and push its image."""
     # These load docker.
     from sparkwright.builder import container_build
-    from sparkwright.operate.image import made, recorded, registry
+    from sparkwright.operate import image as images
 
     context = options.checkout(arguments)
-    wish = Wish(
-        arguments.index,
-        tuple(arguments.key),
-        arguments.signed_for,
-        arguments.channel,
-        arguments.stack or "",
-        arguments.release,
+    repository = images.check_repository(arguments.push) if arguments.push else ""
+    base = container_build.pinned_base(context, arguments.base)
+    address = arguments.index or ""
+    options.refuse(
+        (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
+        (redact_credentials(address) != address, "The image would show the password of --index."),
     )
-    request = made.Asked(wish, arguments.platform, arguments.base)
-    repository = registry.checked(arguments.push) if arguments.push else ""
-    base = container_build.pinned_base(context, request.base)
-    candidate = picked.pick(context, request.wish, picked.PLATFORMS[request.platform])
-    entry = candidate.entry
-    if entry.yanked:
-        console.warn(f"{entry.name} was yanked: {entry.yanked}")
-    for missing in candidate.missing:
-        console.warn(f"not proved: {missing.gate}: {missing.state}: {missing.says}")
-    rows = [
-        ["release", f"{entry.name} ({entry.channel}), {entry.release}"],
-        ["base", base],
-        ["platform", request.platform],
-    ]
-    rows += [
-        [wheel.project, f"{wheel.version}, {size(wheel.size)}, {wheel.sha256}"]
-        for wheel in candidate.wheels
-    ]
-    state, done, pushed = "would be built", None, None
-    target = registry.tag_of(entry.name, request.platform)
+    index = open_index(Prefix(default_prefix()).root / "trust", address, arguments.trust or "")
+    name = images.select(
+        index,
+        arguments.release or "",
+        channel=arguments.channel,
+        stack=arguments.stack or "",
+        platform=arguments.platform,
+    )
+    release, state = index.release(name), index.states[name]
+    labels = images.labels(index, release, arguments.platform, base)
+    for gate in state.missing:
+        console.warn(f"not shown: {gate}")
+    condition, built, pushed = "would be built", None, ""
     if not arguments.dry_run:
-        if repository:
-            recorded.ready(context.output)
-        done = made.make(context, request, candidate, base)
-        state = "was there already" if done.already else "built"
-        rows.append(["image", f"{done.name}, {done.id}"])
-    if done and repository:
-        digest = registry.push(done, repository, target)
-        pushed = recorded.record(done, candidate, repository, target, digest)
-        console.note(f"recorded as {recorded.written(context.output, pushed)}")
-        rows.append(["pushed", f"{pushed.repository}:{pushed.tag}@sha256:{pushed.digest}"])
-    console.table(f"serving image of {entry.name}: {state}", ["", ""], rows, result=True)
+        built = images.build(context, index, release, platform=arguments.platform, base=base)
+        condition = "was there already" if built.present else "built"
+    if built and repository:
+        pushed = images.push(built, repository)
+    rows = [["base", base], ["platform", arguments.platform], *map(list, labels.items())]
+    rows += [["image", f"{built.name}, {built.id}"]] if built else []
+    rows += [["pushed", pushed]] if pushed else []
+    console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)
     return {
-        "image": done,
-        "state": state,
-        "release": entry,
-        "missing": candidate.missing,
+        "image": built,
+        "state": condition,
+        "release": name,
+        "channel": state.channel,
+        "labels": labels,
         "base": base,
         "pushed": pushed,
     }

@@ -33,10 +33,28 @@ from sparkwright.core.program import execute
 PATIENCE = 15.0
 
 
-def _name(text: str) -> str:
+def nonempty(text: str) -> str:
+    """Return *text*; an option without a value is a mistake."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty")
     return text
+
+
+def add_index(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name an index and its first root."""
+    parser.add_argument(
+        "--index",
+        type=nonempty,
+        metavar="URL",
+        default=os.environ.get("SPARKWRIGHT_INDEX") or None,
+        help="the index of releases, a URL or a folder (SPARKWRIGHT_INDEX)",
+    )
+    parser.add_argument(
+        "--trust",
+        type=nonempty,
+        metavar="FINGERPRINT",
+        help="sha256 of the first root of a new index, as its publisher states it",
+    )
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -55,37 +73,25 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         parser.set_defaults(run=functions[name])
         add(
             "--prefix",
-            type=_name,
+            type=nonempty,
             metavar="DIR",
             default=str(default_prefix()),
             help="the folder of the installations (SPARKWRIGHT_PREFIX; %(default)s)",
         )
         if name not in ("uninstall", "run"):
-            add(
-                "--index",
-                type=_name,
-                metavar="URL",
-                default=os.environ.get("SPARKWRIGHT_INDEX") or None,
-                help="the index of releases, a URL or a folder (SPARKWRIGHT_INDEX)",
-            )
-            add(
-                "--trust",
-                type=_name,
-                metavar="FINGERPRINT",
-                help="sha256 of the first root of a new index, as its publisher states it",
-            )
+            add_index(parser)
         if name in ("install", "list"):
             add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
-            add("--stack", type=_name, help="only releases of this stack")
+            add("--stack", type=nonempty, help="only releases of this stack")
         if name == "install":
-            add("--version", type=_name, metavar="NAME", help="this release; also a yanked one")
-            add("--python", type=_name, help="the interpreter, by version or path")
+            add("--version", type=nonempty, metavar="NAME", help="this release; also a yanked one")
+            add("--python", type=nonempty, help="the interpreter, by version or path")
             add("--renew", action="store_true", help="make the environment anew")
             add("--dry-run", action="store_true", help="check everything, and create nothing")
         elif name == "rollback":
             add("--yes", action="store_true", help="also to a release that was yanked")
         elif name == "uninstall":
-            add("name", type=_name, nargs="?", metavar="NAME", help="default: the current one")
+            add("name", type=nonempty, nargs="?", metavar="NAME", help="default: the current one")
         elif name == "verify":
             add("wheels", nargs="+", type=Path, metavar="WHEEL", help="a file")
         elif name == "doctor":

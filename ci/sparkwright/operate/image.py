@@ -24,9 +24,10 @@ import msgspec
 from docker import DockerClient
 from docker.errors import APIError
 from docker.models.containers import Container
+from docker.types import Mount
 
 from sparkwright.builder import container, container_build
-from sparkwright.builder.container import BindMount, ContainerError
+from sparkwright.builder.container import ContainerError
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index
 from sparkwright.client.install import select_release
@@ -45,7 +46,7 @@ INSTALLED = "sparkwright-serve-release"
 
 #: Mount points of the container that installs. ``/tmp`` is memory there, so that they leave nothing
 #: in the layer.
-_LENT, _CACHE, _INDEX = (Path("/tmp") / name for name in ("lent", "cache", "index"))  # noqa: S108
+_LENT, _CACHE, _INDEX = "/tmp/lent", "/tmp/cache", "/tmp/index"  # noqa: S108
 #: The container's arguments: index, fingerprint, channel, release.
 _SCRIPT = f"""\
 set -eu
@@ -71,7 +72,6 @@ _OPTIONS: Mapping[str, Any] = {
     "read_only": False,
     "cap_add": ["DAC_READ_SEARCH"],
     "entrypoint": ["/bin/sh"],
-    "volumes": {"sparkwright-downloads": {"bind": str(_CACHE), "mode": "rw"}},
 }
 
 _HOST = r"(?:(?=[^/]*[.:]|localhost[:/])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
@@ -225,10 +225,15 @@ def _install(
     lent: Path,
 ) -> None:
     """Install the release *name* in a container of *system*, and keep that as *image*."""
-    address, folders = index.location.url, [BindMount(lent, _LENT)]
+    address = index.location.url
+    mounts = [
+        Mount(_LENT, str(lent.resolve()), "bind", read_only=True),
+        Mount(_CACHE, "sparkwright-downloads", "volume", no_copy=True),
+    ]
     if address.startswith("file:"):
-        folders.append(BindMount(Path(unquote(urlsplit(address).path)), _INDEX))
-        address = str(_INDEX)
+        folder = Path(unquote(urlsplit(address).path)).resolve()
+        mounts.append(Mount(_INDEX, str(folder), "bind", read_only=True))
+        address = _INDEX
     printed: list[str] = []
     said: list[str] = []
 
@@ -242,11 +247,11 @@ def _install(
         console.detail(line)
 
     words = [address, index.fingerprint, index.states[name].channel, name]
-    network = {"network_mode": "none" if context.offline else "host"}
+    network = "none" if context.offline else "host"
     with console.step(f"install {name} in a container"):
         status = container.run(
-            engine, system, ["-c", _SCRIPT, "sh", *words], folders=folders,
-            further={**_OPTIONS, **network}, after=keep, on_out=printed.append, on_err=hear,
+            engine, system, ["-c", _SCRIPT, "sh", *words], after=keep, on_out=printed.append,
+            on_err=hear, further={**_OPTIONS, "mounts": mounts, "network_mode": network},
         )  # fmt: skip
     if status:
         raise _failure("\n".join(printed), [*said[-25:], f"status: {status}"])
