@@ -28,7 +28,8 @@ FROM ${RELEASE} AS serve
 ARG NAME
 COPY entrypoint.sh /usr/local/bin/sparkwright-entrypoint
 # Kernels that are compiled at run time outlive the container in a volume; all else of the release belongs to root.
-RUN mkdir -p /opt/sparkwright/releases/$NAME/caches && chown -R 10001:10001 /opt/sparkwright/releases/$NAME/caches
+RUN set -eu; chown -R 10001:10001 /opt/sparkwright/releases/$NAME/caches; \
+    ln -s /opt/sparkwright/program/bin/sparkwright /usr/local/bin/sparkwright
 ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     HOME=/var/lib/sparkwright \
     HF_HOME=/var/lib/sparkwright/huggingface \

@@ -34,7 +34,6 @@ from sparkwright.operate.image import INSTALLED
 
 pytestmark = pytest.mark.containers
 
-CLIENT = "/opt/sparkwright/program/bin/sparkwright"
 RELEASE = "/opt/sparkwright/releases/2026.11.1"
 #: What nobody could say in a shell without quotes.
 AWKWARD = "a  b\t'c' \"d\"\n$(id) `id` \\ é;"
@@ -92,7 +91,7 @@ def test_image_holds_the_release(own: Maker, built: dict[str, Any], image: str) 
     assert not [line for line in left.split() if not line.startswith("/usr/share/python-wheels/")]
     for words in ((), ("--deep",)):
         status, out, said = own.said(
-            image, "bash", "-c", f"{CLIENT} doctor --json {' '.join(words)}"
+            image, "bash", "-c", f"sparkwright doctor --json {' '.join(words)}"
         )
         assert status == 0, said
         assert json.loads(out)["releases"]["2026.11.1"] == {
@@ -240,7 +239,7 @@ def containers_of(own: Maker) -> list[str]:
     return [str(one.name) for one in found if str(one.name).startswith("sparkwright-run-")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_whenever_it_ends_the_next_run_finishes(
     own: Maker, current: str, until: Callable[..., Any], number: signal.Signals
 ) -> None:
@@ -398,7 +397,7 @@ def test_image_of_the_other_processor(
 ) -> None:
     """Under emulation the image starts through its entrypoint, holds the release, and serves as far as there is a model."""
     made, image = spark
-    status, out, said = made.said(image, "bash", "-c", f"uname -m; {CLIENT} doctor --json --deep")
+    status, out, said = made.said(image, "bash", "-c", "uname -m; sparkwright doctor --json --deep")
     machine, _, document = out.partition("\n")
 
     assert status == 0, said
