@@ -44,13 +44,18 @@ HEAD = """\
 Every file that people review or that travels, field by field, as the program reads it: what people write may have no other field. YAML is
 read without tags, aliases or duplicate keys; what has a default may be left out. Verdicts have a JSON schema of their own,
 [verdict.schema.json](verdict.schema.json); `ci/gates/*.yaml` say in comments what each threshold is and where it comes from.
+
+The metadata of an index (`metadata/*.json`) is that of [TUF](https://theupdateframework.github.io/specification/latest/), with consistent
+snapshots; a lock of a release is a [pylock.toml](https://packaging.python.org/en/latest/specifications/pylock-toml/). In a prefix, `history.json`
+lists the releases that were current, the latest last; `trust/indexes.json` maps an index's address to the fingerprint that was
+confirmed; `releases/NAME/sparkwright-files.json` maps each file to its size in bytes, its time in ns and its sha256.
 """
 
 #: File → its record, and whether people write it.
 FILES: dict[str, tuple[Any, str]] = {
     "forks/STACK/stack.yaml": (StackSpec, "people"),
     "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
-    "cherry_picks/FORK.yaml": (Ledger, "`pick`, reviewed"),
+    "cherry_picks/FORK.yaml": (Ledger, "`patch pick`, reviewed"),
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
     "build/STACK/aot.yaml": (AotSpec, "people"),
@@ -63,14 +68,17 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/site.yaml": (SitePolicy, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
-    "targets/releases/….json of an index": (
+    "targets/releases/SHA256.NAME.json of an index": (
         Release,
-        "`publish`, `promote`; named by the signed targets.json",
+        "`publish`, `release promote`; named by hash in the signed targets",
     ),
-    "custom of a release in targets.json": (ReleaseState, "`publish`, `promote`, `yank`; signed"),
-    "sparkwright in targets.json": (IndexFacts, "`publish`, `prune`; signed"),
+    "custom of a release in N.targets.json": (
+        ReleaseState,
+        "`publish`, `release promote`, `release yank`; signed",
+    ),
+    "sparkwright in N.targets.json": (IndexFacts, "`publish`, `release prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
-    "nights/DAY-STACK-RUN.json": (Night, "`night`"),
+    "nights/DAY-STACK-RUN.json": (Night, "`lab record`"),
 }
 
 
@@ -97,7 +105,9 @@ def _type(one: types.Type) -> str:
             low = one.ge if one.ge is not None else one.gt
             high = one.le if one.le is not None else one.lt
             ends = ["" if end is None else f"{end:g}" for end in (low, high)]
-            bounds = f", {ends[0]} to {ends[1]}" if any(ends) else ""
+            bounds = f", {' to '.join(ends)}" if all(ends) else ""
+            bounds = bounds or (f", at least {ends[0]}" if ends[0] else "")
+            bounds = bounds or (f", at most {ends[1]}" if ends[1] else "")
             return ("whole number" if isinstance(one, types.IntType) else "number") + bounds
         case types.BoolType():
             return "true or false"
@@ -149,7 +159,9 @@ def _about(cls: Any) -> tuple[str, str]:
 
 def _marked(text: str) -> str:
     """Return *text* of a docstring as Markdown: literals keep their mark, names of other records lose theirs."""
-    return re.sub(r"``(.+?)``", r"`\1`", text).replace("<", "&lt;")
+    parts = re.sub(r"``(.+?)``", r"`\1`", text).split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
