@@ -421,10 +421,15 @@ def test_workflow_makes_it(
     }  # fmt: skip
     with registry(tmp_path / "registry", asks=True) as host, made.world.served() as world:
         variables = {
-            "RELEASES_URL": world.url, "RELEASES_FINGERPRINT": world.fingerprint, "IMAGE_REPOSITORY": f"{host}/spark/vllm",
+            "RELEASES_URL": world.url,
+            "IMAGE_REPOSITORY": f"{host}/spark/vllm",
             "IMAGE_BASE": made.base,
-        }  # fmt: skip
+        }
         checkout = workflows.checkout(tmp_path)
+        rules = tmp_path / "work" / "ci" / "release.yaml"
+        rules.write_text(rules.read_text().replace('root: ""', f'root: "{world.fingerprint}"'))
+        workflows.git(tmp_path / "work", "commit", "--quiet", "--all", "-m", "Pin the index")
+        workflows.git(tmp_path / "work", "push", "--quiet", str(checkout), "main")
         runner = workflows.World(
             tmp_path / "world", checkout, made.environment(**settings), variables
         )

@@ -243,7 +243,6 @@ def test_a_job_calls_verbs_that_exist(name: str, job: str, step: str, text: str)
     """Each line of a step that calls sparkwright is one that the program takes, options and all."""
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         plain = line.replace('${TARGETS:+--targets "$TARGETS"}', "--targets all")
-        plain = re.sub(r'\$\{KEY:\+"(--[a-z]+)=\$KEY"\}', r"\1=key", plain)
         found = re.match(r"\s*(?:user/bin/)?sparkwright (.*)", plain)
         if found:
             parse(_words(found[1]))
