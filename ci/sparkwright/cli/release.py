@@ -241,7 +241,7 @@ def prune(arguments: argparse.Namespace) -> dict[str, Any]:
     """Remove old releases."""
     publisher = _publisher(arguments)
     keep = arguments.keep or publisher.policy.file.retain
-    return _show(publisher.prune(keep, verified=arguments.verified), "removed")
+    return _show(publisher.prune(keep, verified=arguments.verified), "removed", "no release")
 
 
 def refresh(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -389,8 +389,8 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     return Publisher(context, arguments.at.absolute(), held, rules)
 
 
-def _show(done: Changed, action: str) -> dict[str, Any]:
-    rows = [[action, name] for name in done.releases or ("the whole index",)]
+def _show(done: Changed, action: str, nothing: str = "the whole index") -> dict[str, Any]:
+    rows = [[action, name] for name in done.releases or (nothing,)]
     rows += [["deleted", f"{len(done.removed)} files or folders"]] if done.removed else []
     rows += [["left where it is", address] for address in done.elsewhere]
     title = f"version {done.version} of the index, valid until {done.expires}"
