@@ -337,6 +337,73 @@ def test_pip_and_uv_read_the_simple_pages(
     ]
 
 
+@pytest.mark.parametrize("suffix", ["", ".metadata"])
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_pip_and_uv_refuse_a_changed_file_by_its_hash(
+    owner: IndexOwner, tmp_path: Path, installer: str, suffix: str
+) -> None:
+    [path] = owner.root.glob(f"files/*/sparkwright_cutlass-*.whl{suffix}")
+    path.write_bytes(path.read_bytes().replace(b"4.7.1", b"4.7.2"))
+    environment = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = str(environment / "bin" / "python")
+    commands = {
+        "pip": [sys.executable, "-m", "pip", "--python", python, "install", "--no-cache-dir"],
+        "uv": ["uv", "pip", "install", "--python", python, "--no-cache"],
+    }
+    with tufindex.serve(owner.root) as url:
+        words = ["--index-url", f"{url}simple/verified/", "sparkwright-cutlass"]
+        done = subprocess.run(
+            [*commands[installer], *words], check=False, capture_output=True, text=True
+        )
+    assert done.returncode
+    assert "hash" in done.stderr.lower()
+    assert not list(environment.glob("lib/*/site-packages/sparkwright_cutlass*"))
+
+
+def test_reference_parser_reads_the_same_from_both_pages(owner: IndexOwner) -> None:
+    from pypi_simple import ProjectPage
+
+    owner.publisher().yank("2026.11.1", "it hangs")
+    for channel, project in (("verified", "vllm"), ("candidate", "sparkwright-install")):
+        folder = owner.root / "simple" / channel / project
+        url = f"{publisher.URL}simple/{channel}/{project}/"
+        html = ProjectPage.from_html(project, (folder / "index.html").read_text(), url)
+        document = json.loads((folder / "index.json").read_text())
+        both = (html, ProjectPage.from_json_data(document, url))
+        first, second = (
+            [(file.filename, file.url, file.digests, file.is_yanked, file.metadata_digests, file.requires_python) for file in page.packages]
+            for page in both
+        )  # fmt: skip
+        assert first == second
+        assert first
+
+
+def test_wheel_of_two_releases_is_one_file_and_yanked_with_both(
+    owner: IndexOwner, made: Wheels, tmp_path: Path
+) -> None:
+    shared, vllm = made[0], wheels.vllm(tmp_path, label="spark.2026.11.2")
+    owner.publish([shared, vllm], "candidate")
+    first, second = (entry.release for entry in owner.index.entries.values())
+    assert msgspec.structs.replace(second.wheels[0], proof=first.wheels[0].proof) == first.wheels[0]
+    page = owner.root / "simple/candidate/sparkwright-cutlass/index.json"
+
+    def yanked() -> list[object]:
+        return [file["yanked"] for file in json.loads(page.read_text())["files"]]
+
+    owner.publisher().yank("2026.11.1", "it hangs")
+    assert yanked() == [False]
+    owner.publisher().yank("2026.11.2", "it hangs, too")
+    assert yanked() == ["it hangs, too"]
+
+
+def test_stacks_are_pruned_apart(owner: IndexOwner, tmp_path: Path) -> None:
+    held = keys.load([owner.keys])
+    for name in ("2026.05.1", "2026.05.2", "2026.06.1"):
+        tufindex.publish(owner.root, held, name)
+    assert owner.publisher().prune(1).releases == ("2026.05.1",)
+
+
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_pip_and_uv_install_the_locked_set(
     tmp_path: Path, made: Wheels, monkeypatch: pytest.MonkeyPatch, installer: str
@@ -437,6 +504,12 @@ def test_wheels_as_assets_of_github(
             "https://uploads.github.com": github.uploads,
         }
         request = PublishRequest(tuple(new), "candidate", github=github.repository, url=owner.url)
+        before = owner.files()
+        github.once("POST", "/assets", githubapi.reply(500), times=100)
+        with refusal("publish-failed"):
+            owner.publisher(mirrors=mirrors).publish(request)
+        assert owner.files() == before
+        github.faults.clear()
         owner.publisher(mirrors=mirrors).publish(request)
         release = owner.index.entries["2026.11.2"].release
         assert all(
@@ -463,6 +536,8 @@ def test_wheels_as_assets_of_github(
             copy.unlink()
         owner.publisher(mirrors=mirrors).promote("2026.11.2", judged)
     assert owner.index.entries["2026.11.2"].state.channel == "verified"
+    monkeypatch.delenv("GITHUB_TOKEN")
+    owner.publisher(mirrors=mirrors).yank("2026.11.2", "it hangs")
 
 
 def test_notes_compare_with_the_release_before(owner: IndexOwner, new: Wheels) -> None:

@@ -133,6 +133,12 @@ def _yanked_candidate(scene: Scene) -> None:
     assert not scene.command("release", "yank", "2026.11.2", "--reason", "it hangs")
 
 
+def _below_verified(scene: Scene) -> None:
+    _published_as_candidate(scene)
+    paths = wheels.release(scene.folder / "later", label=f"{wheels.LABEL}.3")
+    assert not scene.command("publish", *paths)
+
+
 def _damaged_candidate(scene: Scene) -> None:
     _published_as_candidate(scene)
     next(scene.root.glob("files/*/vllm*.2026.11.2.*.whl")).write_bytes(b"other bytes")
@@ -321,6 +327,10 @@ CASES: dict[str, tuple[str, Callable[[Scene], object]]] = {
     "promote a yanked candidate": (
         "release-yanked",
         _then(_yanked_candidate, "release", "promote", "2026.11.2", "--verdicts", "VERDICTS"),
+    ),
+    "promote below a verified version": (
+        "version-order",
+        _then(_below_verified, "release", "promote", "2026.11.2", "--verdicts", "VERDICTS"),
     ),
     "promote a wheel that was damaged": (
         "index-damaged",

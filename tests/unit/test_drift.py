@@ -11,8 +11,10 @@ from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series, upstream
 from sparkwright.cli import main
+from sparkwright.client.records import ForkSource, ReleasePatch
 from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock
+from sparkwright.release import release_notes
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Host, Index
@@ -133,3 +135,32 @@ def test_status_tells_what_the_last_drift_found(stack: Host, capsys: pytest.Capt
     assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
 
 
+def test_release_says_of_its_patches_what_the_drift_found(
+    stack: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a drift only the ledger's merge is known; a conflict proves neither."""
+    patches = tuple(
+        ReleasePatch(patch.name, patch.sha256, patch.subject, patch.reason, patch.pick)
+        for patch in series.of(stack.context(), stack.fork)
+    )
+    source = ForkSource(
+        name=stack.fork, version="1.0", kind="git", origin=stack.url, pin="1" * 40, tree="2" * 40, resolved=True, built="backend",
+        source_tree="3" * 40, patches=patches,
+    )  # fmt: skip
+
+    def known() -> dict[str, tuple[str, str]]:
+        found = release_notes.with_upstream(stack.context(), source).patches
+        return {patch.name: (patch.upstream, patch.upstream_says) for patch in found}
+
+    before = known()
+    merge = stack.ledger.by_number[7].merge[:12]
+    assert before.pop("#7") == ("upstream", f"merged as {merge}")
+    assert set(before.values()) == {("", "not tried on anything later")}
+    document(stack, capsys, "drift", "--releases")
+    assert known() == {
+        "#7": ("upstream", "main 2026-11-01 has it"),
+        "taken.patch": ("upstream", "1.1 has it"),
+        "kept.patch": ("needed", "main 2026-11-01 lacks it"),
+        "lost.patch": ("", "on main 2026-11-01: conflict"),
+        "altered.patch": ("", "on main 2026-11-01: likely-upstream"),
+    }

@@ -1,0 +1,197 @@
+"""Notes and pages of releases: what the records say, no more, and no string of a record as markup."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from msgspec.structs import replace
+from tests.support import tufindex
+
+from sparkwright.client.records import (
+    ForkSource,
+    GateResult,
+    Missing,
+    Proof,
+    Release,
+    ReleaseLock,
+    ReleasePatch,
+    Speed,
+)
+from sparkwright.release import release_notes, templates
+
+BASE = "ab" * 32
+FAST = Speed("1024/1024 c1", "tpot", "pass", 0.95, 0.94, 0.96, 120.0, 0.01)
+EVEN = Speed("1024/1024 c8", "rate", "pass", 1.01, 0.98, 1.04, 30.0, 0.1)
+NONE = Speed("1024/1024 c1", "ttft", "not-run")
+PROOF = Proof(
+    policy="0" * 64,
+    missing=(Missing("G5", "not-run", "not-climbed", "the gate was not run"),),
+    gates=(GateResult("G0", "the wheel", "pass"), GateResult("G5", "serving", "not-run", "nobody")),
+    recipes=("toy-cpu",),
+    speeds=(FAST, EVEN, NONE),
+    baseline=f"stock vLLM 0.33.0 ({BASE[:16]})",
+    margin=0.05,
+    host={"gpu": "NVIDIA GB10"},
+)
+PATCHES = (
+    ReleasePatch("a.patch", "1" * 64, "Clamp the samples", "it hangs", upstream="needed", upstream_says="0.34 lacks it"),
+    ReleasePatch("b.patch", "2" * 64, "Convert natively", "it is slow", 35568, "upstream", "0.34 has it"),
+)  # fmt: skip
+
+
+def lock(**packages: str) -> ReleaseLock:
+    """Return a lock of *packages*, an underscore for a hyphen."""
+    return ReleaseLock(
+        name="pylock.aarch64.toml", size=1, sha256="0" * 64, machine="aarch64", pythons=("3.12",),
+        packages={name.replace("_", "-"): version for name, version in packages.items()},
+    )  # fmt: skip
+
+
+def release(name: str = "2026.11.2", *, proof: Proof = PROOF, **changed: Any) -> Release:
+    """Return a release with one wheel of vLLM."""
+    plain = tufindex.release(name)[0]
+    fork = ForkSource(
+        name="vllm", version="0.33.0", kind="git", origin="https://a.example/vllm", pin="c" * 40, tree="d" * 40, resolved=True,
+        built="graft", source_tree="e" * 40, base=BASE, patches=PATCHES, cuda="cu130", isolation="namespace",
+    )  # fmt: skip
+    wheels = tuple(replace(wheel, proof=proof) for wheel in plain.wheels)
+    return replace(plain, **{"wheels": wheels, "forks": (fork,), "before": "2026.11.1", **changed})
+
+
+def test_equal_records_give_equal_notes() -> None:
+    decoded = msgspec.json.decode(msgspec.json.encode(release()), type=Release)
+    assert release_notes.markdown(decoded, None) == release_notes.markdown(release(), None)
+
+
+def test_release_before_decides_what_is_compared() -> None:
+    old = release(
+        "2026.11.1",
+        locks=(lock(torch="2.13.0", numpy="2.1.0", gone="1.0", same="1"),),
+        forks=(replace(release().forks[0], version="0.32.0", patches=(replace(PATCHES[0], sha256="9" * 64), replace(PATCHES[1], name="c.patch"))),),
+    )  # fmt: skip
+    new = release(locks=(lock(torch="2.14.0", numpy="2.4.0", added="1.0", same="1"),))
+    text = release_notes.markdown(new, old)
+    rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text, flags=re.M)
+    assert rows[-4:] == [
+        ("torch", "2.13.0", "2.14.0"),
+        ("added", "–", "1.0"),
+        ("gone", "1.0", "–"),
+        ("numpy", "2.1.0", "2.4.0"),
+    ]
+    assert "1 have the same version" in text
+    assert "| vllm | version | `0.32.0` | `0.33.0` |" in text
+    changes = re.findall(r"^\| vllm \| `([^`]+)` \| [^|]+ \| (\w+) \|", text, flags=re.M)
+    assert changes == [("a.patch", "changed"), ("#35568", "added"), ("#35568", "dropped")]
+    gone = "The record of 2026.11.1 is no longer in the index."
+    assert gone in release_notes.markdown(new, None)
+    assert "first release of the stack" in release_notes.markdown(replace(new, before=""), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "vllm against the stock wheel: faster in 1, slower in 0 of 2 measured figures."),
+        ({"baseline": "vllm 0.33.0"}, "It was not shown that this release is faster"),
+        ({"speeds": (EVEN, NONE)}, "It was not shown that this release is faster"),
+        ({"speeds": ()}, "It was not shown that this release is faster"),
+    ],
+)
+def test_notes_claim_no_speed_that_was_not_measured(change: dict[str, Any], says: str) -> None:
+    proof = replace(PROOF, **change)
+    wheel = replace(release().wheels[0], project="vllm", proof=proof)
+    text = release_notes.markdown(release(wheels=(wheel,)), None)
+    assert says in text.replace("\u200b", "").replace("\\", "")
+    assert ("It was not shown" in text) == bool(change)
+
+
+def test_notes_say_what_is_not_known() -> None:
+    fork = replace(release().forks[0], resolved=False, isolation="", patches=())
+    text = release_notes.markdown(release(forks=(fork,), proof=Proof(policy="0" * 64)), None)
+    assert "(not resolved)" in text
+    assert "not recorded" in text
+    assert "No gate was run." in text
+    assert "No patches." in text
+    all_upstream = replace(fork, patches=PATCHES[1:])
+    assert "Upstream has every patch of this release." in release_notes.markdown(
+        release(forks=(all_upstream,)), None
+    )
+
+
+HOSTILE = "</td><script>alert(1)</script>|`x`[a](http://evil.example)<img src=x onerror=y>**@all** #7 &amp;\u202e"
+#: Fields that are no free text.
+PLAIN = {
+    "name", "version", "stack", "made", "machine", "state", "sha256", "size", "url", "uploaded", "metadata", "format", "before",
+    "metric", "upstream", "policy", "pythons", "packages", "project", "fork", "requires_python",
+}  # fmt: skip
+
+
+def poisoned(value: Any) -> Any:
+    """Return *value* with the hostile text before every string that is free text."""
+    if isinstance(value, msgspec.Struct):
+        fields = {field: getattr(value, field) for field in value.__struct_fields__}
+        named = isinstance(value, (ReleasePatch, GateResult))
+        free = {
+            field: poisoned(item)
+            for field, item in fields.items()
+            if field not in PLAIN or (named and field == "name")
+        }
+        return replace(value, **free)
+    if isinstance(value, tuple):
+        return tuple(map(poisoned, value))
+    if isinstance(value, dict):
+        return {poisoned(key): poisoned(item) for key, item in value.items()}
+    return HOSTILE + value if isinstance(value, str) else value
+
+
+class Elements(html.parser.HTMLParser):
+    """The elements of a page, by name, and their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.attributes: dict[str, set[str]] = {}
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.setdefault(tag, set()).update(name for name, _ in attrs)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def test_no_string_of_a_record_becomes_markup() -> None:
+    """A page with poison in every free field has the elements of the plain one; a Markdown parser finds no other kind in the notes."""
+
+    def page(record: Release, state_of: str) -> Elements:
+        state = replace(tufindex.state(record), yanked=state_of)
+        view = release_notes.view(record, None)
+        return Elements(
+            templates.render("release.html", title=record.name, state=state, url="https://a.example/", link=lambda file: file.path, **view)
+        )  # fmt: skip
+
+    def kinds(record: Release) -> set[str]:
+        tokens = (
+            MarkdownIt("commonmark").enable("table").parse(release_notes.markdown(record, None))
+        )
+        return {part.type for token in tokens for part in (token.children or [token])}
+
+    good, bad = release(), poisoned(release())
+    assert page(bad, HOSTILE).attributes == page(good, "bad").attributes
+    assert page(bad, HOSTILE).links == page(good, "bad").links
+    assert kinds(bad) <= kinds(good)
+    text = release_notes.markdown(bad, None)
+    assert "\u202e" not in text
+    assert "script" in text
+
+
+def test_page_needs_nothing_and_runs_nothing() -> None:
+    """One file, whose policy forbids scripts and anything that is fetched."""
+    view = release_notes.view(release(), None)
+    page = templates.render("release.html", title="x", state=tufindex.state(release()), url="https://a.example/", link=lambda file: file.path, **view)  # fmt: skip
+    assert "default-src 'none'" in page
+    seen = Elements(page)
+    assert {"script", "img", "iframe", "form"}.isdisjoint(seen.attributes)
+    assert not any("://" in link for link in seen.links)
