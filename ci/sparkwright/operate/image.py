@@ -46,18 +46,18 @@ INSTALLED = "sparkwright-serve-release"
 
 #: Mount points of the container that installs. ``/tmp`` is memory there, so that they leave nothing
 #: in the layer.
-_LENT, _CACHE, _INDEX = "/tmp/lent", "/tmp/cache", "/tmp/index"  # noqa: S108
+_INPUTS, _CACHE, _INDEX = "/tmp/inputs", "/tmp/cache", "/tmp/index"  # noqa: S108
 #: The container's arguments: index, fingerprint, channel, release.
 _SCRIPT = f"""\
 set -eu
 umask 022
 export HOME=/tmp TMPDIR=/tmp LC_ALL=C.UTF-8 XDG_CACHE_HOME={_CACHE}
-. {_LENT}/proxies
+. {_INPUTS}/proxies
 prefix=/opt/sparkwright
 python3 -m venv $prefix/program
 python=$prefix/program/bin/python
 $python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-index \\
-    --find-links {_LENT} sparkwright
+    --find-links {_INPUTS} sparkwright
 $python -I -m pip uninstall --quiet --yes pip setuptools
 $python -I -m sparkwright.client.main install --json --prefix $prefix --index "$1" --trust "$2" \\
     --channel "$3" --version "$4"
@@ -114,12 +114,12 @@ def select(index: Index, name: str, *, channel: Channel, stack: str, platform: s
         release-unknown, release-unproved, release-yanked: There is none.
     """
     machine = PLATFORMS[platform]
-    chosen = select_release(index, "", machine, channel=channel, stack=stack, version=name)
-    if reason := index.states[chosen].yanked:
-        raise ClientError("release-yanked", f"{chosen} was yanked.", details=[reason])
+    selected = select_release(index, "", machine, channel=channel, stack=stack, version=name)
+    if reason := index.states[selected].yanked:
+        raise ClientError("release-yanked", f"{selected} was yanked.", details=[reason])
     if not name:
-        console.note(f"no release is named; the newest of {channel} is {chosen}")
-    return chosen
+        console.note(f"no release is named; the newest of {channel} is {selected}")
+    return selected
 
 
 def labels(index: Index, release: Release, platform: str, base: str) -> dict[str, str]:
@@ -140,11 +140,11 @@ def labels(index: Index, release: Release, platform: str, base: str) -> dict[str
         "sparkwright.index": address if address.startswith("http") else "",
         "sparkwright.index.fingerprint": index.fingerprint,
     }
-    for files, prefix in ((release.locks, "lock"), (release.wheels, "wheel")):
-        for file in files:
-            if file.machine in (machine, "any"):
-                project = getattr(file, "project", "sha256")
-                values[f"sparkwright.{prefix}.{project}"] = file.sha256
+    locks = {str(lock.machine): lock.sha256 for lock in release.locks}
+    values["sparkwright.lock.sha256"] = locks.get(machine) or locks.get("any", "")
+    for wheel in release.wheels:
+        if wheel.machine in (machine, "any"):
+            values[f"sparkwright.wheel.{wheel.project}"] = wheel.sha256
     return {label: text for label, text in sorted(values.items()) if text}
 
 
@@ -179,9 +179,9 @@ def build(
         if python.machine != PLATFORMS[platform]:
             what = f"{base} states {platform}, and its programs are for {python.machine}."
             raise ContainerError("image-mismatch", what)
-        lent = Path(temporary)
-        program = container_build.program_wheels(context, python, lent, extra="")
-        contents = {
+        inputs = Path(temporary)
+        program = container_build.program_wheels(context, python, inputs, extra="")
+        record = {
             "base": base,
             "platform": platform,
             "dockerfile": sha256_bytes(files["Dockerfile"]),
@@ -189,13 +189,13 @@ def build(
             "script": _SCRIPT,
             "release": index.sha256(release.name),
         }
-        installed = content_key("serve-release", contents)
+        installed = content_key("serve-release", record)
         key = content_key("serve", (installed, sha256_bytes(files[ENTRYPOINT]), values))
         name, release_image = f"sparkwright-serve:{key[:16]}", f"{INSTALLED}:{installed[:16]}"
         present = container.find_image(engine, name) is not None
         if not present and container.find_image(engine, release_image) is None:
-            _lend(lent, program)
-            _install(context, engine, system, release_image, index, release.name, lent)
+            _write_inputs(inputs, program)
+            _install(context, engine, system, release_image, index, release.name, inputs)
         arguments = {"BASE": base, "RELEASE": release_image, "NAME": release.name}
         identity = container.build_image(
             context, engine, "serve", key, arguments, platform, files, values
@@ -203,7 +203,7 @@ def build(
     return ServingImage(identity, name, release.name, platform, base, present, values)
 
 
-def _lend(folder: Path, program: Sequence[Path]) -> None:
+def _write_inputs(folder: Path, program: Sequence[Path]) -> None:
     """Complete *folder*, which the container that installs reads: wheels, and the proxies."""
     # Root inside may be anybody here.
     folder.chmod(0o755)
@@ -222,50 +222,50 @@ def _install(
     image: str,
     index: Index,
     name: str,
-    lent: Path,
+    inputs: Path,
 ) -> None:
     """Install the release *name* in a container of *system*, and keep that as *image*."""
     address = index.location.url
     mounts = [
-        Mount(_LENT, str(lent.resolve()), "bind", read_only=True),
+        Mount(_INPUTS, str(inputs.resolve()), "bind", read_only=True),
         Mount(_CACHE, "sparkwright-downloads", "volume", no_copy=True),
     ]
     if address.startswith("file:"):
         folder = Path(unquote(urlsplit(address).path)).resolve()
         mounts.append(Mount(_INDEX, str(folder), "bind", read_only=True))
         address = _INDEX
-    printed: list[str] = []
-    said: list[str] = []
+    output: list[str] = []
+    messages: list[str] = []
 
-    def keep(child: Container, status: int) -> None:
+    def commit(child: Container, status: int) -> None:
         if status == 0:
             with console.step("write the layer"):
                 child.commit(*image.split(":"), changes=[f"LABEL {container.IMAGE_LABEL}={image}"])
 
-    def hear(line: str) -> None:
-        said.append(line)
+    def collect(line: str) -> None:
+        messages.append(line)
         console.detail(line)
 
     words = [address, index.fingerprint, index.states[name].channel, name]
     network = "none" if context.offline else "host"
     with console.step(f"install {name} in a container"):
         status = container.run(
-            engine, system, ["-c", _SCRIPT, "sh", *words], after=keep, on_out=printed.append,
-            on_err=hear, further={**_OPTIONS, "mounts": mounts, "network_mode": network},
+            engine, system, ["-c", _SCRIPT, "sh", *words], after=commit, on_out=output.append,
+            on_err=collect, further={**_OPTIONS, "mounts": mounts, "network_mode": network},
         )  # fmt: skip
     if status:
-        raise _failure("\n".join(printed), [*said[-25:], f"status: {status}"])
+        raise _failure("\n".join(output), [*messages[-25:], f"status: {status}"])
 
 
-def _failure(printed: str, said: Sequence[str]) -> SparkwrightError:
-    """Return what ended the container: the failure that the client *printed*, if any."""
+def _failure(output: str, messages: Sequence[str]) -> SparkwrightError:
+    """Return why the container failed: as the client's document *output* states, if it does."""
     with contextlib.suppress(msgspec.DecodeError):
-        error = msgspec.json.decode(printed, type=dict[str, Any]).get("error") or {}
+        error = msgspec.json.decode(output, type=dict[str, Any]).get("error") or {}
         if kind := by_reference(str(error.get("reference"))):
             return kind(error["what"], details=error["details"], todo=error["todo"])
     what = "The release could not be installed in the image."
     otherwise = partial(ContainerError, "image-build-failed")
-    return container.translate_error("\n".join(said), otherwise, what)
+    return container.translate_error("\n".join(messages), otherwise, what)
 
 
 # A registry.
