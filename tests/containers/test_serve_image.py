@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import http.server
 import json
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from docker import DockerClient
 from tests.conftest import running
@@ -27,10 +24,11 @@ from tests.containers.conftest import (
     missing,
 )
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, registry
+from tests.refusals import refusal
 from tests.support import githubwork, workflows
 
 from sparkwright.core.store import Store
-from sparkwright.operate.image import INSTALLED
+from sparkwright.operate import image
 
 pytestmark = pytest.mark.containers
 
@@ -62,8 +60,8 @@ def _built(own: Maker) -> dict[str, Any]:
     return own.run()
 
 
-@pytest.fixture(name="image")
-def _image(built: dict[str, Any], engine: DockerClient) -> str:
+@pytest.fixture(name="first")
+def _first(built: dict[str, Any], engine: DockerClient) -> str:
     """Return the id of that image."""
     return str(built["image"]["id"])
 
@@ -71,12 +69,12 @@ def _image(built: dict[str, Any], engine: DockerClient) -> str:
 # What is in it.
 
 
-def test_image_holds_the_release(own: Maker, built: dict[str, Any], image: str) -> None:
+def test_image_holds_the_release(own: Maker, built: dict[str, Any], first: str) -> None:
     """The newest release is named; its labels are its hashes; inside, no byte has changed, and no download is left."""
     release = own.first
-    labels = own.client.images.get(image).labels
+    labels = own.client.images.get(first).labels
     _, left, _ = own.said(
-        image, "bash", "-c", "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp"
+        first, "bash", "-c", "find / -xdev -name '*.whl' -o -path '*site-packages/pip'; ls -A /tmp"
     )
 
     assert "the newest of verified is 2026.11.1" in built["said"]
@@ -85,13 +83,13 @@ def test_image_holds_the_release(own: Maker, built: dict[str, Any], image: str) 
     assert labels["sparkwright.lock.sha256"] == release.locks[0].sha256
     assert labels["sparkwright.index.fingerprint"] == own.world.fingerprint
     assert labels["org.opencontainers.image.base.digest"] == own.base
-    volumes = own.client.images.get(image).attrs["Config"]["Volumes"]
+    volumes = own.client.images.get(first).attrs["Config"]["Volumes"]
     assert set(volumes) == {"/var/lib/sparkwright", f"{RELEASE}/caches"}
     # Debian keeps the wheels that `python3 -m venv` needs.
     assert not [line for line in left.split() if not line.startswith("/usr/share/python-wheels/")]
     for words in ((), ("--deep",)):
         status, out, said = own.said(
-            image, "bash", "-c", f"sparkwright doctor --json {' '.join(words)}"
+            first, "bash", "-c", f"sparkwright doctor --json {' '.join(words)}"
         )
         assert status == 0, said
         assert json.loads(out)["releases"]["2026.11.1"] == {
@@ -101,29 +99,29 @@ def test_image_holds_the_release(own: Maker, built: dict[str, Any], image: str) 
         }
 
 
-def test_only_its_state_can_be_written(own: Maker, image: str) -> None:
+def test_only_its_state_can_be_written(own: Maker, first: str) -> None:
     """It runs as a user without rights on files of root, compiled ahead; kernels and state are in volumes."""
     script = (
         f"id -u; touch {RELEASE}/x /opt/x /usr/x 2>&1 | grep -c denied; touch ~/x $TRITON_CACHE_DIR/../x $HF_HOME/x;"
         " ls /opt/sparkwright/current/lib/python3*/site-packages/vllm/__pycache__ | wc -l"
     )
-    status, out, said = own.said(image, "bash", "-c", script, read_only=False)
+    status, out, said = own.said(first, "bash", "-c", script, read_only=False)
 
     assert (status, out.split()) == (0, ["10001", "3", "1"]), said
 
 
-def test_second_run_builds_nothing(own: Maker, image: str) -> None:
+def test_second_run_builds_nothing(own: Maker, first: str) -> None:
     """An image with the same inputs is there already, also offline; another channel installs nothing again."""
     again = own.run("2026.11.1", "--offline")
 
-    assert (again["state"], again["image"]["id"]) == ("was there already", image)
-    own.client.images.remove(image, force=True)
+    assert (again["state"], again["image"]["id"]) == ("was there already", first)
+    own.client.images.remove(first, force=True)
     renewed = own.run("2026.11.1", "--offline")
     assert renewed["state"] == "built"
     assert "install 2026.11.1" not in renewed["said"]
 
 
-def test_from_a_server(own: Maker, image: str) -> None:
+def test_from_a_server(own: Maker, first: str) -> None:
     """An index over HTTP is read by the container, and named in the label."""
     own.publish("2026.11.2")
     with own.world.served():
@@ -140,7 +138,7 @@ def test_from_a_server(own: Maker, image: str) -> None:
 
 
 @pytest.fixture(name="current")
-def _current(own: Maker, image: str) -> str:
+def _current(own: Maker, first: str) -> str:
     """Return the id of the image of 2026.11.1, whoever removed and made it again."""
     return str(own.run("2026.11.1")["image"]["id"])
 
@@ -204,32 +202,11 @@ def test_sigterm_and_health(own: Maker, current: str) -> None:
 # What cannot be built.
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted", "code"),
-    [
-        (["--base", "sha256:" + "0123456789abcdef" * 4], "base-unresolved", 1),
-        (
-            ["--base", "127.0.0.1:9/debian@sha256:" + "0123456789abcdef" * 4],
-            "source-unreachable",
-            5,
-        ),
-        (["2026.11.1", "--push", "127.0.0.1:9/spark/vllm"], "registry-unreachable", 5),
-    ],
-    ids=["unknown id", "no registry", "push"],
-)
-def test_refusals_of_the_engine(
-    own: Maker, current: str, words: list[str], wanted: str, code: int
-) -> None:
-    assert own.run(*words, status=code)["error"]["reference"] == wanted
-
-
 def test_refusal_of_the_client_inside(own: Maker, current: str) -> None:
     """A release that the image's Python cannot have is refused there, under the client's reference."""
     own.publish("2026.11.3", pythons=("3.99",))
 
-    failed = own.run("2026.11.3", status=1)
-    assert failed["error"]["reference"] == "release-unknown"
-    assert not own.client.images.list(name=f"{INSTALLED}:2026.11.3")
+    assert own.run("2026.11.3", status=1)["error"]["reference"] == "release-unknown"
 
 
 def containers_of(own: Maker) -> list[str]:
@@ -283,98 +260,42 @@ def test_push(own: Maker, current: str, tmp_path: Path) -> None:
     own.client.images.remove(f"{host}/spark/vllm@{digest}")
 
 
-def _put(own: Maker, host: str, tag: str) -> None:
-    """Push another image with that *tag*."""
+def put(own: Maker, host: str) -> None:
+    """Push another image under the tag of the release."""
+    tag = f"2026.11.1-{OWN}"
     own.client.images.get(own.base).tag(f"{host}/vllm", tag)
     own.client.api.push(f"{host}/vllm", tag=tag)
     own.client.images.remove(f"{host}/vllm:{tag}")
 
 
+def test_registry_that_is_not_there(own: Maker, current: str) -> None:
+    failed = own.run("2026.11.1", "--push", "127.0.0.1:9/spark/vllm", status=5)
+
+    assert failed["error"]["reference"] == "registry-unreachable"
+
+
 def test_tag_of_another_image_stays(own: Maker, current: str, tmp_path: Path) -> None:
     with registry(tmp_path / "registry") as host:
-        _put(own, host, f"2026.11.1-{OWN}")
+        put(own, host)
         failed = own.run("2026.11.1", "--push", f"{host}/vllm", status=1)
 
-        assert failed["error"]["reference"] == "image-tag-taken"
-
-
-class _Swapping(http.server.BaseHTTPRequestHandler):
-    """Passes everything on to a registry, and gives the manifest of another tag for one that is asked for after it was pushed."""
-
-    protocol_version = "HTTP/1.1"
-    host, other = "", ""
-    pushed = False
-
-    def do_any(self) -> None:
-        data = self._body()
-        path = self.path
-        if self.command in ("GET", "HEAD") and type(self).pushed and "/manifests/2026" in path:
-            path = f"{path.rpartition('/')[0]}/{self.other}"
-        onward = http.client.HTTPConnection(self.host, timeout=120)
-        kept = [
-            name
-            for name in dict.fromkeys(self.headers)
-            if name.lower() not in ("transfer-encoding", "content-length")
-        ]
-        # An engine names each kind of manifest that it takes in a header of its own.
-        headers = {name: ", ".join(self.headers.get_all(name, ())) for name in kept}
-        onward.request(self.command, path, data, headers)
-        reply = onward.getresponse()
-        answer = reply.read()
-        if self.command == "PUT" and "/manifests/2026" in path:
-            type(self).pushed = True
-        self.send_response(reply.status)
-        for name, value in reply.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length") or (
-                name == "Content-Length" and self.command == "HEAD"
-            ):
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-        onward.close()
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        pieces = []
-        while count := int(self.rfile.readline(), 16):
-            pieces.append(self.rfile.read(count))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(pieces)
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = do_any  # noqa: N815  the library's names
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def swapping(host: str, other: str) -> Iterator[str]:
-    """Yield the address of what stands before the registry *host* and gives the tag *other* for what was just pushed."""
-    handler = type("Handler", (_Swapping,), {"host": host, "other": other})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            serving.join()
+    assert failed["error"]["reference"] == "image-tag-taken"
 
 
 def test_registry_with_other_bytes_than_were_pushed(
-    own: Maker, current: str, tmp_path: Path
+    own: Maker, current: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest is asked for afterwards: if the tag is another image by then, the push has failed."""
-    with registry(tmp_path / "registry") as host:
-        _put(own, host, "other")
-        with swapping(host, "other") as between:
-            failed = own.run("2026.11.1", "--push", f"{between}/vllm", status=1)
+    """The digest is asked for afterwards: if somebody else has pushed by then, the push has failed."""
+    pushed, send = own.run("2026.11.1")["image"], image._send
 
-    assert failed["error"]["reference"] == "image-digest-differs", failed["said"]
+    def overtaken(engine: DockerClient, repository: str, tag: str) -> str:
+        digest = send(engine, repository, tag)
+        put(own, repository.partition("/")[0])
+        return digest
+
+    monkeypatch.setattr(image, "_send", overtaken)
+    with registry(tmp_path / "registry") as host, refusal("image-digest-differs"):
+        image.push(msgspec.convert(pushed, image.ServingImage), f"{host}/vllm")
 
 
 # The Spark's own kind of processor.
@@ -396,15 +317,17 @@ def test_image_of_the_other_processor(
     spark: tuple[Maker, str], own: Maker, engine: DockerClient
 ) -> None:
     """Under emulation the image starts through its entrypoint, holds the release, and serves as far as there is a model."""
-    made, image = spark
-    status, out, said = made.said(image, "bash", "-c", "uname -m; sparkwright doctor --json --deep")
+    made, number = spark
+    status, out, said = made.said(
+        number, "bash", "-c", "uname -m; sparkwright doctor --json --deep"
+    )
     machine, _, document = out.partition("\n")
 
     assert status == 0, said
     assert machine == made.machine
     assert json.loads(document)["releases"]["2026.11.1"]["faults"] == []
-    assert made.client.images.get(image).attrs["Architecture"] == OTHER
-    assert "model-missing" in made.said(image, variables={"MODEL": "/no/such model"})[2]
+    assert made.client.images.get(number).attrs["Architecture"] == OTHER
+    assert "model-missing" in made.said(number, variables={"MODEL": "/no/such model"})[2]
     assert made.run("--base", own.base, status=1)["error"]["reference"] == "image-mismatch"
 
 
@@ -414,22 +337,21 @@ def test_workflow_makes_it(
     """Job `image` of the releases logs in as GitHub has it, makes the image of what is published, and pushes it."""
     if not shutil.which("docker"):
         missing("the command line docker is not installed: apt-get install docker-cli")
-    made = spark[0]
+    made, project = spark[0], tmp_path / "project"
+    for name in ("forks", "build", "cherry_picks", "ci/audit"):
+        shutil.copytree(ROOT / name, project / name)
+    policy = (ROOT / "ci" / "release.yaml").read_text()
+    pinned = policy.replace('\nroot: ""\n', f"\nroot: {made.world.fingerprint}\n")
+    (project / "ci" / "release.yaml").write_text(pinned)
     inputs = {"action": "image", "release": "2026.11.1"}
     settings = {
         "DOCKER_HOST": engine_address, "DOCKER_CONFIG": str(tmp_path / "docker"), "SPARKWRIGHT_CACHE_DIR": str(made.store),
     }  # fmt: skip
     with registry(tmp_path / "registry", asks=True) as host, made.world.served() as world:
         variables = {
-            "RELEASES_URL": world.url,
-            "IMAGE_REPOSITORY": f"{host}/spark/vllm",
-            "IMAGE_BASE": made.base,
-        }
-        checkout = workflows.checkout(tmp_path)
-        rules = tmp_path / "work" / "ci" / "release.yaml"
-        rules.write_text(rules.read_text().replace('root: ""', f'root: "{world.fingerprint}"'))
-        workflows.git(tmp_path / "work", "commit", "--quiet", "--all", "-m", "Pin the index")
-        workflows.git(tmp_path / "work", "push", "--quiet", str(checkout), "main")
+            "RELEASES_URL": world.url, "IMAGE_REPOSITORY": f"{host}/spark/vllm", "IMAGE_BASE": made.base,
+        }  # fmt: skip
+        checkout = workflows.checkout(tmp_path, project)
         runner = workflows.World(
             tmp_path / "world", checkout, made.environment(**settings), variables
         )

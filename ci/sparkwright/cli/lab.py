@@ -451,6 +451,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     # These load docker.
     from sparkwright.builder import container_build
     from sparkwright.operate import image as images
+    from sparkwright.release import policy
 
     context = options.checkout(arguments)
     repository = images.check_repository(arguments.push) if arguments.push else ""
@@ -460,7 +461,8 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
     )
-    index = open_index(Prefix(default_prefix()).root / "trust", address, arguments.trust or "")
+    fingerprint = arguments.trust or policy.load(context.project.root).file.root
+    index = open_index(Prefix(default_prefix()).root / "trust", address, fingerprint)
     name = images.select(
         index,
         arguments.release or "",
