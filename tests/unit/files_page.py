@@ -29,8 +29,7 @@ from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
 from sparkwright.operate.runner.policy import Policy as RunnerPolicy
-from sparkwright.operate.site.policy import SitePolicy
-from sparkwright.operate.site.records import Night
+from sparkwright.operate.site.records import RunRecord
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 
@@ -65,7 +64,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/recipes/NAME.yaml": (Recipe, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "ci/runner.yaml": (RunnerPolicy, "people"),
-    "ci/site.yaml": (SitePolicy, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
     "targets/releases/SHA256.NAME.json of an index": (
@@ -78,7 +76,7 @@ FILES: dict[str, tuple[Any, str]] = {
     ),
     "sparkwright in N.targets.json": (IndexFacts, "`publish`, `release prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
-    "nights/DAY-STACK-RUN.json": (Night, "`lab record`"),
+    "nights/DAY-STACK-RUN.json": (RunRecord, "`lab record`"),
 }
 
 

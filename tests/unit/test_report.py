@@ -1,331 +1,370 @@
-"""The page of a report: one file that needs nothing, runs nothing, says the verdict first, and leaves no number out."""
+"""The report of an experiment: page, terminal, comparison, and the files that it reads."""
 
 from __future__ import annotations
 
-import itertools
+import json
+import math
 import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.unit.reportdata import HOSTILE, MAKERS, POINTS, Maker, bench, large
+from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
 
-from sparkwright.bench.records import METRICS
-from sparkwright.bench.report import compare, page, raw, read, words
-from sparkwright.bench.report.view import View
-from sparkwright.bench.results import Result
-from sparkwright.core.states import State
-from sparkwright.gates.core.verdict import ORDER
+from sparkwright.bench import results
+from sparkwright.bench.records import METRICS, Metric
+from sparkwright.bench.report import compare, page, terminal, text
+from sparkwright.bench.report.view import Shift, View, shift
+from sparkwright.bench.results import Result, Series
+from sparkwright.core.console import console
+from sparkwright.core.pages import clean
+from sparkwright.core.states import SIGNS, State
 
-#: Elements that have no end.
+if TYPE_CHECKING:
+    from tests.unit.conftest import Cli
+
+ROOT = Path(__file__).parents[2]
+#: Elements that have no end, and attributes through which a page could load or send something.
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-#: Elements of a page that shows and does nothing else; those of SVG among them.
-KNOWN = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "nav",
-        "main",
-        "section",
-        "footer",
-        "div",
-        "p",
-        "a",
-        "span",
-        "strong",
-        "small",
-        "code",
-    ),
-    *("h1", "h2", "h3", "hr", "ul", "li", "dl", "dt", "dd", "figure", "figcaption", "details", "summary", "code"),
-    *(
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "svg",
-        "g",
-        "path",
-        "defs",
-        "use",
-        "text",
-        "tspan",
-        "desc",
-        "clippath",
-        "rect",
-    ),
-}
-#: Attributes through which a page could load or send something.
 LOADING = ("src", "srcset", "action", "formaction", "data", "xmlns")
+UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 
 
 class Page(HTMLParser):
-    """A page taken apart: its elements with their attributes, its text, and whether each element ends where it should."""
+    """The elements and the text of a page, each of whose elements ends where it should."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
         self.open: list[str] = []
-        self.feed(text)
+        self.text = ""
+        self.feed(source)
         self.close()
         assert not self.open, f"never ended: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, f"</{tag}> in {self.open}"
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.texts))
+        self.text += data
 
 
-def small(**change: Any) -> Result:
-    """Return a gate of two cells and three blocks, with something changed."""
-    return msgspec.structs.replace(Maker(1, points=POINTS[:2]).gate(blocks=3), **change)
+@pytest.fixture(name="pages", scope="module")
+def _pages() -> dict[str, str]:
+    return {
+        "one": page.render([gate(*POINTS[:2])]),
+        "several": page.render(
+            [bench(*LADDER[:2]), bench(*LADDER[:2], seed=2, quantization="AWQ")]
+        ),
+        "hostile": page.render([EXAMPLES["hostile"]()]),
+    }
 
 
-@pytest.fixture(name="gate", scope="module")
-def _gate() -> tuple[Result, str]:
-    """Return a small Result and its page."""
-    return small(), page.render([small()])
+@pytest.mark.parametrize("name", ["one", "several", "hostile"])
+def test_a_page_is_self_contained_and_runs_nothing(pages: dict[str, str], name: str) -> None:
+    parsed = Page(pages[name])
+    attributes = [pair for _, given in parsed.elements for pair in given.items()]
+    ids = Counter(value for attribute, value in attributes if attribute == "id")
+    targets = {value.removeprefix("#") for attribute, value in attributes if attribute == "href"}
+    style = pages[name].split("<style>")[1].split("</style>")[0]
 
-
-@pytest.fixture(name="hostile", scope="module")
-def _hostile() -> str:
-    """Return the page of a Result each of whose strings tries to be something else."""
-    return page.render([MAKERS["hostile"]()])
-
-
-@pytest.mark.parametrize("which", ["gate", "hostile"])
-def test_a_page_is_whole_html_of_known_elements(which: str, request: pytest.FixtureRequest) -> None:
-    """Each element ends where it should, none is unknown, and no identifier is there twice or missing."""
-    made = request.getfixturevalue(which)
-    found = Page(made if which == "hostile" else made[1])
-    ids = Counter(attributes["id"] for _, attributes in found.elements if attributes.get("id"))
-    told = [name for _, attributes in found.elements for name in (attributes.get("aria-labelledby") or "").split()]
-    linked = [str(attributes["href"]) for tag, attributes in found.elements if tag == "a"]
-
-    assert {tag for tag, _ in found.elements} <= KNOWN
-    assert [one for one, count in ids.items() if count > 1] == []
-    assert told
-    assert {*told, *(one.removeprefix("#") for one in linked)} <= set(ids)
-
-
-@pytest.mark.parametrize("which", ["gate", "hostile"])
-def test_a_page_asks_for_nothing_and_runs_nothing(which: str, request: pytest.FixtureRequest) -> None:
-    """There is no script, no handler and no address in an attribute or the style; the page's own policy forbids them, too."""
-    made = request.getfixturevalue(which)
-    text = made if which == "hostile" else made[1]
-    found = Page(text)
-    attributes = [(name, value or "") for _, given in found.elements for name, value in given.items()]
-    policy = next(given["content"] for tag, given in found.elements if tag == "meta" and "http-equiv" in given)
-    style = text[text.index("<style>") : text.index("</style>")]
-
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert "default-src 'none'" in pages[name]
+    assert not {tag for tag, _ in parsed.elements} & {
+        "script",
+        "iframe",
+        "object",
+        "embed",
+        "form",
+        "base",
+    }
+    assert not [each for each, _ in attributes if each.startswith("on") or each in LOADING]
     assert not [
-        name for name, _ in attributes if name.startswith("on") or name in ("src", "srcset", "action", "formaction", "data", "xmlns")
+        value
+        for _, value in attributes
+        for url in re.findall(r"url\(([^)]*)\)", value)
+        if url[0] != "#"
     ]
-    assert all(value.startswith("#") for name, value in attributes if name.endswith("href"))
-    assert all(one.startswith("#") for _, value in attributes for one in re.findall(r"url\(([^)]*)\)", value))
     assert "url(" not in style
-    assert "@import" not in style
+    assert [each for each, count in ids.items() if count > 1] == []
+    assert {value.removeprefix("xlink:") for value in targets} <= set(ids)
 
 
-def test_strings_of_others_are_text_and_nothing_else(hostile: str) -> None:
-    """What looks like markup, a template, a control character or a change of direction is shown as what it is."""
-    text = Page(hostile).text
-
-    assert words.clean(HOSTILE) in text
-    assert "{{ 7*7 }}" in text
-    assert "<script" not in hostile
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", hostile)
+def test_foreign_strings_are_text_and_nothing_else(pages: dict[str, str]) -> None:
+    assert clean(HOSTILE) in Page(pages["hostile"]).text
+    assert "<script" not in pages["hostile"]
+    assert not re.search(UNSAFE, pages["hostile"])
 
 
-def test_the_same_result_gives_the_same_bytes(gate: tuple[Result, str]) -> None:
-    """Nothing of the moment, the machine or the order of drawing is in a page."""
-    assert page.render([small()]) == gate[1]
+def test_the_same_result_gives_the_same_page(pages: dict[str, str]) -> None:
+    assert page.render([gate(*POINTS[:2])]) == pages["one"]
 
 
-def test_no_number_is_left_out(gate: tuple[Result, str]) -> None:
-    """Every number of the records stands on the page as it is written elsewhere, with the digits that were measured."""
-    result, made = gate
-    text = Page(made).text
-    series = [(cell, one) for cell in result.cells for one in cell.series]
-    numbers = [words.quantity(value, one.metric) for _, one in series for value in (one.baseline, one.candidate)]
-    numbers += [words.span(one.low, one.high) for _, one in series]
-    numbers += [words.signed(value) for _, one in series for value in one.differences]
-    numbers += [
-        words.evidence(value) for _, one in series for path in (one.pass_evidence, one.fail_evidence) for value in path
+def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> None:
+    result, shown = gate(*POINTS[:2]), Page(pages["one"]).text
+    series = [one for cell in result.cells for one in cell.series]
+    numbers = [
+        text.quantity(value, one.metric)
+        for one in series
+        for value in (one.baseline, one.candidate)
     ]
-    numbers += [f"{words.number(cell.ceiling)} tok/s" for cell in result.cells]
-    numbers += [words.signed(value) for blocks in result.calibration.values() for _, value in blocks]
-    for leg in result.legs:
-        assert leg.run
-        numbers += [words.moment(leg.began), *(words.quantity(getattr(leg.run, metric), metric) for metric in METRICS)]
-        numbers += [figure for one in leg.run.requests for figure in raw._request(one)]
-        numbers += [figure for shot in (leg.before, leg.after) if shot for figure in raw._shot("", shot)]
-    missing = [one for one in numbers if one not in text]
+    numbers += [text.ratios(one.low, one.high) for one in series]
+    numbers += [
+        text.evidence(path[-1])
+        for one in series
+        for path in (one.pass_evidence, one.fail_evidence)
+        if path
+    ]
+    numbers += [
+        text.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS
+    ]
 
-    assert len(numbers) > 500
-    assert missing == []
-
-
-@pytest.mark.parametrize("state", ORDER)
-def test_the_verdict_comes_first_in_word_sign_and_colour(state: State) -> None:
-    """Each state has a word, a sign and a colour of its own, above all else."""
-    made = page.render([small(state=state, cells=(), legs=(), calibration={})])
-    card = next(attributes for _, attributes in Page(made).elements if "verdict" in (attributes.get("class") or "").split())
-    sign, word = words.STATES[state]
-
-    assert (card["class"], card["data-state"]) == (f"card verdict {state}", state)
-    assert f'<span class="pill">{sign} {word}</span>' in made
-    assert made.index("data-state") < made.index("Not measured, or not well enough")
+    assert [number for number in numbers if number not in shown] == []
 
 
-def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours as WCAG 2 defines it."""
+@pytest.mark.parametrize("state", SIGNS)
+def test_the_verdict_comes_first_as_word_sign_and_colour(state: State) -> None:
+    source = page.render([gate(*POINTS[:1], state=state, cells=(), legs=(), calibration={})])
 
-    def light(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    assert (
+        f'<div class="card verdict {state}" data-state="{state}"><span class="pill">{SIGNS[state]} {state}</span>'
+        in source
+    )
+    assert source.index("data-state") < source.index("Nothing was measured.")
 
-    low, high = sorted((light(one), light(other)))
-    return (high + 0.05) / (low + 0.05)
+
+@pytest.mark.parametrize("name", ["empty", "invalid"])
+def test_a_page_of_nothing_measured_shows_no_pass(name: str) -> None:
+    source = page.render([EXAMPLES[name]()])
+
+    assert "Not measured, or not well enough" in source
+    assert "✓" not in source
+
+
+def test_a_bench_has_no_verdict(pages: dict[str, str]) -> None:
+    assert '<span class="pill">• measured</span>' in pages["several"]
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_what_is_written_can_be_read(scheme: int) -> None:
-    """In light and dark, text has a contrast of 4.5 and more, and the marks of figures of 3 and more."""
-    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", page.render([small(cells=(), legs=(), calibration={})]).split("prefers-color-scheme: dark")[scheme].split("* { box")[0]))
+def test_text_and_charts_have_enough_contrast(pages: dict[str, str], scheme: int) -> None:
+    """Text has a contrast of 4.5 and more, and marks of 3 and more (WCAG 2.1)."""
+    style = pages["one"].split("prefers-color-scheme: dark")[scheme].split("* { box")[0]
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", style))
+
+    def contrast(*names: str) -> float:
+        light = []
+        for name in names:
+            parts = [int(colours[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]
+            linear = [
+                part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+                for part in parts
+            ]
+            light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+        return (max(light) + 0.05) / (min(light) + 0.05)
+
     states = ("good", "bad", "unsure", "void", "idle", "plain")
-    texts = [(ink, ground) for ink in ("ink", "muted", *states) for ground in ("surface", "page")] + [("on", state) for state in states]
-    marks = [(name, "surface") for name in ("one", "two", "three", "four", "five", "six")]
-
-    assert [pair for pair in texts if contrast(colours[pair[0]], colours[pair[1]]) < 4.5] == []
-    assert [pair for pair in marks if contrast(colours[pair[0]], colours[pair[1]]) < 3] == []
-
-
-@pytest.mark.parametrize("which", ["empty", "invalid"])
-def test_what_was_not_measured_is_said_and_is_not_green(which: str) -> None:
-    """A gate that measured nothing shows no pass anywhere, and says what is missing."""
-    made = page.render([MAKERS[which]()])
-
-    assert "Not measured, or not well enough" in made
-    assert "✓" not in made
-    assert ("Nothing was measured." in made) == (which == "empty")
-    assert ("Not run, although they decide" in made) == (which == "invalid")
+    texts = [(ink, ground) for ink in ("ink", "muted", *states) for ground in ("surface", "page")]
+    texts += [("on", state) for state in states]
+    assert [pair for pair in texts if contrast(*pair) < 4.5] == []
+    assert [
+        name
+        for name in ("one", "two", "three", "four", "five", "six")
+        if contrast(name, "surface") < 3
+    ] == []
 
 
-def test_a_bench_has_no_verdict() -> None:
-    """What judges nothing says that it was measured, in a colour that is none of a verdict."""
-    made = page.render([bench(1, 0.024, "NVFP4", points=POINTS[:1])])
-
-    assert '<span class="pill">• measured</span>' in made
-    assert 'class="card verdict measured"' in made
-    assert "What was measured" in made
-
-
-def test_a_large_page_is_bounded_and_says_what_it_leaves_out() -> None:
-    """Twelve cells of 144 legs of 64 requests make less than 6 MB: beyond a bound, a leg has quantiles, and the page says so."""
-    result = large()
-    made = page.render([result])
-    count = sum(len(leg.run.requests) for leg in result.legs if leg.run)
-
-    assert count > 100_000
-    assert len(made.encode()) < 6_000_000
-    assert f"This page is about {count:,} requests." in made
-    assert made.count('<summary class="line">') == len(result.legs)
-
-
-def replaced(value: Any, number: float) -> Any:
-    """Return *value* with *number* for every number in it; the format stays."""
+def _replaced(value: Any, number: float) -> Any:
+    """Return *value* with *number* for every number in it, except the format."""
     if isinstance(value, dict):
-        return {key: one if key == "format" else replaced(one, number) for key, one in value.items()}
+        return {
+            key: part if key == "format" else _replaced(part, number) for key, part in value.items()
+        }
     if isinstance(value, list):
-        return [replaced(one, number) for one in value]
+        return [_replaced(part, number) for part in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return int(number) if isinstance(value, int) else number
 
 
 @pytest.mark.parametrize("number", [0.0, 1e-300, 1e308, -1e308])
-def test_a_number_that_no_machine_measures_does_no_harm(number: float) -> None:
-    """Zero, negative, vanishing and enormous numbers in place of every number of a Result still give a page."""
-    plain = msgspec.to_builtins(Maker(1, points=POINTS[:1]).gate(blocks=1))
-    made = read.decode(msgspec.json.encode(replaced(plain, number)), "made up")
+def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
+    plain = msgspec.to_builtins(gate(*POINTS[:1], blocks=1))
+    result = results.decode_result(msgspec.json.encode(_replaced(plain, number)))
 
-    assert Page(page.render([made])).elements
+    assert Page(page.render([result])).elements
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "detail"),
     [
-        (b"", "no result"),
-        (b"{", "no result"),
-        (b"[]", "no result"),
+        (b"", "truncated"),
         (b"{}", "format 0"),
         (b'{"format": 1, "kind": "gate"}', "format 1"),
         (b'{"format": 3, "kind": "gate"}', "missing required field"),
         (b'{"format": 3, "kind": "song"}', "Invalid enum value"),
-        (b"\xff\xfe\x00", "no result"),
-        (b'{"format": ' + b"[" * 100_000, "no result"),
+        (b'{"format": ' + b"[" * 100_000, ""),
     ],
 )
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
-    """What is cut off, of another kind or of another format is file-invalid, with the place."""
+def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, data: bytes, detail: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(data)
 
-    with refusal("file-invalid", match=said):
-        read.read(path)
+    with refusal("file-invalid") as caught:
+        results.read(path)
+    assert detail in str(caught.value.details)
 
 
-def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> None:
-    """A missing file, a folder, and one that is larger than any result are not read."""
-    great = tmp_path / "great.json"
-    with great.open("wb") as stream:
-        stream.truncate(read.LARGEST + 1)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_result_survives_its_file(tmp_path: Path, name: str) -> None:
+    result = EXAMPLES[name]()
+    (tmp_path / "result.json").write_bytes(msgspec.json.encode(result))
 
-    for path, said in ((tmp_path / "none.json", "No such file"), (tmp_path, "Is a directory"), (great, "at most")):
-        with refusal("file-invalid", match=said):
-            read.read(path)
+    assert results.read(tmp_path / "result.json") == result
 
 
-def test_every_made_up_result_is_read_as_it_was_written() -> None:
-    """A Result survives the file."""
-    for maker in (MAKERS["fail"], MAKERS["verify-pass"], MAKERS["hostile"], MAKERS["calibration"]):
-        made = maker()
-        assert read.decode(msgspec.json.encode(made), "made up") == made
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_terminal_of_80_columns_is_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.show(EXAMPLES[name]())
+    out = capsys.readouterr().out
+    table = [line for line in out.splitlines() if not line.startswith(("  - ", *"✓✗?!–•"))]
+
+    assert max((len(line.rstrip()) for line in table), default=0) <= 80
+    assert not re.search("[\x1b\u202e]", out)
 
 
-def test_columns_have_names_of_their_own() -> None:
-    """Configurations are told apart by label, else by quantisation, else by number."""
-    views = [View(MAKERS[name]()) for name in ("bench-nvfp4", "bench-awq")]
-    names = [[column.name for column in compare.columns(list(some))] for some in ([views[0]], views, [views[0], views[0]])]
+def test_under_json_a_report_leaves_standard_output_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "json", True)
+    terminal.show(EXAMPLES["awq"]())
+    shown = capsys.readouterr()
 
-    assert names[0] == ["vllm 0.33.0+spark.202611"]
-    assert names[1] == ["NVFP4", "AWQ"]
+    assert shown.out == ""
+    assert "1024/1024 c64" in shown.err
+
+
+@given(st.sampled_from(sorted(METRICS)), st.floats(-0.5, 0.5), st.floats(1e-3, 0.2))
+def test_a_positive_shift_is_worse_in_every_metric(
+    metric: Metric, mean: float, half: float
+) -> None:
+    sign = -1 if METRICS[metric][3] else 1
+    low, high = sorted((math.exp(sign * (mean - half)), math.exp(sign * (mean + half))))
+    moved = shift(Series(metric, True, (mean, mean, mean), low=low, high=high))
+
+    assert moved is not None
+    assert math.isclose(moved.mean, math.expm1(mean), abs_tol=1e-12)
+    assert moved.low is not None
+    assert moved.high is not None
+    assert moved.low < moved.mean < moved.high
+
+
+@given(st.floats(-0.5, 0.5), st.floats(1e-3, 0.5), st.floats(1e-3, 0.5))
+def test_a_conclusion_claims_the_near_end_of_its_interval(
+    mean: float, below: float, above: float
+) -> None:
+    low, high = max(-0.9, mean - below), mean + above
+    conclusion = Shift(mean, low, high).conclusion()
+
+    if high < 0:
+        assert conclusion == f"at least {text.percent(1 / (1 + high) - 1)} faster"
+    elif low > 0:
+        assert conclusion == f"at least {text.percent(low)} slower"
+    else:
+        assert conclusion.startswith("no difference shown")
+
+
+def test_without_an_interval_nothing_is_claimed() -> None:
+    views = [
+        View(bench(*LADDER[:2], speed=speed, blocks=1, quantization=str(speed)))
+        for speed in (0.01, 0.03)
+    ]
+    (pair,) = compare.pairs(views)
+    entries = [
+        entry
+        for table in compare.tables(compare.columns(views))
+        for _, row in table.rows
+        for entry in row
+    ]
+
+    assert pair.conclusion == "Per token, for 2 of 2 there are too few blocks for a statement."
+    assert not any(entry.best for entry in entries)
+
+
+def test_two_sessions_are_compared_as_far_as_they_support() -> None:
+    views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
+    pair, back = (compare.pairs(order)[0] for order in (views, views[::-1]))
+
+    assert pair.title == "NVFP4 against AWQ"
+    assert pair.conclusion.startswith("Per token, faster in 7 of 7 workloads by at least ")
+    assert back.conclusion.startswith("Per token, slower in 7 of 7 workloads by at least ")
+    assert "drift" in pair.conditions
+    assert "Other checkpoints" in pair.conditions
+
+
+def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> None:
+    same, slower = (
+        bench(LADDER[0], seed=3, quantization="same"),
+        bench(LADDER[0], speed=0.03, quantization="slow"),
+    )
+    columns = compare.columns([View(result) for result in (bench(LADDER[0]), same, slower)])
+    table, *_ = compare.tables(columns)
+
+    assert [entry.best for entry in table.rows[0][1]] == [True, True, False]
+
+
+def test_columns_have_distinct_names() -> None:
+    views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
+    names = [
+        [column.name for column in compare.columns(some)]
+        for some in (views[:1], views, views[:1] * 2)
+    ]
+
+    assert names[:2] == [["vLLM 0.33.0+spark.202611"], ["NVFP4", "AWQ"]]
     assert len(set(names[2])) == 2
-    assert all(one for one in itertools.chain(*names))
+
+
+@given(st.floats(-1e300, 1e300), st.integers(1, 9))
+def test_numbers_keep_their_digits(value: float, digits: int) -> None:
+    written = float(text.number(value, digits).replace(",", ""))
+
+    assert written == value or abs(written - value) <= abs(value) * 0.51 * 10 ** (1 - digits)
+
+
+@given(st.text(max_size=2000))
+def test_clean_text_is_one_short_line(value: str) -> None:
+    cleaned = clean(value)
+
+    assert len(cleaned) <= 1000
+    assert len(cleaned.splitlines()) <= 1
+    assert not re.search(UNSAFE, cleaned)
+
+
+def test_lab_report_writes_a_page_and_never_over_a_result(cli: Cli, tmp_path: Path) -> None:
+    path, html = tmp_path / "bench.json", tmp_path / "out" / "page.html"
+    result: Result = replace(bench(*LADDER[:2]))
+    path.write_bytes(msgspec.json.encode(result))
+    options = ("--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
+    written = cli("lab", "report", str(path), "--html", str(html), *options)
+    refused = cli("lab", "report", str(path), "--html", str(path), *options)
+    missing = cli("lab", "report", str(tmp_path / "none.json"), *options)
+
+    assert written.returncode == 0, written.stderr
+    assert html.read_text("utf-8") == page.render([result])
+    assert json.loads(written.stdout)["results"][0]["kind"] == "bench"
+    assert (refused.returncode, missing.returncode) == (2, 1)
+    assert json.loads(missing.stdout)["error"]["reference"] == "file-invalid"
+    assert results.read(path) == result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -11,9 +12,14 @@ from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import read_bytes
 from sparkwright.core.states import State
 
 FORMAT = 3
+
+#: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
+LARGEST = 256 << 20
 
 Kind = Literal["gate", "bench", "calibration", "verify"]
 
@@ -234,3 +240,38 @@ class Result(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     resumed: int = 0
     format: int = FORMAT
+
+
+class _Head(msgspec.Struct):
+    format: int = 0
+
+
+def decode_result(data: bytes) -> Result:
+    """
+    Return the result in *data*.
+
+    Raises:
+        ValueError, msgspec.MsgspecError: It is not one, or of another format.
+    """
+    if (number := msgspec.json.decode(data, type=_Head).format) != FORMAT:
+        raise ValueError(f"the result is of format {number}; {FORMAT} is read")
+    return msgspec.json.decode(data, type=Result)
+
+
+def read(path: Path) -> Result:
+    """
+    Return the result in the file *path*.
+
+    Raises:
+        file-invalid: There is none, or of another format.
+    """
+    data = read_bytes(path, limit=LARGEST)
+    try:
+        return decode_result(data)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise FileError(
+            "file-invalid",
+            f"{path} is not a result that this program reads.",
+            details=[str(error)[:300]],
+            todo="Name a file that `sparkwright gate` or `bench` of this version wrote.",
+        ) from error

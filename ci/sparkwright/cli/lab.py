@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sparkwright.bench.report import page, read, terminal
+from sparkwright.bench import results
+from sparkwright.bench.report import page, terminal
 from sparkwright.cli import options
 from sparkwright.client.environment import Prefix, default_prefix
 from sparkwright.client.index import open_index
 from sparkwright.client.main import add_index, nonempty
 from sparkwright.client.records import CHANNELS
-from sparkwright.core.console import console, size
+from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.github import GitHub, run_url
 from sparkwright.core.http import redact_credentials
@@ -44,10 +45,9 @@ from sparkwright.operate.runner.ground import Ground
 from sparkwright.operate.runner.place import Place
 from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
 from sparkwright.operate.runner.steps import Stand, Step, printed
-from sparkwright.operate.site import making, night
-from sparkwright.operate.site.records import Night
-from sparkwright.release.client.install import Wish
-from sparkwright.release.manifest import times
+from sparkwright.operate.site import outcome, pages, records
+from sparkwright.operate.site.records import Measured, RunRecord
+from sparkwright.operate.site.speeds import Source
 
 _usage = partial(UsageError, "usage")
 
@@ -383,7 +383,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=status)
-    options.add_index(parser)
+    add_index(parser)
     add = parser.add_argument
     add("--nights", type=Path, metavar="FOLDER", help="folder of the records of `lab record`")
     add(
@@ -405,7 +405,7 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder for the pages; unchanged ones are not written again",
+        help="folder for the pages",
     )
 
 
@@ -497,20 +497,13 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def record(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the record of a run, and show it."""
-    stages = [night.stage(text) for text in arguments.stage]
-    documents = {stage.name: stage for stage in map(night.documented, arguments.document)}
-    if len({stage.name for stage in stages}) < len(stages) or len(documents) < len(
-        arguments.document
-    ):
-        raise UsageError("usage", "A stage is named twice.")
-    stages = [night.together(stage, documents.pop(stage.name, None)) for stage in stages]
-    files, measured = night.files(arguments.file)
+    files, measured = outcome.files(arguments.file)
     fields = {
         "workflow": arguments.workflow or None,
         "run": arguments.number,
         "stack": arguments.stack or "",
-        "ended": arguments.ended or times.now(),
-        "stages": [*stages, *documents.values()],
+        "ended": arguments.ended or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "stages": outcome.stages(arguments.stage, arguments.document),
         "url": run_url(),
         "commit": os.environ.get("GITHUB_SHA", ""),
         "began": arguments.began,
@@ -518,72 +511,64 @@ def record(arguments: argparse.Namespace) -> dict[str, Any]:
         "measured": measured,
     }
     try:
-        run_record = msgspec.convert(msgspec.to_builtins(fields), Night)
+        run_record = msgspec.convert(msgspec.to_builtins(fields), RunRecord)
     except (msgspec.ValidationError, ValueError) as error:
         raise UsageError("usage", "This is not a record of a run.", details=[str(error)]) from error
-    path = night.write(arguments.at, run_record)
+    path = records.write(arguments.at, run_record)
     title = f"{run_record.workflow} of {run_record.day}: {run_record.state}"
     rows = [
-        [stage.name, stage.state, stage.reference, stage.says[:80]] for stage in run_record.stages
+        [stage.name, stage.state, stage.reference, stage.message[:80]]
+        for stage in run_record.stages
     ]
-    rows += [[file.name, "missing", "", file.says] for file in files if not file.sha256]
+    rows += [[file.name, "missing", "", file.message] for file in files if not file.sha256]
     console.table(f"{title}\n{path}", ["stage", "state", "reference", ""], rows, result=True)
     return {"file": str(path), "state": run_record.state, "night": run_record}
 
 
 def status(arguments: argparse.Namespace) -> dict[str, Any]:
     """Make static pages from all records, and show the unreadable ones."""
-    context = options.checkout(arguments)
-    request = making.Asked(
-        Wish(arguments.index, tuple(arguments.key), arguments.signed_for),
-        bool(arguments.index),
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-        arguments.nights,
-        tuple(arguments.drift),
-        arguments.patches,
-    )
-    site = making.read(context, request)
-    written = making.make(context, site, arguments.output)
-    for problem in site.problems:
-        console.warn(f"{problem.name}: {problem.reference}: {problem.says}")
-    if site.books is None:
-        console.note("no index was given, so the pages show no releases")
-    counts = {
-        "releases": len(site.releases),
-        "nights": len(site.nights.nights),
-        "histories": len(site.histories),
-        "figures": sum(len(history.spots) for history in site.histories),
-        "changes": sum(len(history.found.changes) for history in site.histories),
-        "drift": len(site.drifted.reports),
-    }
-    shown = ", ".join(f"{count} {name}" for name, count in counts.items())
-    changed = f"{written.written} written, {written.removed} removed"
-    console.note(f"{shown}; {written.files} files, {size(written.size)}, {changed}")
+    context, day = options.checkout(arguments), f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    runs, problems = records.read(arguments.nights) if arguments.nights else ([], [])
+    releases, link = None, ""
+    figures: list[tuple[Source, Measured]] = []
+    if arguments.index:
+        trusted = Prefix(default_prefix()).root / "trust"
+        index = open_index(trusted, arguments.index, arguments.trust or "")
+        releases, figures = pages.read_releases(index, context.store, problems)
+        # A folder is published with the site below it.
+        link = index.location.url if index.location.url.startswith("http") else "../"
+    else:
+        console.note("no index was named, so the pages show no releases")
+    drifts = pages.read_drifts(arguments.drift, problems)
+    patches = pages.read_patches(context, arguments.patches, day, problems)
+    site = pages.SiteContent(
+        day, link, releases, runs[::-1], patches, drifts, figures, problems
+    )  # fmt: skip
+    for name, data in pages.render(site).items():
+        context.store.write(arguments.output.absolute() / name, data)
+    for problem in problems:
+        console.warn(f"{problem.name}: {problem.reference}: {problem.message}")
+    counts = {"releases": len(releases or ()), "runs": len(runs), "figures": len(figures)}
+    console.note(", ".join(f"{count} {name}" for name, count in counts.items()))
     console.result(str(arguments.output / "index.html"))
-    return {
-        "output": str(arguments.output),
-        "day": request.day,
-        "signature checked": site.books.checked if site.books else None,
-        "problems": site.problems,
-        **counts,
-        "site": written,
-    }
+    return {"output": str(arguments.output), "day": day, "problems": problems, **counts}
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show results of measurements, or write a page of them."""
     context, target = options.checkout(arguments), arguments.html
-    results = [read.read(path) for path in arguments.files]
+    measured = [results.read(path) for path in arguments.files]
     if target and target.resolve() in map(Path.resolve, arguments.files):
         raise UsageError("usage", f"{target} is one of the results and would be overwritten.")
     if target:
-        with console.progress(f"drawing {target.name}, %", 100) as progress:
-            text = page.render(results, lambda share: progress.update(round(100 * share)))
-        console.result(str(context.store.write(target.absolute(), text.encode())))
-    shown = []
-    for path, result in zip(arguments.files, results, strict=True):
-        if not target:
+        context.store.write(target.absolute(), page.render(measured).encode())
+        console.result(str(target.absolute()))
+    else:
+        for result in measured:
             terminal.show(result)
-        names = ("kind", "state", "says", "culprits")
-        shown.append({"file": str(path), **{name: getattr(result, name) for name in names}})
+    names = ("kind", "state", "says", "culprits")
+    shown = [
+        {"file": str(path), **{name: getattr(result, name) for name in names}}
+        for path, result in zip(arguments.files, measured, strict=True)
+    ]
     return {"results": shown, "html": target and str(target)}

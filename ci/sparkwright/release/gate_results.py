@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sparkwright.bench.results import FORMAT, Result
+from sparkwright.bench.results import Result, decode_result
 from sparkwright.client.records import LARGEST_EVIDENCE
 from sparkwright.core.files import read_bytes
 from sparkwright.gates.core import verdict_file
@@ -44,7 +44,7 @@ def read_beside(wheel: Path, folder: Path | None = None) -> GateResults:
     ]
     verdicts, throughput = (_bytes(path) for path in paths)
     ladder = _decoded(verdicts, verdict_file.read, paths[0]) if verdicts else None
-    result = _decoded(throughput, _result, paths[1]) if throughput else None
+    result = _decoded(throughput, decode_result, paths[1]) if throughput else None
     if ladder and result and ladder.states.get("G8", "not-run") != "not-run":
         _decoded(throughput, partial(verdict_file.require_evidence, ladder), paths[1])
     return GateResults(ladder, result, verdicts, throughput)
@@ -94,13 +94,6 @@ def _bytes(path: Path) -> bytes:
     if not data:
         raise TrustError("evidence-invalid", f"{path.name} is empty.")
     return data
-
-
-def _result(data: bytes) -> Result:
-    result = msgspec.json.decode(data, type=Result)
-    if result.format != FORMAT:
-        raise ValueError(f"the result is of format {result.format}; {FORMAT} is read")
-    return result
 
 
 def _decoded(data: bytes, read: Callable[[bytes], Read], path: Path) -> Read:

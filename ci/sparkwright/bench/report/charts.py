@@ -1,196 +1,312 @@
-"""The figures of one Result: changes against the margin, evidence, and A/A history."""
+"""
+Charts as SVG elements of a page: without colours of their own, and the same for the same data.
+
+matplotlib draws in placeholder colours, which become the names of the page's colours, so that one
+drawing serves light and dark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+import statistics
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report import plot, words
-from sparkwright.bench.report.plot import COLOURS
-from sparkwright.bench.report.view import View, shift, sound
-from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.bench.report import text
+from sparkwright.bench.report.compare import Column, shape_of
+from sparkwright.bench.report.view import Value, View, plausible, shift
+from sparkwright.bench.results import CellResult, Series
+from sparkwright.core.pages import clean
 from sparkwright.core.states import State
 
-#: State → colour of the page's style.
-SHADE: dict[State, str] = {
-    "pass": "good",
-    "fail": "bad",
-    "inconclusive": "unsure",
-    "invalid": "void",
-    "not-run": "idle",
-}
-#: Rows, figures and points that a page stays usable with.
-MOST_ROWS = 36
-_FARTHEST = 0.5
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Colours of the page's style, and the placeholders with which matplotlib draws.
+_NAMES = (
+    "ink", "muted", "grid", "one", "two", "three", "four", "five", "six",
+    "good", "bad", "unsure", "void", "idle",
+)  # fmt: skip
+COLOURS = {name: f"#0101{index:02x}" for index, name in enumerate(_NAMES, 1)}
+#: Colours of configurations, each with its own mark.
+SERIES = tuple(zip(("one", "two", "three", "four", "five", "six"), "os^DvP", strict=True))
+_STATES: dict[State, str] = {
+    "pass": "good", "fail": "bad", "inconclusive": "unsure", "invalid": "void", "not-run": "idle",
+}  # fmt: skip
+
+#: Points of width; the page shows a point as one pixel or a little more.
+WIDTH = 405
+#: Rows of a chart, and changes that its axis still shows.
+MAX_ROWS, MAX_CHANGE = 36, 0.5
+
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "sparkwright", "text.parse_math": False,
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 11,
+    "xtick.labelsize": 10, "ytick.labelsize": 10, "legend.fontsize": 10,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "grid.linewidth": 0.8, "axes.linewidth": 0.8, "legend.frameon": False,
+    "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
+    "axes.labelcolor": COLOURS["muted"], "axes.edgecolor": COLOURS["muted"],
+    "xtick.color": COLOURS["muted"], "ytick.color": COLOURS["muted"],
+    "grid.color": COLOURS["grid"], "text.color": COLOURS["ink"],
+    "legend.labelcolor": COLOURS["ink"],
+}  # fmt: skip
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A figure, its heading, and the sentence below it."""
+    """A heading, a drawing, and a sentence about it."""
 
     title: str
-    drawn: Markup
-    says: str
+    svg: Markup
+    caption: str
+
+
+@contextmanager
+def drawing(height: float, rows: int = 1, **layout: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure of *height* points and its axes, one below the other."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        # The reader has other fonts than this machine.
+        warnings.simplefilter("ignore", UserWarning)
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        yield figure, list(figure.subplots(rows, 1, squeeze=False, **layout).flat)
+
+
+def chart(figure: Figure, name: str, title: str, caption: str) -> Chart:
+    """Return *figure* as a chart, whose *name* is unique in the page."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    start = out.getvalue().index("<svg")
+    head, _, body = out.getvalue()[start:].partition(">")
+    box = re.search(r'viewBox="([^"]*)"', head)
+    body = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", "", body, flags=re.S)
+    body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body)
+    body = re.sub(r"(\bid=\"|href=\"#|url\(#)", rf"\g<1>{name}-", body)
+    body = re.sub(r"#0101([0-9a-f]{2})\b", lambda m: f"var(--{_NAMES[int(m[1], 16) - 1]})", body)
+    body = body.replace("'DejaVu Sans', sans-serif", "var(--sans)")
+    head = (
+        f'<svg class="plot" viewBox="{box[1] if box else ""}" role="img" '
+        f'aria-labelledby="{name}-t {name}-d"><title id="{name}-t">{escape(clean(title))}</title>'
+        f'<desc id="{name}-d">{escape(clean(caption))}</desc>'
+    )
+    # matplotlib escapes all text in it.
+    svg = Markup(head + body)  # noqa: S704
+    return Chart(title, svg, caption)
+
+
+def legend(axes: Axes, columns: int = 3) -> None:
+    """Put the legend above *axes*."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=columns)
+
+
+def errorbars(
+    axes: Axes, points: Sequence[tuple[float, Value]], colour: str, mark: str, label: str
+) -> None:
+    """Draw the median and the interval of each of *points*."""
+    medians = [value.median for _, value in points]
+    spread = [
+        [value.median - min(value.low or value.median, value.median) for _, value in points],
+        [max(value.high or value.median, value.median) - value.median for _, value in points],
+    ]
+    if points:
+        axes.errorbar(
+            [at for at, _ in points], medians, spread, color=COLOURS[colour], marker=mark, ms=5,
+            capsize=3, label=clean(label, 40),
+        )  # fmt: skip
 
 
 def forest(view: View, name: str) -> Chart | None:
-    """Return the intervals of every series against the margin, the deciding ones first; None without a baseline."""
+    """Return the change of each series against the margin; None without a baseline."""
     rows = [
-        (cell, one, found)
+        (cell, series, moved)
         for cell in view.result.cells
-        for one in cell.series
-        if (found := shift(one))
+        for series in cell.series
+        if (moved := shift(series))
     ]
-    rows = sorted(rows, key=lambda row: not row[1].primary)[:MOST_ROWS]
+    rows = sorted(rows, key=lambda row: not row[1].primary)[:MAX_ROWS]
     if not rows:
         return None
-    margin = 100 * min(_FARTHEST, max(0.0, view.result.margin))
-    with plot.drawing(64 + 19 * len(rows)) as (figure, (axes,)):
-        axes.axvspan(margin, 100 * 10, color=COLOURS["bad"], alpha=0.09, lw=0)
+    margin = 100 * min(MAX_CHANGE, max(0.0, view.result.margin))
+    low, high = -margin, margin
+    with drawing(64 + 19 * len(rows)) as (figure, (axes,)):
         axes.axvline(0, color=COLOURS["muted"], lw=1)
         axes.axvline(margin, color=COLOURS["bad"], lw=1.4, ls=(0, (4, 2)))
-        for row, (_, one, found) in enumerate(rows):
-            colour = COLOURS[SHADE[one.state]] if one.primary else COLOURS["muted"]
-            if found.low is not None and found.high is not None:
-                axes.plot(
-                    [_pc(found.low), _pc(found.high)],
-                    [row, row],
-                    color=colour,
-                    lw=4 if one.primary else 2,
-                    alpha=0.55,
-                    solid_capstyle="butt",
-                )
-            axes.plot(
-                [_pc(found.middle)],
-                [row],
-                "D" if one.primary else "o",
-                color=colour,
-                ms=6 if one.primary else 4,
+        for at, (_, series, moved) in enumerate(rows):
+            colour = COLOURS[_STATES[series.state] if series.primary else "muted"]
+            mean, *ends = (
+                100 * max(-MAX_CHANGE, min(MAX_CHANGE, share))
+                for share in (moved.mean, moved.low, moved.high)
+                if share is not None
             )
-        ends = [
-            _pc(end)
-            for *_, found in rows
-            for end in (found.low, found.middle, found.high)
-            if end is not None
-        ]
-        low, high = min(*ends, 0, -margin), max(*ends, margin)
+            axes.plot(
+                ends, [at] * len(ends), color=colour, lw=4 if series.primary else 2, alpha=0.5
+            )
+            axes.plot([mean], [at], "D" if series.primary else "o", color=colour, ms=5)
+            low, high = min(low, mean, *ends), max(high, mean, *ends)
         axes.set_xlim(low - 0.06 * (high - low) - 0.1, high + 0.06 * (high - low) + 0.1)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_yticks(
-            range(len(rows)),
-            [
-                plot.label(
-                    f"{cell.name}, {METRICS[one.metric][0] if one.metric != 'tpot' else 'per token'}",
-                    40,
-                )
-                for cell, one, _ in rows
-            ],
-        )
-        axes.tick_params(axis="y", length=0, labelcolor=COLOURS["ink"])
+        labels = [f"{clean(cell.name, 24)}, {METRICS[one.metric][0]}" for cell, one, _ in rows]
+        axes.set_yticks(range(len(rows)), labels)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel("← faster · the candidate, in % · slower →")
-        axes.annotate(
-            f"margin {margin:g} %",
-            (margin, 1),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="bottom",
-            fontsize=9,
-            color=COLOURS["bad"],
+        axes.set_xlabel("← faster · candidate, % · slower →")
+        caption = (
+            "Mean of the paired blocks and its 95 % interval. Right of the dashed line "
+            f"({margin:g} %) is slower than the margin allows. Diamonds decide, dots are reported."
         )
-        says = (
-            f"Points are the mean of the paired blocks, bars its 95 % interval; right of the dashed line ({margin:g} %) is slower than the"
-            " margin allows. Diamonds decide, small dots are reported."
-        )
-        return Chart(
-            "Change against the margin",
-            plot.svg(figure, f"{name}-forest", "Change of each cell against the margin", says),
-            says,
-        )
+        return chart(figure, f"{name}-forest", "Change against the margin", caption)
 
 
-def _pc(share: float) -> float:
-    return 100 * max(-_FARTHEST, min(_FARTHEST * 2, share))
+def evidence(view: View, cell: CellResult, series: Series, name: str) -> Chart | None:
+    """Return the e-values of *series* after each block; None if it does not decide."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-
-def evidence(result: Result, cell: CellResult, one: Series, name: str) -> Chart | None:
-    """Return the e-values of a series after each block, with the line at which they decide."""
-    if not one.pass_evidence and not one.fail_evidence:
-        return None
+    alpha = view.result.alpha
     paths = (
-        ("not slower", one.pass_evidence, "good", "o"),
-        ("slower", one.fail_evidence, "bad", "s"),
+        ("not slower", series.pass_evidence, "good", "o"),
+        ("slower", series.fail_evidence, "bad", "s"),
     )
-    from matplotlib.ticker import MaxNLocator
-
-    limit = 1 / result.alpha if sound(result.alpha) and result.alpha < 1 else None
-    with plot.drawing(190) as (figure, (axes,)):
-        low, high = _window([value for _, values, *_ in paths for value in values], limit or 1.0)
-        for title, values, colour, mark in paths:
-            shown = [min(high, max(low, value)) for value in values[:200]]
-            axes.plot(
-                range(1, len(shown) + 1),
-                shown,
-                color=COLOURS[colour],
-                label=title,
-                marker=mark,
-                ms=4,
-            )
-        if limit:
-            axes.axhline(limit, color=COLOURS["ink"], lw=1.2, ls=(0, (4, 2)))
-            axes.annotate(
-                f"1/α = {limit:g}",
-                (1, limit),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=9,
-                color=COLOURS["ink"],
-            )
+    if not series.pass_evidence or not 0 < alpha < 1:
+        return None
+    # Far beyond the line that decides, a path runs along the edge.
+    low, high = 1e-3, 100 / alpha
+    with drawing(190) as (figure, (axes,)):
+        for label, values, colour, mark in paths:
+            shown = [min(high, max(low, value)) for value in values]
+            blocks = range(1, len(shown) + 1)
+            axes.plot(blocks, shown, color=COLOURS[colour], label=label, marker=mark, ms=4)
+        axes.axhline(1 / alpha, color=COLOURS["ink"], lw=1.2, ls=(0, (4, 2)), label="1/α")
         axes.set_yscale("log")
-        axes.set_ylim(low / 1.3, high * 1.3)
-        plot.plain(axes.yaxis)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("block")
-        axes.set_ylabel("evidence (e-value)")
-        plot.over(axes)
-        title = f"{cell.name}: {METRICS[one.metric][0]}"
-        last = [f"{what} {words.evidence(values[-1])}" for what, values, *_ in paths if values]
-        says = (
-            f"{words.STATES[one.state][1]} after {len(one.differences)} blocks: {', '.join(last)}."
+        axes.set_ylabel("e-value")
+        legend(axes)
+        last = ", ".join(f"{label} {text.evidence(path[-1])}" for label, path, *_ in paths if path)
+        caption = f"{series.state} after {len(series.pass_evidence)} blocks: {last}."
+        return chart(figure, name, f"{cell.name}: {METRICS[series.metric][0]}", caption)
+
+
+def timeline(view: View, name: str) -> Chart | None:
+    """Return each measurement over time, and the temperature and clock of the GPU."""
+    legs = [leg for leg in view.result.legs if leg.run and plausible(leg.run.tpot)]
+    start = min((leg.began for leg in legs), default=0.0)
+    counted: dict[tuple[str, str], list[float]] = {}
+    for leg in legs:
+        if leg.counts and leg.run:
+            counted.setdefault((leg.cell, leg.side), []).append(leg.run.tpot)
+    medians = {key: statistics.median(values) for key, values in counted.items()}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for leg in legs:
+        if leg.run and (median := medians.get((leg.cell, leg.side))):
+            kind = "does not count" if not leg.counts else str(leg.side)
+            off = max(-100.0, min(100.0, 100 * (leg.run.tpot / median - 1)))
+            points.setdefault(kind, []).append(((leg.began - start) / 60, off))
+    if not points:
+        return None
+    shots = [shot for leg in legs for shot in (leg.before, leg.after) if shot]
+    panels = [
+        (title, values)
+        for title, field in (("GPU, °C", "temperature"), ("clock, MHz", "sm_clock"))
+        if (
+            values := [
+                ((shot.time - start) / 60, getattr(shot, field))
+                for shot in shots
+                if plausible(getattr(shot, field))
+            ]
         )
-        return Chart(title, plot.svg(figure, name, f"Evidence of {title}", says), says)
+    ]
+    looks = (("baseline", *SERIES[0]), ("candidate", *SERIES[1]), ("does not count", "bad", "x"))
+    with drawing(200 + 80 * len(panels), 1 + len(panels), sharex=True) as (figure, axes):
+        for kind, colour, mark in looks:
+            if kind in points:
+                minutes, offs = zip(*points[kind], strict=True)
+                axes[0].plot(minutes, offs, mark, color=COLOURS[colour], ms=4, label=kind)
+        axes[0].set_ylabel("time per token,\n% off the median")
+        legend(axes[0])
+        for panel, (title, values) in zip(axes[1:], panels, strict=True):
+            panel.plot(*zip(*sorted(values), strict=True), color=COLOURS["three"], lw=1)
+            panel.set_ylabel(title)
+        axes[-1].set_xlabel("minutes since the beginning")
+        caption = "Each measurement against the median of its workload and side."
+        return chart(figure, f"{name}-timeline", "Measurements over time", caption)
 
 
-def _window(values: Sequence[float], limit: float) -> tuple[float, float]:
-    """Return the ends of the axis: the line that decides is inside, and what is far beyond it runs along the edge."""
-    return max(1e-3, min([*values, 0.5])), min(limit * 100, max([*values, limit * 3]))
+def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
+    """Return the front of each configuration, and its throughput by concurrency."""
+    columns = columns[: len(SERIES)]
+    cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
+    shapes = sorted({shape[:2] for shape in cells})
+    ladders = [sorted(cell for cell in cells if cell[:2] == shape) for shape in shapes]
+    charts = [_front(columns, sorted(cells), name)] if len(cells) > 1 else []
+    charts += [_ladder(columns, ladder, name) for ladder in ladders[:4] if len(ladder) > 1]
+    return [drawn for drawn in charts if drawn]
 
 
-def history(title: str, one: Series, blocks: Sequence[tuple[str, float]], name: str) -> Chart:
-    """Return the A/A blocks of this host over time, with the spread that the gate uses."""
-    values = [100 * max(-_FARTHEST, min(_FARTHEST, value)) for _, value in blocks[-400:]]
-    sigma = 100 * min(_FARTHEST, max(0.0, one.sigma or 0.0))
-    with plot.drawing(170) as (figure, (axes,)):
-        axes.axhspan(-2 * sigma, 2 * sigma, color=COLOURS["one"], alpha=0.10, lw=0)
-        axes.axhspan(-sigma, sigma, color=COLOURS["one"], alpha=0.12, lw=0)
-        axes.axhline(0, color=COLOURS["muted"], lw=1)
-        axes.plot(
-            range(len(values)), values, "o", color=COLOURS["one" if one.in_band else "bad"], ms=4
+def _front(
+    columns: Sequence[Column], shapes: Sequence[tuple[int, int, int]], name: str
+) -> Chart | None:
+    """Return what each user gets against what all users get together."""
+    with drawing(275 + 15 * len(columns)) as (figure, (axes,)):
+        for column, (colour, mark) in zip(columns, SERIES, strict=False):
+            values = [(column.value(shape, None), column.value(shape, "rate")) for shape in shapes]
+            points = sorted(((a.median, b.median) for a, b in values if a and b), reverse=True)
+            best = [
+                point for at, point in enumerate(points)
+                if all(point[1] > faster[1] for faster in points[:at])
+            ]  # fmt: skip
+            if points:
+                style: Any = {"color": COLOURS[colour], "marker": mark}
+                axes.plot(*zip(*points, strict=True), ls="", ms=4, alpha=0.5, **style)
+                axes.plot(*zip(*best, strict=True), ms=6, label=clean(column.name, 40), **style)
+        if not axes.lines:
+            return None
+        _axes(axes, "tok/s of each user", len(columns))
+        caption = (
+            "Each point is a workload; the line joins those that no other beats in both. Medians."
         )
-        days = [plot.label(day, 12) for day, _ in blocks[-400:]]
-        shown = sorted({0, len(days) // 2, len(days) - 1}) if days else []
-        axes.set_xticks(shown, [days[at] for at in shown])
-        for text, place in zip(axes.get_xticklabels(), ("left", "center", "right"), strict=False):
-            text.set(ha=place)
-        axes.set_ylabel("difference, %")
-        band = (
-            "the newest agrees with the earlier ones"
-            if one.in_band
-            else "the newest does not agree with the earlier ones"
+        return chart(
+            figure, f"{name}-front", "Throughput of all users against that of each", caption
         )
-        says = f"{len(blocks)} blocks of the same wheel against itself; bands: one and two times the spread of {sigma:.2f} %"
-        says += f" that the gate uses; {band}."
-        return Chart(title, plot.svg(figure, name, f"A/A history of {title}", says), says)
+
+
+def _ladder(
+    columns: Sequence[Column], shapes: Sequence[tuple[int, int, int]], name: str
+) -> Chart | None:
+    """Return the throughput of one workload by concurrency."""
+    prompt, answer, _ = shapes[0]
+    with drawing(215 + 15 * len(columns)) as (figure, (axes,)):
+        for column, (colour, mark) in zip(columns, SERIES, strict=False):
+            values = [(shape[2], column.value(shape, "rate")) for shape in shapes]
+            steps = [(float(users), value) for users, value in values if value]
+            errorbars(axes, steps, colour, mark, column.name)
+        if not axes.lines:
+            return None
+        axes.set_xscale("log", base=2)
+        users = [shape[2] for shape in shapes]
+        axes.set_xticks(users, [f"{count}" for count in users], minor=False)
+        _axes(axes, "users at a time", len(columns))
+        title = f"{prompt}/{answer}: throughput by concurrency"
+        caption = "Tokens per second of all users together; bars are 95 % intervals over blocks."
+        return chart(figure, f"{name}-{prompt}-{answer}", title, caption)
+
+
+def _axes(axes: Axes, label: str, columns: int) -> None:
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+    axes.set_xlabel(label)
+    axes.set_ylabel("tok/s of all users together")
+    legend(axes, 1 if columns > 2 else 2)

@@ -1,91 +1,94 @@
-"""Configurations side by side, in the tables that people know."""
+"""Several configurations side by side: tables, and what their intervals support in a sentence."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Sequence
 
 import msgspec
 
-from sparkwright.bench.records import Side
-from sparkwright.bench.report import words
-from sparkwright.bench.report.view import Value, View
+from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.bench.report import text
+from sparkwright.bench.report.view import Shift, Value, View
 from sparkwright.bench.results import CellResult
 
-#: Columns that one page holds.
-MOST_COLUMNS = 12
-ROWS = 60
+#: Columns of a table.
+MAX_COLUMNS = 12
 
-#: What bold says in a table of several columns.
-BOLD = "Bold: the best, and what its 95 % interval does not tell from the best; without an interval nothing is bold."
-
-Shape = tuple[int, int]
+#: Prompt, answer and concurrency.
+Shape = tuple[int, int, int]
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A configuration: a side of a Result, and the name that tells it from the others."""
+    """A side of a result, and the name that distinguishes it from the other columns."""
 
     name: str
     view: View
     side: Side
 
-    def cell(self, shape: Shape, concurrency: int) -> CellResult | None:
-        """Return the cell of that workload, if it was ordered."""
+    def value(self, shape: Shape, metric: Metric | None) -> Value | None:
+        """Return *metric* of a cell, or with None the tokens per second of each user."""
+        cell = self._cell(shape)
+        if cell is None:
+            return None
+        if metric is None:
+            return self.view.speed(cell, self.side)
+        return self.view.value(cell, metric, self.side)
+
+    def _cell(self, shape: Shape) -> CellResult | None:
         cells = self.view.result.cells
-        return next(
-            (
-                cell
-                for cell in cells
-                if (cell.prompt, cell.answer, cell.concurrency) == (*shape, concurrency)
-            ),
-            None,
-        )
+        return next((cell for cell in cells if shape_of(cell) == shape), None)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A cell of a table: its text, whether it is the best or not told from the best, and its interval as a sentence."""
+    """A figure, its interval, and whether it is the best or not distinguishable from the best."""
 
     text: str
+    interval: str = ""
     best: bool = False
-    says: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table as the seed reports have it: workloads down, configurations across."""
+    """Workloads down, configurations across."""
 
     title: str
-    corner: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]
 
 
+class Pair(msgspec.Struct, frozen=True):
+    """
+    Two results against each other.
+
+    Attributes:
+        conclusion: What the intervals support.
+        conditions: How the two were measured.
+        rows: Workload and what its interval supports.
+    """
+
+    title: str
+    conclusion: str
+    conditions: str
+    rows: tuple[tuple[str, str], ...]
+
+
+def shape_of(cell: CellResult) -> Shape:
+    """Return what distinguishes the workload of *cell*."""
+    return cell.prompt, cell.answer, cell.concurrency
+
+
 def columns(views: Sequence[View]) -> tuple[Column, ...]:
-    """Return the configurations of *views*, each with a name of its own."""
-    found = [(view, side) for view in views for side in view.sides if view.result.cells][
-        :MOST_COLUMNS
-    ]
-    forms: tuple[Callable[[View, Side], str], ...] = (
-        _label,
-        lambda view, _: view.result.quantization,
-        _form,
-        lambda view, side: f"{_form(view, side)} {view.result.recipe}".strip(),
+    """Return the configurations of *views*, each with its own name."""
+    sides = [(view, side) for view in views for side in view.sides][:MAX_COLUMNS]
+    labels = [_label(view, side) for view, side in sides]
+    formats = [view.result.quantization for view, _ in sides]
+    both = [f"{name} {label}".strip() for name, label in zip(formats, labels, strict=True)]
+    numbered = [f"#{number} {label}" for number, label in enumerate(both, 1)]
+    distinct = (
+        names for names in (labels, formats, both) if all(names) and len({*names}) == len(names)
     )
-    named = [
-        next((form(view, side) for form in forms if _alone(form, view, side, found)), "")
-        for view, side in found
-    ]
-    # What no name tells apart, its number does.
-    names = [
-        words.clean(name, 60) or f"#{number} {words.clean(_form(view, side), 50)}"
-        for number, (name, (view, side)) in enumerate(zip(named, found, strict=True), 1)
-    ]
-    return tuple(Column(name, view, side) for name, (view, side) in zip(names, found, strict=True))
-
-
-def _alone(
-    form: Callable[[View, Side], str], view: View, side: Side, found: Sequence[tuple[View, Side]]
-) -> bool:
-    return Counter(form(*one) for one in found)[form(view, side)] == 1
+    names = next(distinct, numbered)
+    return tuple(Column(name, *side) for name, side in zip(names, sides, strict=True))
 
 
 def _label(view: View, side: Side) -> str:
@@ -93,124 +96,97 @@ def _label(view: View, side: Side) -> str:
     return subject.label if subject else side
 
 
-def _form(view: View, side: Side) -> str:
-    return f"{view.result.quantization} {_label(view, side)}".strip()
-
-
-def tables(found: Sequence[Column]) -> Iterator[Table]:
-    """Yield decode speed, time per token, time to the first token and the ladders of concurrency."""
+def tables(configurations: Sequence[Column]) -> list[Table]:
+    """Return a table for each metric."""
     cells = {
-        (cell.prompt, cell.answer, cell.concurrency)
-        for column in found
-        for cell in column.view.result.cells
+        shape_of(cell): cell.name for column in configurations for cell in column.view.result.cells
     }
-    alone = sorted({(prompt, answer) for prompt, answer, concurrency in cells if concurrency == 1})[
-        :ROWS
+    metrics: list[tuple[str, Metric | None, float, bool]] = [
+        ("Each user, tok/s", None, 1.0, True),
+        ("All users together, tok/s", "rate", *METRICS["rate"][2:]),
+        ("Time to first token, ms", "ttft", *METRICS["ttft"][2:]),
     ]
-    if alone:
-        rows = [(f"{prompt}/{answer}", (prompt, answer), 1) for prompt, answer in alone]
-        yield _table(
-            "Decode, tok/s of one user",
-            rows,
-            found,
-            lambda column, cell: column.view.speed(cell, column.side),
-            1.0,
-            True,
+    return [
+        Table(
+            title,
+            tuple(column.name for column in configurations),
+            tuple(
+                (
+                    cells[shape],
+                    _entries([col.value(shape, metric) for col in configurations], factor, more),
+                )
+                for shape in sorted(cells)
+            ),
         )
-        yield _table(
-            "Time per token (TPOT), ms",
-            rows,
-            found,
-            lambda column, cell: column.view.value(cell, "tpot", column.side),
-            1e3,
-            False,
-        )
-        yield _table(
-            "Time to first token (TTFT), ms",
-            rows,
-            found,
-            lambda column, cell: column.view.value(cell, "ttft", column.side),
-            1e3,
-            False,
-        )
-    for shape in shapes(cells)[:6]:
-        ladder = sorted(
-            concurrency for prompt, answer, concurrency in cells if (prompt, answer) == shape
-        )
-        rows = [(f"{shape[0]}/{shape[1]} c{each}", shape, each) for each in ladder[:ROWS]]
-        yield _table(
-            f"{shape[0]}/{shape[1]}: all users together, tok/s",
-            rows,
-            found,
-            lambda column, cell: column.view.value(cell, "rate", column.side),
-            1.0,
-            True,
-        )
-        yield _table(
-            f"{shape[0]}/{shape[1]}: each user, tok/s",
-            rows,
-            found,
-            lambda column, cell: column.view.speed(cell, column.side),
-            1.0,
-            True,
-        )
+        for title, metric, factor, more in metrics
+    ]
 
 
-def shapes(cells: set[tuple[int, int, int]]) -> list[Shape]:
-    """Return the workloads that were measured at more than one concurrency."""
-    counts = Counter((prompt, answer) for prompt, answer, _ in cells)
-    return sorted(shape for shape, count in counts.items() if count > 1)
-
-
-def _table(
-    title: str,
-    rows: Sequence[tuple[str, Shape, int]],
-    found: Sequence[Column],
-    take: Callable[[Column, CellResult], Value | None],
-    factor: float,
-    more: bool,
-) -> Table:
-    made = []
-    for name, shape, concurrency in rows:
-        values = [
-            take(column, cell) if (cell := column.cell(shape, concurrency)) else None
-            for column in found
-        ]
-        best = _best(values, more) if len(found) > 1 else frozenset()
-        made.append(
-            (
-                name,
-                tuple(_entry(value, factor, index in best) for index, value in enumerate(values)),
-            )
-        )
-    return Table(title, "Workload", tuple(column.name for column in found), tuple(made))
-
-
-def _entry(value: Value | None, factor: float, best: bool) -> Entry:
-    if value is None:
-        return Entry(words.NONE)
-    if value.low is None or value.high is None:
-        return Entry(
-            words.number(value.middle * factor, 4),
-            False,
-            f"{value.launches} launch(es): no interval",
-        )
-    ends = f"{words.number(value.low * factor, 4)} to {words.number(value.high * factor, 4)}, {value.launches} launches"
-    return Entry(words.number(value.middle * factor, 4), best, ends)
-
-
-def _best(values: Sequence[Value | None], more: bool) -> frozenset[int]:
-    """Return the places of the best value and of those whose intervals reach into its own."""
-    told = [
-        (place, value.middle, value.low, value.high)
-        for place, value in enumerate(values)
+def _entries(values: Sequence[Value | None], factor: float, more: bool) -> tuple[Entry, ...]:
+    """Return *values* as text; best is each whose interval reaches that of the best."""
+    ends = {
+        at: (value.median, value.low, value.high)
+        for at, value in enumerate(values)
         if value and value.low is not None and value.high is not None
+    }
+    best: set[int] = set()
+    if len(ends) > 1:
+        _, low, high = (max if more else min)(ends.values())
+        best = {at for at, (_, a, b) in ends.items() if (b >= low if more else a <= high)}
+    entries = []
+    for at, value in enumerate(values):
+        if value is None:
+            entries.append(Entry(text.NOT_MEASURED))
+            continue
+        interval = f"{value.blocks} blocks, no interval"
+        if at in ends:
+            interval = " to ".join(text.number(factor * end) for end in ends[at][1:])
+            interval += f", {value.blocks} blocks"
+        entries.append(Entry(text.number(factor * value.median), interval, at in best))
+    return tuple(entries)
+
+
+def pairs(views: Sequence[View]) -> list[Pair]:
+    """Return the candidate of the first result against that of each other."""
+    return [_pair(views[0], other) for other in views[1:MAX_COLUMNS]]
+
+
+def _pair(first: View, other: View) -> Pair:
+    ours, theirs = (one for one in columns([first, other]) if one.side == "candidate")
+    shifts = []
+    for cell in first.result.cells:
+        a, b = (column.value(shape_of(cell), "tpot") for column in (ours, theirs))
+        if a and b:
+            shifts.append((cell.name, _shift(a, b)))
+    count, known = len(shifts), [each for _, each in shifts if each.low is not None]
+    faster = [1 / (1 + each.high) - 1 for each in known if each.high is not None and each.high < 0]
+    slower = [each.low for each in known if each.low is not None and each.low > 0]
+    parts = [
+        f"{word} in {len(ends)} of {count} workloads by at least {text.percent(min(ends))} to "
+        f"{text.percent(max(ends))} (median {text.percent(statistics.median(ends))})"
+        for word, ends in (("faster", faster), ("slower", slower))
+        if ends
     ]
-    if not told:
-        return frozenset()
-    _, _, low, high = (max if more else min)(told, key=lambda one: one[1])
-    return frozenset(
-        place
-        for place, _, one_low, one_high in told
-        if (one_high >= low if more else one_low <= high)
-    )
+    if unclear := len(known) - len(faster) - len(slower):
+        parts.append(f"in {unclear} of {count} the intervals show no difference")
+    if few := count - len(known):
+        parts.append(f"for {few} of {count} there are too few blocks for a statement")
+    conditions = "In sessions of their own: drift between them is not in the intervals."
+    hosts = first.result.host, other.result.host
+    names = ("gpu", "driver", "kernel", "memory")
+    if differ := [name for name in names if hosts[0].get(name) != hosts[1].get(name)]:
+        conditions += f" Not the same machine or software: {', '.join(differ)} differ."
+    if first.result.model != other.result.model:
+        conditions += f" Other checkpoints: {first.result.model} and {other.result.model}."
+    conclusion = "; ".join(parts) or "no workload was measured on both"
+    rows = tuple((name, each.conclusion()) for name, each in shifts)
+    title = f"{ours.name} against {theirs.name}"
+    return Pair(title, f"Per token, {conclusion}.", conditions, rows)
+
+
+def _shift(ours: Value, theirs: Value) -> Shift:
+    """Return how much slower *ours* is, with the farthest ends that both intervals allow."""
+    mean = ours.median / theirs.median - 1
+    if ours.low is None or ours.high is None or theirs.low is None or theirs.high is None:
+        return Shift(mean)
+    return Shift(mean, ours.low / theirs.high - 1, ours.high / theirs.low - 1)

@@ -1,207 +1,264 @@
-"""What people ask of a Result, told from its records: values by launch, changes and their intervals, and what was not measured."""
+"""One view of the result of an experiment: values, changes, facts, and what is missing."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
 
 from sparkwright.bench.records import METRICS, Metric, Side
-from sparkwright.bench.report import words
+from sparkwright.bench.report import text
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
+from sparkwright.bench.statistics import student
+from sparkwright.core.console import duration
+from sparkwright.core.states import State
 
-#: Launches without which no interval is told.
-FEWEST = 3
-
-#: Beyond these a number is none of a measurement, and no axis could hold it.
+#: Smallest and largest number that a machine may have given.
 _LEAST, _MOST = 1e-9, 1e12
 
 
 class Value(msgspec.Struct, frozen=True):
     """
-    One metric of one cell and side.
+    A metric of a cell and side, in the unit of the record.
 
     Attributes:
-        middle: Median over the launches, in the unit of the record. *low*, *high*: 95 % interval; None with too few launches.
-        launches: Behind it.
+        median: Over the blocks.
+        low, high: 95 % interval of the mean of the logarithms; None with too few blocks.
+        blocks: Their number; without a baseline, a block is a launch.
     """
 
-    middle: float
+    median: float
     low: float | None = None
     high: float | None = None
-    launches: int = 0
+    blocks: int = 0
 
+    @property
     def inverse(self) -> Value:
-        """Return one divided by it: tokens per second for seconds per token."""
+        """Tokens per second for seconds per token."""
         low, high = (1 / self.high, 1 / self.low) if self.low and self.high else (None, None)
-        return Value(1 / self.middle, low, high, self.launches)
+        return Value(1 / self.median, low, high, self.blocks)
 
 
-def sound(value: float | None) -> bool:
-    """Is *value* a number above zero that a machine may have?"""
+def plausible(value: float | None) -> bool:
+    """Return whether *value* is a positive number that a machine may have given."""
     return value is not None and _LEAST < value < _MOST
 
 
-def interval(values: list[float]) -> Value | None:
-    """Return the median of *values*, one for each launch, with the t-interval of the mean of their logarithms; None without any."""
-    values = [value for value in values if sound(value)]
+def summary(values: Sequence[float]) -> Value | None:
+    """Return the median of *values*, one per block, with its interval; None without any."""
+    values = [value for value in values if plausible(value)]
     if not values:
         return None
-    middle = statistics.median(values)
-    if len(values) < FEWEST:
-        return Value(middle, launches=len(values))
-    from sparkwright.bench.statistics import student
-
+    if len(values) < student.MIN_INTERVAL:
+        return Value(statistics.median(values), blocks=len(values))
     low, high = student.mean_interval([math.log(value) for value in values])
-    return Value(middle, math.exp(low), math.exp(high), len(values))
+    return Value(statistics.median(values), math.exp(low), math.exp(high), len(values))
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """By which share the candidate is worse than the baseline (0.02: 2 %, below 0: better), and the ends of its 95 % interval."""
+    """The share by which the candidate is worse (0.02: 2 %), and its 95 % interval."""
 
-    middle: float
-    low: float | None
-    high: float | None
+    mean: float
+    low: float | None = None
+    high: float | None = None
 
-    def says(self, better: str = "faster", worse: str = "slower") -> str:
-        """Return what the interval supports, and nothing more."""
+    def conclusion(self, better: str = "faster", worse: str = "slower") -> str:
+        """Return what the interval supports."""
         if self.low is None or self.high is None:
             return "too few blocks for a statement"
+        gain = text.percent(1 / (1 + (self.high if self.high < 0 else self.low)) - 1)
         if self.high < 0:
-            return f"at least {words.percent(1 / (1 + self.high) - 1)} {better}"
+            return f"at least {gain} {better}"
         if self.low > 0:
-            return f"at least {words.percent(self.low)} {worse}"
-        return f"no difference shown: {words.percent(1 / (1 + self.low) - 1)} {better} to {words.percent(self.high)} {worse}"
+            return f"at least {text.percent(self.low)} {worse}"
+        return f"no difference shown: {gain} {better} to {text.percent(self.high)} {worse}"
 
 
 def shift(series: Series) -> Shift | None:
-    """Return by how much the candidate of *series* is worse, from its paired blocks; None without any."""
+    """Return how much worse the candidate of *series* is, by its paired blocks; None without."""
     if not series.differences:
         return None
-    mean = max(-20.0, min(20.0, statistics.fmean(series.differences)))
+    mean = math.expm1(max(-20.0, min(20.0, statistics.fmean(series.differences))))
     low, high = series.low, series.high
-    if not (sound(low) and sound(high)) or low is None or high is None:
-        return Shift(math.expm1(mean), None, None)
-    return (
-        Shift(math.expm1(mean), 1 / high - 1, 1 / low - 1)
-        if METRICS[series.metric][3]
-        else Shift(math.expm1(mean), low - 1, high - 1)
-    )
+    if low is None or high is None or not (plausible(low) and plausible(high)):
+        return Shift(mean)
+    ends = (1 / high, 1 / low) if METRICS[series.metric][3] else (low, high)
+    return Shift(mean, ends[0] - 1, ends[1] - 1)
 
 
-def change(series: Series) -> float | None:
-    """Return the change of the metric itself from baseline to candidate (0.02: 2 % more), from the paired blocks."""
-    found = shift(series)
-    return (
-        None
-        if found is None
-        else 1 / (1 + found.middle) - 1
-        if METRICS[series.metric][3]
-        else found.middle
-    )
+class Row(msgspec.Struct, frozen=True):
+    """
+    A metric of a cell in words.
+
+    Attributes:
+        primary: Whether it decides.
+        change: From baseline to candidate. *interval*: of it; without a baseline, of the value.
+        conclusion: What the interval supports.
+        evidence: For not slower, and for slower.
+        sigma: Spread of an A/A block.
+        bandwidth: Share of the memory's bandwidth that is used. *ceiling*: what memory allows.
+    """
+
+    cell: str
+    metric: Metric
+    primary: bool
+    state: State
+    baseline: str
+    candidate: str
+    change: str
+    interval: str
+    conclusion: str
+    evidence: tuple[str, ...]
+    sigma: str
+    launches: int
+    bandwidth: str
+    ceiling: str
 
 
 class View:
-    """A Result and what follows from it; made once, read by every page."""
+    """A result and what follows from its measurements."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
-
-    @cached_property
-    def figures(self) -> tuple[dict[Metric, float], ...]:
-        """The metrics of each leg, in the order of the legs; empty where nothing was measured."""
-        return tuple(
-            {"tpot": leg.run.tpot, "ttft": leg.run.ttft, "rate": leg.run.rate} if leg.run else {}
-            for leg in self.result.legs
+        self.sides: tuple[Side, ...] = (
+            ("baseline", "candidate") if result.baseline else ("candidate",)
         )
 
+    @property
+    def title(self) -> str:
+        """What was measured, in a word."""
+        result = self.result
+        return result.recipe or result.model or result.candidate.label or "no name"
+
     @cached_property
-    def _launches(self) -> dict[tuple[str, Side, Metric], dict[int, list[float]]]:
-        found: dict[tuple[str, Side, Metric], dict[int, list[float]]] = {}
-        for leg, figures in zip(self.result.legs, self.figures, strict=True):
-            for metric, value in figures.items() if leg.counts else ():
-                found.setdefault((leg.cell, leg.side, metric), {}).setdefault(
-                    leg.launch, []
-                ).append(value)
-        return found
+    def _blocks(self) -> dict[tuple[str, Side, Metric], dict[int, list[float]]]:
+        values: dict[tuple[str, Side, Metric], dict[int, list[float]]] = {}
+        for leg in self.result.legs:
+            for metric in METRICS if leg.counts and leg.block >= 0 else ():
+                blocks = values.setdefault((leg.cell, leg.side, metric), {})
+                blocks.setdefault(leg.block, []).append(getattr(leg.run, metric))
+        return values
+
+    def legs(self, cell: CellResult) -> list[Measurement]:
+        """Return all measurements of *cell*."""
+        return [leg for leg in self.result.legs if leg.cell == cell.name]
 
     def value(self, cell: CellResult, metric: Metric, side: Side = "candidate") -> Value | None:
-        """Return what *side* measured in *cell*; None where nothing counts."""
-        series = self.series(cell, metric)
-        if (
-            series
-            and side == "candidate"
-            and not self.result.baseline
-            and series.candidate is not None
-            and sound(series.candidate)
-        ):
-            low, high = (
-                (series.low, series.high)
-                if sound(series.low) and sound(series.high)
-                else (None, None)
-            )
-            return Value(series.candidate, low, high, series.launches)
-        launches = self._launches.get((cell.name, side, metric), {})
-        found = interval([statistics.median(values) for values in launches.values()])
-        kept: float | None = getattr(series, side, None)
-        return found or (Value(kept) if kept is not None and sound(kept) else None)
+        """Return what *side* reached in *cell*; None if no measurement counts."""
+        blocks = self._blocks.get((cell.name, side, metric), {})
+        return summary([statistics.median(values) for values in blocks.values()])
 
     def speed(self, cell: CellResult, side: Side = "candidate") -> Value | None:
-        """Return tokens per second of one user: one by the time per token."""
-        found = self.value(cell, "tpot", side)
-        return found.inverse() if found else None
-
-    @staticmethod
-    def series(cell: CellResult, metric: Metric) -> Series | None:
-        """Return the series of *metric*, if the cell has it."""
-        return next((one for one in cell.series if one.metric == metric), None)
+        """Return the tokens per second of each user."""
+        value = self.value(cell, "tpot", side)
+        return value.inverse if value else None
 
     @cached_property
-    def sides(self) -> tuple[Side, ...]:
-        """The sides that there are."""
-        return ("baseline", "candidate") if self.result.baseline else ("candidate",)
+    def rows(self) -> list[Row]:
+        """A row for each series."""
+        return [self._row(cell, series) for cell in self.result.cells for series in cell.series]
 
-    @cached_property
-    def blocks(self) -> int:
-        """Blocks that were measured, at least in part."""
-        return len({leg.block for leg in self.result.legs if leg.run and leg.block >= 0})
-
-    def legs(self, cell: str) -> Iterator[tuple[int, Measurement, dict[Metric, float]]]:
-        """Yield number, leg and figures of each leg of *cell*."""
-        for number, (leg, figures) in enumerate(zip(self.result.legs, self.figures, strict=True)):
-            if leg.cell == cell:
-                yield number, leg, figures
-
-    def use(self, cell: CellResult, side: Side = "candidate") -> float | None:
-        """Return the median share of the memory's bandwidth that the legs of *side* need; None where nobody told."""
-        own = (
-            leg
-            for leg in self.result.legs
-            if leg.cell == cell.name and leg.side == side and leg.counts
-        )
-        told = [
+    def _row(self, cell: CellResult, series: Series) -> Row:
+        metric = series.metric
+        factor, more = METRICS[metric][2:]
+        change, conclusion, sigma = None, series.conclusion, ""
+        interval = text.ratios(series.low, series.high)
+        if moved := shift(series):
+            change = 1 / (1 + moved.mean) - 1 if more else moved.mean
+            conclusion = conclusion or moved.conclusion(*(("more", "less") if more else ()))
+            sigma = text.percent(series.sigma, 2) if series.sigma is not None else ""
+        elif not self.result.baseline and series.low is not None and series.high is not None:
+            interval = " to ".join(text.number(end * factor) for end in (series.low, series.high))
+        shares = [
             share
-            for leg in own
-            if (share := cell.bandwidth_share(leg)) is not None and sound(share)
+            for leg in self.legs(cell)
+            if leg.counts and leg.side == "candidate" and metric == "tpot"
+            if plausible(share := cell.bandwidth_share(leg)) and share
         ]
-        return statistics.median(told) if told else None
+        paths = (series.pass_evidence, series.fail_evidence)
+        return Row(
+            cell.name, metric, series.primary, series.state,
+            text.quantity(series.baseline, metric), text.quantity(series.candidate, metric),
+            text.signed(change), interval, conclusion,
+            tuple(text.evidence(path[-1]) for path in paths if path), sigma, series.launches,
+            text.percent(statistics.median(shares), 0) if shares else "",
+            f"{text.number(cell.ceiling)} tok/s" if cell.ceiling and metric == "tpot" else "",
+        )  # fmt: skip
 
     @cached_property
-    def tally(self) -> tuple[int, int, int]:
-        """How many legs count, were discarded, and are invalid."""
-        counted = sum(leg.counts for leg in self.result.legs)
-        discarded = sum(leg.discarded for leg in self.result.legs)
-        return counted, discarded, len(self.result.legs) - counted - discarded
+    def facts(self) -> list[tuple[str, str]]:
+        """What the result rests on, by name."""
+        result, band = self.result, self.result.bandwidth
+        number = f"gate number {result.attempt} of this wheel and recipe"
+        took = duration(max(0.0, min(result.seconds, 1e9)))
+        resumed = f", continued {result.resumed}×" if result.resumed else ""
+        blocks = len({leg.block for leg in result.legs if leg.run and leg.block >= 0})
+        compared = [
+            ("Margin", f"a pass excludes slowdowns of {text.percent(result.margin)}"),
+            ("Error rate α", f"{text.percent(result.alpha)}, {number}"),
+        ]
+        facts = [
+            ("Model", result.model),
+            ("Quantization", result.quantization),
+            ("Recipe", result.recipe),
+            ("Beside the recipe", " ".join(result.added)),
+            ("Stack", result.stack),
+            *(compared if result.baseline else ()),
+            ("Blocks", f"{blocks} of at most {result.blocks}" if result.blocks else f"{blocks}"),
+            (
+                "Measurements",
+                f"{sum(leg.counts for leg in result.legs)} of {len(result.legs)} count",
+            ),
+            ("Load generator", "; ".join(filter(None, (result.generator, *result.qualified)))),
+            (
+                "Read bandwidth",
+                f"{text.number(band.gigabytes)} GB/s, {band.origin}" if band else "",
+            ),
+            ("Measured", f"{text.moment(result.began)}, {took}{resumed}" if result.began else ""),
+        ]
+        return [(name, value) for name, value in facts if value]
 
     @cached_property
-    def reasons(self) -> tuple[tuple[str, int], ...]:
-        """Why legs do not count, the most frequent first."""
-        return tuple(
-            Counter(
-                reason.reference for leg in self.result.legs for reason in leg.reasons
-            ).most_common(12)
-        )
+    def gaps(self) -> list[str]:
+        """What was not measured, or not well enough, in a sentence each."""
+        return list(self._gaps()) if self.result.legs else ["Nothing was measured."]
+
+    def _gaps(self) -> Iterator[str]:
+        result, gpu, band = self.result, self.result.host.get("gpu", ""), self.result.bandwidth
+        series = [(cell, series) for cell in result.cells for series in cell.series]
+        if "GB10" not in gpu:
+            machine = gpu if gpu not in ("", "none") else "a machine without a GPU"
+            yield f"No GB10: these are figures of {machine}, and say nothing of a Spark."
+        if band is None or band.origin != "measured":
+            yield f"Read bandwidth: {band.origin if band else text.NOT_MEASURED}."
+        if not result.qualified:
+            yield "Load generator: not checked against a server of known times."
+        if not any(leg.before for leg in result.legs):
+            yield "State of the machine (clocks, temperature, probe): not read."
+        if not result.candidate.sha256:
+            yield "Candidate's wheel: not known, so these figures are of no certain bytes."
+        if result.kind == "gate" and result.baseline is None:
+            yield "Baseline: none, so nothing was compared."
+        undecided = [c.name for c, one in series if one.primary and one.state == "not-run"]
+        if undecided:
+            yield f"Not run, although they decide: {_names(undecided)}."
+        blind = [c.name for c, one in series if one.primary and one.differences and not one.sigma]
+        if blind:
+            yield f"No A/A block, so that they decide by their own spread alone: {_names(blind)}."
+        if strays := [cell.name for cell, one in series if not one.in_band]:
+            what = "The newest A/A block contradicts the earlier ones, and alone counts"
+            yield f"{what}: {_names(strays)}."
+        counts = Counter(reason.reference for leg in result.legs for reason in leg.reasons)
+        if counts:
+            reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
+            yield f"Measurements that do not count: {reasons}."
+
+
+def _names(names: Sequence[str], most: int = 6) -> str:
+    """Return the first of *names*, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

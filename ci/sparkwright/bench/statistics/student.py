@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from sparkwright.bench.statistics.eprocess import NoiseModel, log_evidence
 
+#: Values behind an interval; two give one that is a hundred times wider than they are.
+MIN_INTERVAL = 3
+
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """

@@ -25,8 +25,6 @@ from sparkwright.bench.statistics.eprocess import (
 from sparkwright.core.files import content_key
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 
-#: Blocks or launches behind an interval; two give one that is a hundred times wider than they are.
-MIN_INTERVAL = 3
 #: A/A blocks of a series that are stored of a machine and model, the newest.
 MAX_STORED = 200
 #: The kind of record in the store that holds a `History`.
@@ -211,7 +209,7 @@ def _series(
     differences = _differences(own, own[0].cell, blocks, metric) if compared and own else ()
     logarithms = differences or tuple(map(math.log, medians["candidate"]))
     low, high = None, None
-    if len(logarithms) >= MIN_INTERVAL:
+    if len(logarithms) >= student.MIN_INTERVAL:
         sign = -1 if compared and METRICS[metric][3] else 1
         low, high = sorted(math.exp(sign * end) for end in student.mean_interval(logarithms))
     baseline, candidate = (

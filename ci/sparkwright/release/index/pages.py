@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.bench.report import words
 from sparkwright.core import console
 from sparkwright.release import frame
 from sparkwright.release.index.entries import Whole
@@ -19,7 +18,7 @@ from sparkwright.release.index.simple import addressed
 from sparkwright.release.index.state import Known, Row
 from sparkwright.release.manifest import places
 from sparkwright.release.manifest.records import Entry, Lock, Manifest, Wheel
-from sparkwright.release.notes import rendered
+from sparkwright.release.notes import rendered, words
 from sparkwright.release.sets.lock import BY_HASH
 
 ROOM = "sparkwright.release.index"

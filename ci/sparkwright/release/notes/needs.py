@@ -12,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.report.words import clean
 from sparkwright.cherry_picks import drift, ledger, series
 from sparkwright.cherry_picks.drift import Drift, Trial
 from sparkwright.cherry_picks.ledger import Record
@@ -22,6 +21,7 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.forks.context import RunContext
 from sparkwright.release.manifest.records import Fork, Need
 from sparkwright.release.manifest.records import Patch as Carried
+from sparkwright.release.notes.words import clean
 
 #: The most that a record keeps of a reason.
 LONGEST = 1000

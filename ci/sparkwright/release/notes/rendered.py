@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sparkwright.bench.report import words
-from sparkwright.bench.report.markdown import table, text
 from sparkwright.release import frame
 from sparkwright.release.manifest.records import Proof, Release
-from sparkwright.release.notes import whole
+from sparkwright.release.notes import whole, words
 from sparkwright.release.notes.blocks import (
     Block,
     Bullets,
@@ -25,6 +23,7 @@ from sparkwright.release.notes.blocks import (
     Strong,
     Words,
 )
+from sparkwright.release.notes.markdown import table, text
 
 ROOM = "sparkwright.release.notes"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report import words
 from sparkwright.release.manifest.records import Proof, Proved, Release, Speed, Wheel
+from sparkwright.release.notes import words
 from sparkwright.release.notes.blocks import (
     MISSING,
     Block,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from sparkwright.bench.report import words
 from sparkwright.core.console import size
 from sparkwright.release.manifest.records import Fork, Library, Release, Wheel
+from sparkwright.release.notes import words
 from sparkwright.release.notes.blocks import Block, Code, Grid, Heading, Says, Slanted, Words, short
 
 ORIGINS = {"compiled": "compiled here", "base": "from the official wheel"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkwright.bench.report import words
 from sparkwright.core.console import size
 from sparkwright.release.manifest.records import (
     Fork,
@@ -19,7 +18,7 @@ from sparkwright.release.manifest.records import (
     Speed,
     Wheel,
 )
-from sparkwright.release.notes import changes, shown, sizes
+from sparkwright.release.notes import changes, shown, sizes, words
 from sparkwright.release.notes.blocks import (
     MISSING,
     Block,

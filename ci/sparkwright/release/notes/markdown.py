@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sparkwright.bench.report import words
 from sparkwright.core.console import markdown_escape
+from sparkwright.release.notes import words
 
 
 def text(value: str) -> str:

@@ -1,0 +1,199 @@
+"""
+Results of experiments for tests and for looking at their pages.
+
+Only the measurements are made up, from a seed; series, evidence and verdict follow from them by the
+gate's own code. ``PYTHONPATH=$PWD python tests/support/results.py FOLDER`` writes some as files.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
+from sparkwright.bench.machine.state_checks import Snapshot
+from sparkwright.bench.model.decode_bytes import Bandwidth
+from sparkwright.bench.recipes.workloads import WorkloadCell
+from sparkwright.bench.records import Metric, Reason, Side
+from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Speculation, Subject
+from sparkwright.bench.statistics.eprocess import DecisionRule, decide
+from sparkwright.core import strict_yaml
+from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput.policy import ThroughputPolicy
+
+ROOT = Path(__file__).parents[2]
+#: 2026-11-22 00:00 UTC.
+BEGAN = 1_795_305_600.0
+FORK = Subject(
+    "vLLM 0.33.0+spark.202611", "vllm-0.33.0+spark.202611-cp38-abi3-linux_aarch64.whl", "ab" * 32,
+    "0.33.0+spark.202611", "2026.11",
+)  # fmt: skip
+STOCK = Subject("stock vLLM 0.33.0", "vllm-0.33.0-cp38-abi3-linux_aarch64.whl", "cd" * 32, "0.33.0")
+HOST = {
+    "gpu": "GB10 (SM 12.1), made up",
+    "driver": "580.00",
+    "kernel": "6.14.0",
+    "memory": "128 GB",
+}
+#: Everything that markup, terminals and Markdown might take for their own.
+HOSTILE = (
+    '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7*7 }} $\\frac{1}{0}$ | `a` '
+    "[b](http://example.invalid) \x1b[31m\u202eevil\x00 @all"
+)
+
+
+def cells(*names: str, primary: tuple[Metric, ...] = ("tpot",)) -> list[WorkloadCell]:
+    """Return the cells *names*, in which *primary* decides."""
+    return [replace(WorkloadCell.parse(name), primary=primary) for name in names]
+
+
+POINTS = ("128/128 c1", "1024/1024 c1", "8192/1024 c1", "1024/1024 c8", "1024/1024 c32")
+LADDER = tuple(f"1024/1024 c{users}" for users in (1, 2, 4, 8, 16, 32, 64))
+
+
+def _legs(
+    workloads: Sequence[WorkloadCell], blocks: Sequence[int], sides: tuple[Side, ...], chance: random.Random,
+    speed: float, slower: float, noise: float,
+) -> Iterator[Measurement]:  # fmt: skip
+    at = BEGAN
+    for block in blocks:
+        for cell in workloads:
+            for position, side in enumerate(sides or runner.sides(1, block)):
+                at += 31.5
+                users = 1 + 0.07 * float(cell.concurrency - 1) ** 0.85
+                factor = (
+                    users * math.exp(chance.gauss(0, noise)) * (1 + slower * (side == "candidate"))
+                )
+                tpot, ttft = speed * factor, (0.2 + cell.prompt / 4200) * factor
+                latency = ttft + tpot * (cell.answer - 1)
+                request = Request(0.0, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
+                run = LoadResult(
+                    "vllm-rs 0.33.0", "ef" * 32, latency, (request,) * max(2, cell.concurrency)
+                )
+                shot = Snapshot(
+                    at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
+                )
+                launch = 4 * block + position
+                yield Measurement(
+                    cell.name, block, launch, side, position, 0, at, run, shot, shot, Speculation(1.6, 0.6)
+                )  # fmt: skip
+
+
+def gate(
+    *names: str, slower: float = 0.0, noise: float = 0.004, blocks: int = 4, seed: int = 1, **changes: Any
+) -> Result:  # fmt: skip
+    """Return a gate's result of the workloads *names*, with *changes* of its fields."""
+    chance, workloads = random.Random(seed), cells(*(names or POINTS))
+    legs = tuple(
+        _legs(workloads, (CONTROL_BLOCK, *range(blocks)), (), chance, 0.024, slower, noise)
+    )
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
+    series_names = [name for cell in workloads for name in paired_differences.series_names(cell)]
+    earlier = {
+        name: [("2026-11-20", chance.gauss(0, noise)) for _ in range(10)] for name in series_names
+    }
+    newest = paired_differences.aa_block(legs, workloads, CONTROL_BLOCK)
+    history = paired_differences.extended(earlier, BEGAN, newest)
+    today = paired_differences.day(BEGAN)
+    series = paired_differences.metric_series(
+        workloads, legs, range(blocks), history, policy, today
+    )
+    decision = decide(DecisionRule(policy.alpha, policy.min_blocks, policy.max_blocks), series)
+    results = paired_differences.cell_results(
+        workloads, legs, range(blocks), series, decision, compared=True
+    )  # fmt: skip
+    result = Result(
+        "gate", decision.state or "inconclusive", decision.message, FORK,
+        tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * cell.prompt)) for cell in results), legs,
+        baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
+        quantization="NVFP4", stack="2026.11", host=HOST, alpha=policy.alpha, blocks=policy.max_blocks,
+        margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
+        qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        calibration=history, policy="12" * 32, began=BEGAN, seconds=5321.0, resumed=1,
+    )  # fmt: skip
+    return replace(result, **changes)
+
+
+def bench(
+    *names: str, speed: float = 0.024, quantization: str = "NVFP4", blocks: int = 4, seed: int = 1, **changes: Any
+) -> Result:  # fmt: skip
+    """Return a bench's result of the workloads *names*, with *changes* of its fields."""
+    workloads = cells(*(names or LADDER), primary=())
+    legs = tuple(
+        _legs(workloads, range(blocks), ("candidate",), random.Random(seed), speed, 0.0, 0.004)
+    )
+    result = Result(
+        "bench", "not-run", f"{blocks} launches were measured; nothing is judged", FORK,
+        paired_differences.cell_results(workloads, legs, range(blocks), [], None, compared=False), legs,
+        recipe=f"qwen3-next-80b-{quantization.lower()}", model=f"Qwen3-Next-80B-{quantization}",
+        quantization=quantization, stack="2026.11", host=HOST, blocks=blocks, generator="vllm-rs 0.33.0",
+        qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
+        began=BEGAN, seconds=912.0,
+    )  # fmt: skip
+    return replace(result, **changes)
+
+
+def spoiled() -> Result:
+    """Return a gate whose servers died in each measurement."""
+    result = gate(*POINTS[:2])
+    reason = Reason("server-died", "the server ended with signal 9")
+    legs = tuple(replace(leg, run=None, reasons=(reason,)) for leg in result.legs)
+    names = (paired_differences.series_name(cell.name, "tpot") for cell in result.cells)
+    results = paired_differences.cell_results(cells(*POINTS[:2]), legs, [], [], None, compared=True)
+    return replace(
+        result, state="invalid", legs=legs, cells=results, calibration={name: [] for name in names}
+    )
+
+
+def hostile() -> Result:
+    """Return a gate's result each of whose strings tries to be something else."""
+    result = gate(*POINTS[:2], blocks=3)
+    bad = Subject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), {HOSTILE: HOSTILE})
+    legs = tuple(
+        replace(leg, cell=HOSTILE if index % 2 else leg.cell, reasons=(Reason(HOSTILE, HOSTILE),) * (index % 5 == 0))
+        for index, leg in enumerate(result.legs)
+    )  # fmt: skip
+    results = (result.cells[0], replace(result.cells[1], name=HOSTILE))
+    texts = dict.fromkeys(
+        ("says", "recipe", "model", "quantization", "stack", "generator", "policy"), HOSTILE
+    )
+    calibration = {
+        name: [(HOSTILE, value) for _, value in values]
+        for name, values in result.calibration.items()
+    }
+    return replace(
+        result, candidate=bad, baseline=bad, legs=legs, cells=results, calibration=calibration, culprits=(HOSTILE,),
+        host={HOSTILE: HOSTILE}, qualified=(HOSTILE,), added=(HOSTILE,), **texts,
+    )  # fmt: skip
+
+
+def empty() -> Result:
+    """Return the result of a gate that never began."""
+    return Result(
+        "gate",
+        "not-run",
+        "There is no GPU here.",
+        FORK,
+        (),
+        (),
+        baseline=STOCK,
+        host={"gpu": "none"},
+    )
+
+
+EXAMPLES: dict[str, Callable[[], Result]] = {
+    "pass": lambda: gate(slower=-0.012), "fail": lambda: gate(slower=0.06), "undecided": lambda: gate(noise=0.02),
+    "invalid": spoiled, "hostile": hostile, "empty": empty, "nvfp4": bench,
+    "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    for title, make in EXAMPLES.items():
+        (Path(sys.argv[1]) / f"{title}.json").write_bytes(msgspec.json.encode(make()))
