@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: The stack of a command that names none.
 DEFAULT_STACK = "2026.11"
-#: The two channels of a release index.
-CHANNELS = ("verified", "candidate")
 
 
 def number(
@@ -113,41 +111,6 @@ def output() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print one JSON document on standard output")
     add("-v", "--verbose", action="store_true", help="print more detail")
     return parser
-
-
-def add_index(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a release index and its publisher."""
-    parser.add_argument(
-        "--index",
-        default="",
-        metavar="URL|FOLDER",
-        help="the index (default: SPARKWRIGHT_RELEASES, `releases` in the user's configuration, "
-        "or the one this program came from)",
-    )
-    parser.add_argument(
-        "--key",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="public key of its publisher; may be repeated",
-    )
-    parser.add_argument(
-        "--signed-for",
-        default="",
-        metavar="URL",
-        help="address that the manifest is signed for, if --index is a copy",
-    )
-
-
-def add_channel(parser: argparse.ArgumentParser) -> None:
-    """Add ``--channel``; the default is ``verified``."""
-    parser.add_argument(
-        "--channel",
-        choices=CHANNELS,
-        default="verified",
-        help="channel of the releases (default: verified, whose gates all passed)",
-    )
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
