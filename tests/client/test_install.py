@@ -357,20 +357,20 @@ def test_a_library_that_cannot_be_loaded_leaves_the_release_before(two: World) -
     user.install()
     before = user.listing()
     two.publish(
-        THREE, [wheel("demo", "1.2", {"demo/__init__.py": b"import nothing_of_this_name\n"})]
+        THREE, [wheel("demo", "1.2", {"demo/_C.abi3.so": b"\x7fELF, and nothing that follows"})]
     )
 
     broken = user.run("install")
 
     assert broken.reference == "environment-broken"
-    assert "nothing_of_this_name" in broken.said
+    assert "demo/_C.abi3.so" in broken.said
     assert user.listing() == before
 
 
 def test_a_library_that_needs_a_driver_is_left_out(world: World) -> None:
     """A machine without a GPU can install."""
     text = b"raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')\n"
-    world.publish(ONE, [wheel("demo", files={"demo/__init__.py": text})])
+    world.publish(ONE, [wheel("torch", files={"torch/__init__.py": text})])
 
     assert world.user().install().code == 0
 
@@ -387,7 +387,7 @@ def test_a_package_that_ends_or_floods_its_python_is_refused(
     from sparkwright.core.process import Limits
 
     monkeypatch.setattr(environment, "_LOAD_LIMITS", Limits(20, 4 << 20, 4))
-    world.publish(ONE, [wheel("demo", files={"demo/__init__.py": text.encode()})])
+    world.publish(ONE, [wheel("torch", files={"torch/__init__.py": text.encode()})])
     user = world.user()
 
     row = refused.record(record_property, user.install().reference, {}, user.listing())

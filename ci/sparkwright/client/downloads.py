@@ -1,8 +1,8 @@
 """
 The wheels of a set: downloaded to the user's cache, several at a time, and known by hash alone.
 
-A file that lies there is hashed again whenever it is used. One of an index in a folder is used
-where it lies.
+A file that lies there is hashed again unless its time is that of the last check; uv, which reads
+the others, hashes what it unpacks. One of an index in a folder is used where it lies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -36,9 +36,12 @@ def check_room(folder: Path, size: int) -> None:
         raise StoreError("disk-full", what, details=[f"free: {free / 1e6:,.1f} MB"])
 
 
-def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
+def obtain(cache: Path, wheels: Sequence[LockedWheel], checked: Mapping[str, int]) -> list[Path]:
     """
     Return where each of *wheels* lies; their addresses are absolute.
+
+    Args:
+        checked: The sha256 of files that were checked before → their times then, in ns.
 
     Raises:
         download-invalid: Other bytes arrived. index-damaged: A file does not exist, or is not the
@@ -50,7 +53,8 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
         ThreadPoolExecutor(CONNECTIONS) as pool,
     ):
         places = [_place(cache, wheel) for wheel in wheels]
-        valid = list(pool.map(_is_valid, wheels, places))
+        times = [checked.get(wheel.sha256, 0) for wheel in wheels]
+        valid = list(pool.map(_is_valid, wheels, places, times))
         pairs = [
             pair
             for pair, good in zip(zip(wheels, places, strict=True), valid, strict=True)
@@ -82,13 +86,14 @@ def _place(cache: Path, wheel: LockedWheel) -> Path:
     return own_folder(cache, "wheels", wheel.sha256) / wheel.name
 
 
-def _is_valid(wheel: LockedWheel, path: Path) -> bool:
+def _is_valid(wheel: LockedWheel, path: Path, time: int) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
     with contextlib.suppress(OSError):
         # A file with holes could be larger than any disk.
-        sized = regular and wheel.size in (0, path.stat().st_size)
-        if sized and files.sha256_file(path) == wheel.sha256:
+        state = path.stat()
+        sized = regular and wheel.size in (0, state.st_size)
+        if sized and (state.st_mtime_ns == time or files.sha256_file(path) == wheel.sha256):
             return True
     if local:
         raise ClientError("index-damaged", f"{path} is not the file that the index names.")

@@ -265,6 +265,7 @@ def make(
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
     loaded: Collection[str],
+    known: Mapping[tuple[int, int, int], str],
 ) -> dict[str, FileState]:
     """
     Make the environment in *folder*, which does not exist, and return its files.
@@ -272,7 +273,8 @@ def make(
     Args:
         cache: The folder of uv's cache and of the log.
         replaced: Files that are written after the installation, by path below the environment.
-        loaded: Projects whose modules and libraries are loaded as a trial.
+        loaded: Projects whose libraries are loaded as a trial.
+        known: As `known_files`.
 
     Raises:
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
@@ -300,9 +302,15 @@ def make(
     own_folder(folder, CACHES)
     text = "".join(f'{name}="{value}"\n' for name, value in cache_variables(folder).items())
     write_file(folder / "caches.env", text.encode())
-    actual = describe(folder)
-    _check(folder, wheels, replaced, base, actual)
-    _load(folder, python, wheels, loaded)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_load, folder, wheels, loaded)
+        actual = describe(folder, known=known)
+        _check(folder, wheels, replaced, base, actual)
+        loading.result()
+    for place in actual:
+        # Links of uv make one file of those of several releases, so none is to be edited.
+        if not (folder / place).is_symlink():
+            (folder / place).chmod((folder / place).stat().st_mode & ~0o222)
     return actual
 
 
@@ -335,12 +343,15 @@ def _pylock(wheels: Iterable[CheckedWheel]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
+def describe(
+    folder: Path, *, contents: bool = True, known: Mapping[tuple[int, int, int], str] = {}
+) -> dict[str, FileState]:
     """
     Return the files and links below *folder*, without what programs compile at run time.
 
     Args:
         contents: Whether files are read; else their sha256 is left empty.
+        known: As `known_files`; these are not read.
     """
     paths = []
     for top, names, members in os.walk(folder):
@@ -350,7 +361,7 @@ def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
         paths += [f"{top}/{name}" for name in (*members, *links)]
 
     def states(part: Sequence[str]) -> list[tuple[str, FileState]]:
-        return [(path[start:], _state(path, contents=contents)) for path in part]
+        return [(path[start:], _state(path, known, contents=contents)) for path in part]
 
     start = len(str(folder)) + 1
     with ThreadPoolExecutor(8) as pool:
@@ -358,13 +369,33 @@ def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
         return dict(itertools.chain.from_iterable(parts))
 
 
-def _state(path: str, *, contents: bool) -> FileState:
-    entry, digest = os.lstat(path), ""
-    if contents and stat.S_ISREG(entry.st_mode):
+def _state(path: str, known: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
+    entry = os.lstat(path)
+    digest = known.get((entry.st_ino, entry.st_size, entry.st_mtime_ns), "")
+    if contents and not digest and stat.S_ISREG(entry.st_mode):
         digest = files.sha256_file(Path(path))
     elif contents and stat.S_ISLNK(entry.st_mode):
         digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
     return FileState(entry.st_size, entry.st_mtime_ns // 10**9, digest)
+
+
+def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
+    """
+    Return the files of the release *name* that were not changed: inode, size and time → sha256.
+
+    uv links the files of one wheel into every environment, so the next one need not read them.
+    """
+    folder, marker = prefix.release(name), prefix.marker(name)
+    data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
+    if not marker or files.sha256_bytes(data) != marker.listing:
+        return {}
+    known: dict[tuple[int, int, int], str] = {}
+    for place, state in msgspec.json.decode(data, type=dict[str, FileState]).items():
+        with contextlib.suppress(OSError):
+            entry = os.lstat(folder / place)
+            if stat.S_ISREG(entry.st_mode):
+                known[entry.st_ino, state.size, state.time] = state.sha256
+    return known
 
 
 def _check(
@@ -394,21 +425,17 @@ def _check(
         raise ClientError("environment-broken", what, details=wrong[:20])
 
 
-def _load(
-    folder: Path, python: Python, wheels: Sequence[CheckedWheel], loaded: Collection[str]
-) -> None:
+def _load(folder: Path, wheels: Sequence[CheckedWheel], loaded: Collection[str]) -> None:
     """Load the libraries of *loaded* projects in a child, as far as the machine allows."""
-    site = python.site + "/"
-    modules, libraries = set[str](), list[str]()
-    for wheel in wheels:
-        for place in wheel.files if wheel.wheel.project in loaded else ():
-            top, _, rest = place.removeprefix(site).partition("/")
-            if place.startswith(site) and rest == "__init__.py" and top.isidentifier():
-                modules.add(top)
-            if place.endswith(".so") or ".so." in place:
-                libraries.append(str(folder / place))
-    first = ["torch"] if any(wheel.wheel.project == "torch" for wheel in wheels) else []
-    request = msgspec.json.encode({"modules": [*first, *sorted(modules)], "libraries": libraries})
+    libraries = [
+        str(folder / place)
+        for wheel in wheels
+        if wheel.wheel.project in loaded
+        for place in wheel.files
+        if place.endswith(".so") or ".so." in place
+    ]
+    modules = [name for wheel in wheels if (name := wheel.wheel.project) == "torch"]
+    request = msgspec.json.encode({"modules": modules, "libraries": libraries})
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as home:
         words = Path(home) / "request.json"
         words.write_bytes(request)

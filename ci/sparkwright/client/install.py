@@ -31,13 +31,23 @@ from sparkwright.client.records import (
     ReleaseState,
 )
 from sparkwright.client.wheel_check import CheckedWheel
+from sparkwright.core import files
 from sparkwright.core.console import console
-from sparkwright.core.errors import PythonError
+from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.store import write_file
 
-#: Of the cache: a file for each wheel whose members were compared with its RECORD, by sha256.
+#: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
 CHECKED = "checked"
+
+
+class _Check(msgspec.Struct, frozen=True):
+    """What the check of a wheel yielded (`CheckedWheel`), and the time of its file, in ns."""
+
+    time: int
+    files: dict[str, tuple[str, str, int]]
+    scripts: frozenset[str]
+    info: str
 
 
 def select_release(
@@ -153,7 +163,8 @@ def install(
             shutil.rmtree(cache / "uv", ignore_errors=True)
         ours = {wheel.project for wheel in release.wheels}
         with _making(prefix, marker) as folder, console.step(f"installing into {folder}"):
-            made = environment.make(folder, cache, interpreter, checked, replaced, ours)
+            known = environment.known_files(prefix, before.name) if before else {}
+            made = environment.make(folder, cache, interpreter, checked, replaced, ours, known)
             listing = msgspec.json.encode(made)
             write_file(folder / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
@@ -219,30 +230,35 @@ def _check(
     Bring the wheels of *release* into *cache*, check all that can be known of them, and return
     them with the files that overlays and edits replace.
     """
-    paths = downloads.obtain(cache, wheels)
-    known = own_folder(cache, CHECKED)
+    folder = own_folder(cache, CHECKED, content_key("site", python.site)[:16])
+    known: dict[str, _Check] = {}
+    for wheel in wheels:
+        with contextlib.suppress(FileError):
+            known[wheel.sha256] = files.read_json(folder / wheel.sha256, _Check)
+    paths = downloads.obtain(cache, wheels, {sha256: old.time for sha256, old in known.items()})
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        mark, inexact = known / wheel.sha256, wheel.project in release.inexact_records
-        checked = wheel_check.check_wheel(
-            wheel, path, python.site, contents=not mark.exists(), inexact=inexact
-        )
+        old, time = known.get(wheel.sha256), path.stat().st_mtime_ns
+        if old and old.time == time:
+            return CheckedWheel(wheel, path, old.files, old.scripts, old.info)
+        inexact = wheel.project in release.inexact_records
+        new = wheel_check.check_wheel(wheel, path, python.site, inexact=inexact)
         if not inexact:
-            mark.touch()
-        return checked
+            result = _Check(time, new.files, new.scripts, new.info)
+            write_file(folder / wheel.sha256, msgspec.json.encode(result))
+        return new
 
-    unpacked = {wheel.project for wheel in wheels if (known / wheel.sha256).exists()}
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
         wheel_check.check_set(checked, release.overlays)
         replaced = {
-            place: wheel_check.read_member(upper, upper.files[place][0])
+            place: wheel_check.read_member(upper, place)
             for overlay in release.overlays
             for place, upper in wheel_check.overlaid(checked, overlay).items()
         }
         replaced |= wheel_check.edited(checked, release.edits, python.site)
     # uv links from its cache, which has the files of a wheel that was installed before.
-    new = sum(wheel.size for wheel in checked if wheel.wheel.project not in unpacked)
+    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in known)
     downloads.check_room(cache, new)
     one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
     downloads.check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))

@@ -101,8 +101,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix, seconds: float = 0) -> Index:
-    marker = prefix.marker(prefix.current)
-    address = arguments.index or (marker.index if marker else "")
+    markers = [prefix.marker(prefix.current), *prefix.installed().values()]
+    address = arguments.index or next((marker.index for marker in markers if marker), "")
     return open_index(prefix.root / "trust", address, arguments.trust or "", seconds)
 
 

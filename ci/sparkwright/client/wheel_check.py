@@ -67,7 +67,7 @@ class CheckedWheel(msgspec.Struct, frozen=True):
 
 
 def check_wheel(
-    wheel: LockedWheel, path: Path, site: str, *, contents: bool, inexact: bool = False
+    wheel: LockedWheel, path: Path, site: str, *, inexact: bool = False
 ) -> CheckedWheel:
     """
     Return what an installer writes for the wheel at *path*.
@@ -75,7 +75,6 @@ def check_wheel(
     Args:
         site: The site-packages folder below the environment, such as
             ``lib/python3.12/site-packages``.
-        contents: Whether every member is unpacked and compared with RECORD.
         inexact: Whether RECORD may state other bytes than those of the members.
 
     Raises:
@@ -88,9 +87,8 @@ def check_wheel(
         members = zips.zip_members(archive, wheel.name)
         info = _dist_info(wheel, members)
         _check_metadata(wheel, archive, members, info)
-        rows = dict(_record(wheel, archive, members, info, inexact=inexact))
-        if contents or inexact:
-            rows = dict(_contents(wheel, archive, members, rows, inexact=inexact))
+        stated = dict(_record(wheel, archive, members, info, inexact=inexact))
+        rows = dict(_contents(wheel, archive, members, stated, inexact=inexact))
         scripts = set(_entry_points(wheel, archive, members, info))
     places: dict[str, tuple[str, str, int]] = {}
     for member, (sha256, size) in rows.items():
@@ -342,11 +340,11 @@ def edited(
     results: dict[str, bytes] = {}
     for edit in edits:
         wheel, place = by_project.get(edit.package), f"{site}/{edit.file}"
-        member, sha256, _ = wheel.files.get(place, ("", "", 0)) if wheel else ("", "", 0)
+        sha256 = wheel.files[place][1] if wheel and place in wheel.files else ""
         if not wheel or sha256 != edit.before or place in results:
             what = f"{edit.name}: {edit.file} of {edit.package} is not the file to edit."
             raise ClientError("edit-mismatch", what, details=[f"expected: {edit.before}"])
-        data = read_member(wheel, member).decode("utf-8")
+        data = read_member(wheel, place).decode("utf-8")
         for change in edit.changes:
             if data.count(change.anchor) != 1:
                 what = f"{edit.name}: its anchor does not occur once in {edit.file}."
@@ -359,7 +357,11 @@ def edited(
     return results
 
 
-def read_member(wheel: CheckedWheel, member: str) -> bytes:
-    """Return the bytes of *member*, which was compared with RECORD."""
+def read_member(wheel: CheckedWheel, place: str) -> bytes:
+    """Return the bytes that *wheel* has for *place*; raise `wheel-invalid` if they changed."""
+    member, sha256, _ = wheel.files[place]
     with zips.zip_file(wheel.path) as archive:
-        return archive.read(member)
+        data = archive.read(member)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise _invalid(wheel.wheel, "was changed since it was checked", member)
+    return data
