@@ -371,12 +371,13 @@ def describe(
 
 def _state(path: str, known: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
     entry = os.lstat(path)
-    digest = known.get((entry.st_ino, entry.st_size, entry.st_mtime_ns), "")
+    time = entry.st_mtime_ns // 10**9
+    digest = known.get((entry.st_ino, entry.st_size, time), "")
     if contents and not digest and stat.S_ISREG(entry.st_mode):
         digest = files.sha256_file(Path(path))
     elif contents and stat.S_ISLNK(entry.st_mode):
         digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
-    return FileState(entry.st_size, entry.st_mtime_ns // 10**9, digest)
+    return FileState(entry.st_size, time, digest)
 
 
 def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
