@@ -108,7 +108,7 @@ class LabError(SparkwrightError):
             "Record each stack of a run once; the record that is there stays as it is.",
         ),
         "record-damaged": Advice(
-            "A record of a night, of drift or of a status is no such record, is cut off, or "
+            "A record of a run, of drift or of a status is no such record, is cut off, or "
             "has another name than it gives itself.",
             "Take it from the artifacts of the run that made it, or remove it; the site "
             "shows it as damaged until then.",
