@@ -1,1 +1,0 @@
-"""The one signed record from which everything else that is published follows."""
