@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.audit import policy as audit_policy
+from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     ForkSource,
     Machine,
@@ -222,7 +223,7 @@ class ReleaseDraft:
         edited = {edit.package for edit in rule.edits}
         if missing := sorted(edited - locked.packages.keys()):
             what = "The set lacks packages that are to be edited."
-            raise ReleaseError("set-mixed", what, details=missing)
+            raise ClientError("set-mixed", what, details=missing)
         file = _add(f"pylock.{machine}.toml", locked.lock, self.contents)
         return ReleaseLock(
             **msgspec.structs.asdict(file),
