@@ -20,6 +20,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support.refused import KILLS, PROPERTY  # noqa: E402
 
+#: The tests that record a row.
+NAMES = "refused or kill or leaves_nothing or not_taken_for_none or not_signed"
+
 
 class Rows:
     """A plugin of pytest that keeps the rows that tests record."""

@@ -25,7 +25,8 @@ HOSTILE: dict[str, list[object]] = {
     "edits.file": ["../x", "/x", "a/../b", "a\n", "a//b", ""],
     "edits.package": ["a\n", "../a"],
     "edits.changes": [[], [{"anchor": " ", "replacement": "x"}]],
-    "overlays.files": [0],
+    "overlays.files": [-1],
+    "overlays.reason": [1],
     "format": [2],
 }  # fmt: skip
 
@@ -35,7 +36,7 @@ def _document() -> dict[str, Any]:
     change = {"anchor": "a", "replacement": "b"}
     document["edits"] = [{"name": "x", "package": "demo", "file": "demo/a.py", "before": "0" * 64, "after": "1" * 64,
                           "changes": [change], "reason": "it refuses", "drop_when": "it admits"}]  # fmt: skip
-    document["overlays"] = [{"upper": "a", "lower": "b", "files": 1}]
+    document["overlays"] = [{"upper": "a", "lower": "b", "files": 1, "reason": "it overlaps"}]
     return document
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import publisher, wheels
+from tests.support import publisher, refused, wheels
 from tests.support.publisher import IndexOwner
 
 from sparkwright.cli import main
@@ -109,14 +109,20 @@ USAGE = {
 
 
 @pytest.mark.parametrize("name", USAGE)
-def test_usage_is_refused(name: str, tmp_path: Path) -> None:
+def test_usage_is_refused(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     places = {"WHEEL": wheels.vllm(tmp_path), "KEYS": tmp_path / "keys"}
     main.run(["release", "key", "make", str(tmp_path / "keys")])
     words = [str(places.get(word, word)) for word in USAGE[name]]
     at = [] if words[:3] == ["release", "key", "make"] else ["--at", str(tmp_path / "index")]
+    before = refused.tree(tmp_path, refused.LOCKS | {"cache"})
     with refusal("usage"):
         main.run([*words, *at, "--root", str(wheels.ROOT)])
-    assert not (tmp_path / "index").exists()
+    row = refused.record(
+        record_property, "usage", before, refused.tree(tmp_path, refused.LOCKS | {"cache"})
+    )
+    assert row[1] == "nothing"
 
 
 def test_damaged_index_is_shown(
@@ -136,7 +142,9 @@ def test_damaged_index_is_shown(
     "kind",
     ["missing", "FIFO", "open to others", "a stranger's", "folder without keys", "text"],
 )
-def test_key_that_cannot_sign_is_refused(kind: str, tmp_path: Path) -> None:
+def test_key_that_cannot_sign_is_refused(
+    kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     import os
     import subprocess
 
@@ -173,19 +181,23 @@ def test_key_that_cannot_sign_is_refused(kind: str, tmp_path: Path) -> None:
     else:
         path.write_text("hello")
         path.chmod(0o600)
+    words = [
+        "release",
+        "refresh",
+        "--at",
+        tmp_path / "index",
+        "--keys",
+        path,
+        "--root",
+        wheels.ROOT,
+    ]
+    before = refused.tree(tmp_path, refused.LOCKS | {"cache"})
     with refusal("key-invalid"):
-        main.run(
-            [
-                "release",
-                "refresh",
-                "--at",
-                str(tmp_path / "index"),
-                "--keys",
-                str(path),
-                "--root",
-                str(wheels.ROOT),
-            ]
-        )
+        main.run([str(word) for word in words])
+    row = refused.record(
+        record_property, "key-invalid", before, refused.tree(tmp_path, refused.LOCKS | {"cache"})
+    )
+    assert row[1] == "nothing"
 
 
 def test_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
