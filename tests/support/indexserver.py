@@ -2,11 +2,11 @@
 A static host on loopback, as Pages or nginx are: files of a folder over HTTP/1.1, with ranges, and with faults where a test wants them.
 
     with indexserver.serve(folder) as served:
-        requests.get(served.url + "manifest.dsse.json")
-        assert served.paths == ["/manifest.dsse.json"]
+        requests.get(served.url + "index.html")
+        assert [request.path for request in served.asked] == ["/index.html"]
 
-A *fault* is asked about every path: ``None`` serves the file, ``bytes`` are sent in its place, a number is the status of an empty reply,
-``"truncate"`` announces the whole file, sends half of it and hangs up, and a function does what it likes with the handler.
+A *fault* is asked about every path: ``None`` serves the file, a number is the status of an empty reply, and ``"truncate"`` announces the
+whole file, sends half of it and hangs up.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-JSON = "application/vnd.pypi.simple.v1+json"
-TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json", ".toml": "application/toml", ".txt": "text/plain; charset=utf-8"}
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
+    ".toml": "application/toml",
+    ".txt": "text/plain; charset=utf-8",
+}
 PIECE = 1 << 20
 
-Fault = Callable[[str], "bytes | int | str | Callable[[Handler], object] | None"]
+Fault = Callable[[str], int | str | None]
 
 
 class Request(NamedTuple):
@@ -47,17 +51,12 @@ class Served:
         asked: Every request that was answered, in order.
     """
 
-    def __init__(self, folder: Path, negotiate: bool, fault: Fault | None) -> None:
-        self.folder, self.negotiate, self.fault = folder, negotiate, fault
+    def __init__(self, folder: Path, fault: Fault | None) -> None:
+        self.folder, self.fault = folder, fault
         self.asked: list[Request] = []
         self.url = ""
 
-    @property
-    def paths(self) -> list[str]:
-        """The paths that were asked for, in order."""
-        return [one.path for one in self.asked]
-
-    def find(self, path: str, accept: str) -> tuple[Path, str] | int | str:
+    def find(self, path: str) -> tuple[Path, str] | int | str:
         """Return the file at *path* and its type, a status, or the address that a folder without its slash moves to."""
         parts = [part for part in path.split("/") if part]
         if ".." in parts:
@@ -66,13 +65,12 @@ class Served:
         if place.is_dir() and not path.endswith("/"):
             return quote(path) + "/"
         if place.is_dir():
-            json = self.negotiate and JSON in accept and (place / "index.json").is_file()
-            place = place / ("index.json" if json else "index.html")
-            if json:
-                return place, JSON
+            place = place / "index.html"
         elif path.endswith("/"):
             return 404
-        return (place, TYPES.get(place.suffix, "application/octet-stream")) if place.is_file() else 404
+        return (
+            (place, TYPES.get(place.suffix, "application/octet-stream")) if place.is_file() else 404
+        )
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -88,14 +86,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         bad = host.fault(path) if host.fault else None
         if isinstance(bad, int):
             self.reply(bad)
-        elif isinstance(bad, bytes):
-            self.reply(200, bad)
-        elif callable(bad):
-            self._note(0)
-            self.close_connection = True
-            bad(self)
         else:
-            self._file(path, host.find(path, self.headers.get("Accept", "")), cut=bad == "truncate")
+            self._file(path, host.find(path), cut=bad == "truncate")
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -111,7 +103,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 begin, end, status = _range(self.headers.get("Range", ""), size)
                 if status == 416:
                     return self.reply(416, place=f"bytes */{size}")
-                self._head(status, end - begin, found[1], place=f"bytes {begin}-{end - 1}/{size}" if status == 206 else "")
+                self._head(
+                    status,
+                    end - begin,
+                    found[1],
+                    place=f"bytes {begin}-{end - 1}/{size}" if status == 206 else "",
+                )
                 if self.command == "GET":
                     stream.seek(begin)
                     self._body(stream, (end - begin) // 2 if cut else end - begin)
@@ -123,16 +120,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(piece)
             left -= len(piece)
 
-    def reply(self, status: int, body: bytes = b"", kind: str = "application/octet-stream", *, location: str = "", place: str = "") -> None:
+    def reply(
+        self,
+        status: int,
+        body: bytes = b"",
+        kind: str = "application/octet-stream",
+        *,
+        location: str = "",
+        place: str = "",
+    ) -> None:
         """Send a whole reply."""
         self._head(status, len(body), kind, location=location, place=place)
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _head(self, status: int, length: int, kind: str, *, location: str = "", place: str = "") -> None:
+    def _head(
+        self, status: int, length: int, kind: str, *, location: str = "", place: str = ""
+    ) -> None:
         self._note(status)
         self.send_response(status)
-        about = {"Content-Type": kind, "Content-Length": str(length), "Accept-Ranges": "bytes", "Vary": "Accept"}
+        about = {"Content-Type": kind, "Content-Length": str(length), "Accept-Ranges": "bytes"}
         for name, value in {**about, "Location": location, "Content-Range": place}.items():
             if value:
                 self.send_header(name, value)
@@ -140,7 +147,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _note(self, status: int) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.server.served.asked.append(Request(self.command, path, status, {name.lower(): text for name, text in self.headers.items()}))
+        self.server.served.asked.append(
+            Request(
+                self.command,
+                path,
+                status,
+                {name.lower(): text for name, text in self.headers.items()},
+            )
+        )
 
     def log_message(self, *_: object) -> None:
         """Say nothing: `Served.asked` has it."""
@@ -190,18 +204,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 @contextlib.contextmanager
-def serve(folder: Path, *, negotiate: bool = False, fault: Fault | None = None) -> Iterator[Served]:
-    """
-    Serve *folder* until the block ends.
-
-    Args:
-        negotiate: Whether ``index.json`` is served where a client accepts the simple API as JSON, as a host with rules does.
-        fault: See the module.
-    """
-    served = Served(folder, negotiate, fault)
+def serve(folder: Path, *, fault: Fault | None = None) -> Iterator[Served]:
+    """Serve *folder* until the block ends."""
+    served = Served(folder, fault)
     server = _Server(served)
     served.url = f"http://127.0.0.1:{server.server_address[1]}/"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield served
