@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from sparkwright.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from sparkwright.forks.context import RunContext, StandaloneContext
+    from sparkwright.core.store import Store
+    from sparkwright.forks.context import RunContext
 
 #: The stack of a command that names none.
 DEFAULT_STACK = "2026.11"
@@ -202,17 +203,11 @@ def default_cache() -> Path:
     return Path(platformdirs.user_cache_dir("sparkwright", appauthor=False))
 
 
-def standalone(arguments: argparse.Namespace) -> StandaloneContext:
-    """Return the context of a command that needs no checkout."""
-    from sparkwright.core.config import mirror_map
+def store(arguments: argparse.Namespace) -> Store:
+    """Return the store in the cache directory."""
     from sparkwright.core.store import Store
-    from sparkwright.forks.context import StandaloneContext
 
-    return StandaloneContext(
-        Store(arguments.cache_dir or default_cache()),
-        arguments.offline,
-        mirror_map(arguments.mirror),
-    )
+    return Store(arguments.cache_dir or default_cache())
 
 
 def checkout(arguments: argparse.Namespace) -> RunContext:
@@ -224,7 +219,6 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
         UsageError: A mirror is not of the form URL=REPLACEMENT.
     """
     from sparkwright.core import config
-    from sparkwright.core.store import Store
     from sparkwright.forks.context import RunContext
     from sparkwright.forks.stack import Project, SourceError, stack_names
 
@@ -242,7 +236,7 @@ def checkout(arguments: argparse.Namespace) -> RunContext:
     targets = ",".join(getattr(arguments, "targets", ()))
     return RunContext(
         project=project,
-        store=Store(arguments.cache_dir or default_cache()),
+        store=store(arguments),
         forks=tuple(
             name for name in project.spec.forks if not arguments.fork or name in arguments.fork
         ),

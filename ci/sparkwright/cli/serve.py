@@ -156,7 +156,7 @@ def serve(arguments: argparse.Namespace) -> int:
         _health(arguments.health, arguments.patience or 10)
         return 0
     with Asked() as supervision:
-        store, wish = options.standalone(arguments).store, _wish(arguments)
+        store, wish = options.store(arguments), _wish(arguments)
         current = default_prefix() / "current" / "bin" / "python"
         if not current.exists() and "VIRTUAL_ENV" in os.environ:
             current = Path(os.environ["VIRTUAL_ENV"], "bin", "python")

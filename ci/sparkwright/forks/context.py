@@ -18,26 +18,6 @@ from sparkwright.forks.stack import Project, SourceKind
 
 
 @dataclasses.dataclass(frozen=True)
-class StandaloneContext:
-    """
-    A run that needs no checkout (see `RunContext`).
-
-    Attributes:
-        state: Folder of the records of known indexes; None for the user's own
-            (`release.manifest.seen`).
-    """
-
-    store: Store
-    offline: bool = False
-    mirrors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    state: Path | None = None
-
-    def mirrored(self, url: str) -> str:
-        """Return where *url* is reached."""
-        return mirrored(self.mirrors, url)
-
-
-@dataclasses.dataclass(frozen=True)
 class RunContext:
     """
     A run.

@@ -250,8 +250,10 @@ def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
     """Return the front of each configuration, and its throughput by concurrency."""
     columns = columns[: len(SERIES)]
     cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
-    shapes = sorted({shape[:2] for shape in cells})
-    ladders = [sorted(cell for cell in cells if cell[:2] == shape) for shape in shapes]
+    ladders = [
+        sorted(cell for cell in cells if cell[:2] == shape)
+        for shape in sorted({cell[:2] for cell in cells})
+    ]
     charts = [_front(columns, sorted(cells), name)] if len(cells) > 1 else []
     charts += [_ladder(columns, ladder, name) for ladder in ladders[:4] if len(ladder) > 1]
     return [drawn for drawn in charts if drawn]

@@ -252,8 +252,7 @@ class View:
         if strays := [cell.name for cell, one in series if not one.in_band]:
             what = "The newest A/A block contradicts the earlier ones, and alone counts"
             yield f"{what}: {_names(strays)}."
-        counts = Counter(reason.reference for leg in result.legs for reason in leg.reasons)
-        if counts:
+        if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."
 
