@@ -154,10 +154,10 @@ class StoreError(SparkwrightError):
             "Send the output elsewhere, and run it again. Nothing finished is lost.",
         ),
         "state-unusable": Advice(
-            "The record of which manifests this machine has seen is damaged, of somebody "
-            "else, or on a full or read-only disk.",
+            "The record of what this machine trusts, has seen or has started is damaged, of"
+            " somebody else, or on a full or read-only disk.",
             "Mend its folder's permissions. Delete the file named above only if you know why"
-            " it is wrong: it keeps old manifests away.",
+            " it is wrong: metadata that was seen keeps older metadata away.",
         ),
         "store-busy": Advice(
             "Another sparkwright works on the same thing in the same cache directory.",
