@@ -76,7 +76,8 @@ def _table(found: dict[str, argparse.Action]) -> str:
 
 def _said(one: argparse.Action) -> str:
     # The page is the same on every machine.
-    default = "the user's data folder" if "/" in str(one.default) else str(one.default)
+    default = str(one.default)
+    default = "the user's data folder" if default.startswith("/") else default
     text = (one.help or "").replace("%(default)s", default)
     text = text.replace("%%", "%").replace("|", "\\|")
     return f"{text}{' (required)' if one.required and one.option_strings else ''}"
