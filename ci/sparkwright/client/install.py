@@ -147,7 +147,7 @@ def install(
                 return _result(prefix, "there already", present, present)
             return _switch(prefix, name, [*prefix.history, name])
         wheels = _wheels(index, release, lock, interpreter)
-        checked, replaced = _check(prefix, cache, release, wheels, interpreter)
+        checked, replaced = _check(prefix, cache, release, wheels, interpreter, renew=renew)
         marker = Marker(
             name=name,
             index=index.location.url,
@@ -224,7 +224,13 @@ def _wheels(
 
 
 def _check(
-    prefix: Prefix, cache: Path, release: Release, wheels: Sequence[LockedWheel], python: Python
+    prefix: Prefix,
+    cache: Path,
+    release: Release,
+    wheels: Sequence[LockedWheel],
+    python: Python,
+    *,
+    renew: bool,
 ) -> tuple[list[CheckedWheel], dict[str, bytes]]:
     """
     Bring the wheels of *release* into *cache*, check all that can be known of them, and return
@@ -232,7 +238,7 @@ def _check(
     """
     folder = own_folder(cache, CHECKED, content_key("site", python.site)[:16])
     known: dict[str, _Check] = {}
-    for wheel in wheels:
+    for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
             known[wheel.sha256] = files.read_json(folder / wheel.sha256, _Check)
     paths = downloads.obtain(cache, wheels, {sha256: old.time for sha256, old in known.items()})
