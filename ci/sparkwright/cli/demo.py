@@ -28,9 +28,6 @@ from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.arch import plan
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cli import gate, options
-from sparkwright.client import install as client
-from sparkwright.client.environment import Prefix
-from sparkwright.client.index import open_index
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError
@@ -42,8 +39,6 @@ from sparkwright.forks.stack import Project, SourceError
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
-from sparkwright.release import keys, policy
-from sparkwright.release.publisher import Publisher, PublishRequest
 
 #: Folders of the store that the demo shares: they hold only files of the package index.
 SHARED = ("downloads", "environments", "cache")
@@ -173,6 +168,12 @@ def _build_stages(
 
 def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     """Run the stages from the gates to the answer of the model, and remove the release again."""
+    from sparkwright.client import install as client
+    from sparkwright.client.environment import Prefix
+    from sparkwright.client.index import open_index
+    from sparkwright.release import keys, policy
+    from sparkwright.release.publisher import Publisher, PublishRequest
+
     folder, facts = context.project.root.parent, machine_facts()
     for path in wheels:
         inputs = GateOptions(wheel=path)
