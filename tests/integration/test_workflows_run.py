@@ -116,10 +116,7 @@ def test_a_night_from_sources_to_an_installed_set(world: World) -> None:
     assert refused.name == "Record the stock wheel's answers as the reference", refused.said
     listed = git(world.repository, "ls-tree", "-r", "--name-only", "published").splitlines()
     assert {"site/index.html", "site/runs.html"} <= set(listed)
-<<<<<<< Updated upstream
-=======
     assert "demo.1" in published(world, "site/index.html")
->>>>>>> Stashed changes
     [night] = [json.loads(published(world, name)) for name in listed if name.startswith("nights/")]
     states = {one["name"]: one["state"] for one in night["stages"]}
     assert states["gate"] == "fail"
