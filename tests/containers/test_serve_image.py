@@ -341,7 +341,7 @@ def test_workflow_makes_it(
     for name in ("forks", "build", "cherry_picks", "ci/audit"):
         shutil.copytree(ROOT / name, project / name)
     policy = (ROOT / "ci" / "release.yaml").read_text()
-    pinned = policy.replace('\nroot: ""\n', f"\nroot: {made.world.fingerprint}\n")
+    pinned = policy.replace('\nroot: ""\n', f'\nroot: "{made.world.fingerprint}"\n')
     (project / "ci" / "release.yaml").write_text(pinned)
     inputs = {"action": "image", "release": "2026.11.1"}
     settings = {
