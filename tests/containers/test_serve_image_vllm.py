@@ -111,11 +111,11 @@ def test_question_is_answered(
     port = free()
     with start(port) as made:
         answer = until(lambda: state(made)["Status"] != "running" or asked(port, "The capital of France"), PATIENCE)  # fmt: skip
-        assert isinstance(answer, dict), made.logs(tail=40).decode()
+        assert isinstance(answer, dict), made.logs(tail=200).decode()
         until(lambda: state(made)["Health"]["Status"] == "healthy")
         users = {row[0] for row in made.top(ps_args="-eo uid,pid,args")["Processes"]}
         made.stop(timeout=PATIENCE)
 
         assert answer["usage"]["completion_tokens"] == 4
         assert users == {"10001"}
-        assert state(made)["ExitCode"] == 0, made.logs(tail=40).decode()
+        assert state(made)["ExitCode"] == 0, made.logs(tail=200).decode()
