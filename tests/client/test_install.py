@@ -277,6 +277,10 @@ def test_run_has_the_programs_and_caches_of_the_release(world: World) -> None:
     ], done.stderr
     assert f'TRITON_CACHE_DIR="{folder}/caches/triton"' in (folder / "caches.env").read_text()
     assert user.run("run", "--", "no-such-program").reference == "tool-missing"
+    text_file = user.folder / "text"
+    text_file.write_text("no program")
+    text_file.chmod(0o755)
+    assert user.run("run", "--", text_file).reference == "tool-missing"
     assert user.run("run").code == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -318,7 +319,9 @@ def test_planted_links_are_not_written_through(world: World, link: str) -> None:
     partial = user.cache / "wheels" / demo.sha256 / f"{demo.name}.part"
     partial.parent.mkdir(parents=True)
     user.prefix.mkdir()
-    for path in (partial, user.prefix / "history.json", user.prefix / ".current"):
+    log = user.cache / "logs" / "install.log"
+    log.parent.mkdir()
+    for path in (partial, user.prefix / "history.json", user.prefix / ".current", log):
         plant(secret, path)
     (user.prefix / "history.json").unlink()
     plant(secret, user.prefix / ".history.json")
@@ -331,6 +334,7 @@ def test_planted_links_are_not_written_through(world: World, link: str) -> None:
     "place",
     [
         "cache/sparkwright/client/wheels",
+        "cache/sparkwright/client/uv",
         "prefix/releases",
         "prefix/trust",
         f"prefix/releases/{ONE}",
@@ -422,6 +426,70 @@ def test_what_others_put_into_the_prefix_stays(world: World) -> None:
     assert user.run("install").code == 0
     assert user.run("uninstall").code == 0
     assert (user.prefix / "releases/notes/mine.txt").read_text() == "mine"
+
+
+def _moved(user: User) -> None:
+    user.prefix = user.prefix.rename(user.folder / "elsewhere")
+    user.environment["SPARKWRIGHT_PREFIX"] = str(user.prefix)
+
+
+def _copied(user: User) -> None:
+    releases = user.prefix / "releases"
+    shutil.copytree(releases / ONE, releases / "mine", symlinks=True)
+
+
+def _linked(user: User) -> None:
+    (user.prefix / "releases" / "mine").symlink_to(ONE)
+
+
+def _folder(user: User) -> None:
+    (user.prefix / "current").unlink()
+    (user.prefix / "current").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "doctor", "install"),
+    [
+        (_moved, "environment-broken", ""),
+        (_copied, "environment-broken", ""),
+        (_linked, "environment-broken", ""),
+        (_folder, "", "environment-unusable"),
+    ],
+)
+def test_what_users_did_to_the_prefix_is_seen(
+    world: World, change: Callable[[User], None], doctor: str, install: str
+) -> None:
+    """A moved environment names the old place; a copy or a link is none, and is never removed."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    assert user.install().code == 0
+    change(user)
+
+    assert user.run("doctor").reference == doctor
+    assert user.run("uninstall", "mine").reference in (install, "nothing-installed")
+    assert user.run("install").reference == install
+    if not install:
+        assert not [fault for fault in _faults(user, ONE) if "__pycache__" not in fault]
+
+
+def _faults(user: User, name: str) -> list[str]:
+    document = user.run("doctor", "--deep").document
+    return list(document.get("error", document)["releases"][name]["faults"])
+
+
+def test_uninstalling_a_link_to_another_disk_removes_the_link(world: World) -> None:
+    """What lies outside of the prefix stays whole."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    assert user.install().code == 0
+    release = user.prefix / "releases" / ONE
+    disk = release.rename(user.folder / "disk")
+    release.symlink_to(disk)
+    before = sorted(disk.rglob("*"))
+
+    assert user.run("uninstall", ONE).code == 0
+    assert not release.is_symlink()
+    assert sorted(disk.rglob("*")) == before
 
 
 def test_a_folder_that_cannot_be_read_is_refused(world: World) -> None:

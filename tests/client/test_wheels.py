@@ -91,6 +91,7 @@ CASES: dict[str, tuple[str, Callable[[], Wheel]]] = {
     "interpreter": ("wheel-unsafe", with_file("{data}/data/bin/python")),
     "packages by data": ("wheel-unsafe", with_file(f"{{data}}/data/{SITE}/torch/__init__.py")),
     "lib64": ("wheel-unsafe", with_file("{data}/data/lib64/x")),
+    "folder for a file": ("wheel-unsafe", with_file("{data}/data/caches.env/x")),
     "marker": ("wheel-unsafe", with_file("{data}/data/sparkwright.json")),
     "unknown scheme": ("wheel-unsafe", with_file("{data}/elsewhere/x")),
     "data of another": ("wheel-unsafe", with_file("torch-1.data/data/share/x")),

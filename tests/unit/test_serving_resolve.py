@@ -59,6 +59,7 @@ class World:
         listing = msgspec.json.encode(client.describe(self.environment))
         marker = client.Marker(
             name="spark.1",
+            folder=str(self.environment.resolve()),
             index="https://example.org/",
             python="3.11.2",
             key="c" * 64,

@@ -146,6 +146,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     What is installed in an environment: its marker.
 
     Attributes:
+        folder: For which it was made; its programs name it.
         index: The address that it came from. *key*: of the lock and the edits that it was made of.
         channel: That it was installed from.
         packages: Project → version. *wheels*: project → sha256 of its wheel.
@@ -153,6 +154,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: ReleaseName
+    folder: str
     index: str
     python: str
     key: Sha256
@@ -190,7 +192,16 @@ class Prefix:
         self.root = root.expanduser().resolve()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Make the folder, and keep other runs out of it for the block."""
+        """
+        Make the folder, and keep other runs out of it for the block.
+
+        Raises:
+            environment-unusable: A folder is where the link to the current release belongs.
+        """
+        for link in (self.root / "current", self.root / ".current"):
+            if link.is_dir() and not link.is_symlink():
+                what = f"{link} is a folder, not a link."
+                raise PythonError("environment-unusable", what, todo="Move it away.")
         return locked(own_folder(self.root) / LOCK, str(self.root))
 
     def release(self, name: str) -> Path:
@@ -198,9 +209,10 @@ class Prefix:
         return self.root / "releases" / name
 
     def marker(self, name: str) -> Marker | None:
-        """Return what is installed as *name*; None if nothing is, or not wholly."""
+        """Return what is installed as *name*; None if nothing is, or not wholly, or a copy."""
         with contextlib.suppress(FileError):
-            return files.read_json(self.release(name) / MARKER, Marker)
+            marker = files.read_json(self.release(name) / MARKER, Marker)
+            return marker if marker.name == name else None
         return None
 
     def installed(self) -> dict[str, Marker]:
@@ -237,7 +249,13 @@ class Prefix:
         return self.root / "releases" / f".{name}.unfinished"
 
     def remove(self, name: str) -> None:
-        """Remove the environment *name*; without its marker, it does not count while it shrinks."""
+        """
+        Remove the environment *name*; without its marker, it does not count while it shrinks. Of a
+        link to another place, only the link is removed.
+        """
+        if self.release(name).is_symlink():
+            self.release(name).unlink()
+            return
         self.journal(name).touch()
         (self.release(name) / MARKER).unlink()
         self.recover()
@@ -280,7 +298,8 @@ def make(
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
             or a library cannot be loaded. disk-full: There is no room.
     """
-    log = cache / "logs" / "install.log"
+    log = own_folder(cache, "logs") / "install.log"
+    log.unlink(missing_ok=True)
     options = ["--no-config", "--offline", "--no-python-downloads"]
     environment = _uv_environment(cache)
     uv = functools.partial(process.run, log=log, env=environment)
@@ -319,7 +338,7 @@ def _uv_environment(cache: Path) -> dict[str, str]:
     unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
     clean = process.clean_environment()
     kept = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
-    return {**kept, "UV_CACHE_DIR": str(cache / "uv"), "UV_NO_PROGRESS": "1"}
+    return {**kept, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
 
 
 def _pylock(wheels: Iterable[CheckedWheel]) -> str:

@@ -21,8 +21,8 @@ class ClientError(SparkwrightError):
         "environment-broken": Advice(
             "The environment is not what its release says: an installation that was interrupted,"
             " or something that changed files in it.",
-            "Run `sparkwright install --renew`; it makes the environment anew. Nothing is repaired"
-            " in place.",
+            "Run `sparkwright install --renew --version NAME` with its name; it makes the"
+            " environment anew. Nothing is repaired in place.",
         ),
         "index-damaged": Advice(
             "A file of the index is missing, or not the one that its signed metadata names: a"

@@ -142,14 +142,16 @@ def install(
     with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        if present and present.key == key and not renew:
+        folder, history = str(prefix.release(name)), [*prefix.history, name]
+        if present and (present.key, present.folder) == (key, folder) and not renew:
             if prefix.current == name:
                 return _result(prefix, "there already", present, present)
-            return _switch(prefix, name, [*prefix.history, name])
+            return _switch(prefix, name, history)
         wheels = _wheels(index, release, lock, interpreter)
         checked, replaced = _check(prefix, cache, release, wheels, interpreter, renew=renew)
         marker = Marker(
             name=name,
+            folder=folder,
             index=index.location.url,
             python=interpreter.version,
             key=key,
@@ -160,16 +162,16 @@ def install(
         if dry_run:
             return _result(prefix, "would install", before, marker)
         if renew:  # files of other environments may be links into uv's cache
-            shutil.rmtree(cache / "uv", ignore_errors=True)
+            shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         ours = {wheel.project for wheel in release.wheels}
-        with _making(prefix, marker) as folder, console.step(f"installing into {folder}"):
+        with _making(prefix, marker) as place, console.step(f"installing into {folder}"):
             known = environment.known_files(prefix, before.name) if before else {}
-            made = environment.make(folder, cache, interpreter, checked, replaced, ours, known)
+            made = environment.make(place, cache, interpreter, checked, replaced, ours, known)
             listing = msgspec.json.encode(made)
-            write_file(folder / LISTING, listing)
+            write_file(place / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
-            write_file(folder / MARKER, msgspec.json.encode(marker))
-        prefix.switch(name, [*prefix.history, name])
+            write_file(place / MARKER, msgspec.json.encode(marker))
+        prefix.switch(name, history)
         return _result(prefix, "installed", before, marker)
 
 
@@ -307,6 +309,8 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
     if marker is None or sha256_bytes(data) != marker.listing:
         return ["it is not whole, or not an environment of sparkwright"]
+    if marker.folder != str(folder):
+        return [f"it was made for {marker.folder}"]
     if not (folder / "bin/python").exists():
         changes = [f"its Python {marker.python} is gone"]
     expected = msgspec.json.decode(data, type=dict[str, environment.FileState])

@@ -259,7 +259,11 @@ def run_program(arguments: argparse.Namespace) -> int:
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:
         raise CommandError("tool-missing", f"{words[0]} is not in {folder / 'bin'}, nor in PATH.")
-    os.execve(program, words, environment)  # noqa: S606  it is the user's command
+    try:
+        os.execve(program, words, environment)  # noqa: S606  it is the user's command
+    except OSError as error:
+        what = f"{program} cannot be started."
+        raise CommandError("tool-missing", what, details=[str(error)]) from error
 
 
 def run(words: Sequence[str]) -> int:

@@ -36,8 +36,8 @@ _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 _OBJECT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w\s,.-]*\])?")
 #: Programs of the environment itself.
 _RESERVED_SCRIPT = re.compile(r"python[0-9.]*[tw]*|(de)?activate\b.*|pydoc\b.*", re.IGNORECASE)
-#: Folders of the environment itself.
-_RESERVED_FOLDERS = frozenset(("bin", "lib64", CACHES))
+#: Folders of data: neither those of the environment itself, nor a name that a file of it has.
+_DATA_FOLDER = re.compile(rf"(?!(bin|lib64|{CACHES})$)[A-Za-z0-9_-]+")
 #: Programs that install, which only their own projects have.
 _INSTALLER = re.compile(r"(pip|uv)x?[0-9.]*", re.IGNORECASE)
 #: Modules that Python imports when it starts.
@@ -263,7 +263,7 @@ def _target(wheel: LockedWheel, member: str, stem: str, site: str) -> str:
     # A folder of its own; not what the environment is made of, such as pyvenv.cfg or packages.
     first, _, below = name.partition("/")
     packages = first == "lib" and below.startswith("python")
-    if scheme == "data" and below and first not in _RESERVED_FOLDERS and not packages:
+    if scheme == "data" and below and _DATA_FOLDER.fullmatch(first) and not packages:
         return name
     raise _unsafe(wheel, "would install a file outside of the places for data", member)
 
