@@ -133,9 +133,18 @@ def test_rollback_waits_for_no_index(two: World, monkeypatch: pytest.MonkeyPatch
     assert user.run("rollback").code == 0
 
 
-def test_rollback_to_a_yanked_release_needs_a_yes(two: World) -> None:
-    """A release that was yanked meanwhile is named with the reason, and not taken by the way."""
+@pytest.mark.parametrize("others", [False, True])
+def test_rollback_to_a_yanked_release_needs_a_yes(two: World, others: bool) -> None:
+    """
+    A release that was yanked meanwhile is named with the reason, and not taken by the way; its own index says so,
+    whichever the later one is from.
+    """
     user = with_both(two)
+    if others:
+        other = World(two.folder / "others")
+        other.publish(TWO, [wheel("demo", "3.0")])
+        user.environment["SPARKWRIGHT_INDEX"] = str(other.root)
+        assert user.run("install", "--trust", other.fingerprint).code == 0
     two.yank(ONE, "it answers wrongly")
 
     refused = user.run("rollback")

@@ -100,19 +100,35 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
 
 
-def _open_index(arguments: argparse.Namespace, prefix: Prefix, seconds: float = 0) -> Index:
+def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
     markers = [prefix.marker(prefix.current), *prefix.installed().values()]
     address = arguments.index or next((marker.index for marker in markers if marker), "")
-    return open_index(prefix.root / "trust", address, arguments.trust or "", seconds)
+    return open_index(prefix.root / "trust", address, arguments.trust or "")
 
 
 def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
-    """Return the states in the index; without it, nothing, for going back must not need it."""
-    try:
-        return _open_index(arguments, prefix, seconds=PATIENCE).states
-    except SparkwrightError as error:
-        console.warn(f"whether a release was yanked is not known: {error.what} ({error.reference})")
-        return {}
+    """
+    Return the states of what is installed, in the index that each release is from, else in the one
+    that is named; without them, nothing, for going back must not need an index.
+    """
+    installed, states = prefix.installed(), dict[str, ReleaseState]()
+    addresses = [marker.index for marker in installed.values()]
+    for address in dict.fromkeys([*addresses, *([arguments.index] if arguments.index else [])]):
+        named = address == arguments.index
+        asked = [
+            name
+            for name, marker in installed.items()
+            if name not in states and (named or marker.index == address)
+        ]
+        try:
+            trust = (arguments.trust or "") if named else ""
+            if asked:
+                found = open_index(prefix.root / "trust", address, trust, PATIENCE).states
+                states |= {name: found[name] for name in asked if name in found}
+        except SparkwrightError as error:
+            why = f"{error.what} ({error.reference})"
+            console.warn(f"whether a release was yanked is not known: {why}")
+    return states
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -215,7 +231,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
 def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
-    states = _states(arguments, prefix) if prefix.current or arguments.index else {}
+    states = _states(arguments, prefix)
     releases: dict[str, dict[str, Any]] = {
         name: {
             "current": name == prefix.current,
