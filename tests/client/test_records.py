@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support import tufindex
 
-from sparkwright.client.records import decode_release, state_of
+from sparkwright.client.records import ReleaseState, decode_release
 
 #: Field → values that it refuses; the last part of each name is the field of the first element of a list.
 HOSTILE: dict[str, list[object]] = {
@@ -67,6 +67,6 @@ def test_hostile_value_is_no_release(field: str) -> None:
 )
 def test_hostile_value_is_no_state(field: str, value: object) -> None:
     state = msgspec.to_builtins(tufindex.state(tufindex.release("2026.11.1")[0]))
-    assert state_of(state)
+    assert msgspec.convert(state, ReleaseState)
     with pytest.raises(msgspec.ValidationError):
-        state_of({**state, field: value})
+        msgspec.convert({**state, field: value}, ReleaseState)

@@ -27,7 +27,6 @@ from sparkwright.client.records import (
     ReleaseState,
     ReleaseWheel,
     decode_release,
-    state_of,
 )
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys
@@ -144,5 +143,5 @@ class Reader:
             made = decode_release(
                 Path(updater.download_target(info, str(self._folder / f"{name}.json"))).read_bytes()
             )
-            found[name] = (made, state_of(info.custom))
+            found[name] = (made, msgspec.convert(info.custom, ReleaseState))
         return found

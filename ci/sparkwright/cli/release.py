@@ -16,9 +16,6 @@ from sparkwright.release.keys import ROLES
 if TYPE_CHECKING:
     from sparkwright.release.publisher import Changed, Publisher
 
-#: Rows of a table of faults.
-SHOWN = 30
-
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``publish`` and of the commands of ``release``."""
@@ -84,9 +81,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         help="candidates to keep of each stack (default: ci/release.yaml)",
     )
     add("--verified", action="store_true", help="also remove old releases of verified")
-    parsers["release verify"].add_argument(
-        "wheels", nargs="*", type=Path, metavar="WHEEL", help="show the release that holds it"
-    )
 
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +181,7 @@ def stage(arguments: argparse.Namespace) -> dict[str, Any]:
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
     from sparkwright.release.publisher import PublishRequest
+    from sparkwright.release.release_draft import missing_lines
 
     kind, _, repository = arguments.files.partition(":")
     options.refuse(
@@ -208,17 +203,12 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
             arguments.dry_run,
         )
     )
-    rows = [["sent", path.rpartition("/")[2]] for path in done.sent]
-    for name, entries in done.missing.items():
-        reasons: dict[str, list[str]] = {}
-        for entry in entries:
-            reasons.setdefault(f"{entry.state} ({entry.reference})", []).append(entry.gate)
-        texts = (f"{' '.join(dict.fromkeys(gates))}: {why}" for why, gates in reasons.items())
-        rows.append([f"missing of {name.partition('-')[0]}", "\n".join(texts)])
     state = f"published, version {done.version} of the index"
     if done.already or arguments.dry_run:
         state = "would be published" if arguments.dry_run else "was published before"
-    console.table(f"{done.release} in {done.channel}: {state}", ["what", "of"], rows, result=True)
+    console.result(f"{done.release} in {done.channel}: {state}")
+    for text in (*done.sent, *missing_lines(done.missing)):
+        console.result(f"  {text}")
     if done.version == 1 and not done.already:
         console.note(
             f"The fingerprint of the new index is {done.fingerprint}. Publish it elsewhere, and "
@@ -335,31 +325,17 @@ def notes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def verify(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check every file of the index, and show the releases that hold the named wheels."""
-    from sparkwright.core.files import sha256_file
+    """Check every file of the index."""
     from sparkwright.release import repository
-    from sparkwright.release.repository import IndexFolder
 
-    index = IndexFolder(arguments.at)
-    hashes = {path: sha256_file(path) for path in arguments.wheels}
-    rows, holders = [], {}
-    for path, sha256 in hashes.items():
-        holders[str(path)] = names = [
-            f"{name} ({entry.state.channel}{', yanked' if entry.state.yanked else ''})"
-            for name, entry in index.entries.items()
-            if any(wheel.sha256 == sha256 for wheel in entry.release.wheels)
-        ]
-        rows.append([path.name, ", ".join(names) or "in no release"])
+    index = repository.IndexFolder(arguments.at)
     with console.step("every file by its hash"):
-        faults = repository.damaged_files(index)
-    rows += [["damaged or missing", path] for path in faults[:SHOWN]]
-    count = len(index.entries)
-    title = f"version {index.version}: {count} releases, {len(faults)} damaged files"
-    console.table(title, ["file", "state"], rows, result=True)
-    document = {"version": index.version, "damaged": faults, "wheels": holders}
+        faults = repository.damaged_files(index.folder, index.files)
     if faults:
         raise repository.damaged(f"{len(faults)} files of the index are not sound.", faults)
-    return document
+    count = f"{len(index.entries)} releases, {len(index.files)} files"
+    console.result(f"version {index.version} of the index: {count}, none damaged")
+    return {"version": index.version, "files": len(index.files)}
 
 
 def _publisher(arguments: argparse.Namespace) -> Publisher:
@@ -390,9 +366,10 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
 
 
 def _show(done: Changed, action: str, nothing: str = "the whole index") -> dict[str, Any]:
-    rows = [[action, name] for name in done.releases or (nothing,)]
-    rows += [["deleted", f"{len(done.removed)} files or folders"]] if done.removed else []
-    rows += [["left where it is", address] for address in done.elsewhere]
-    title = f"version {done.version} of the index, valid until {done.expires}"
-    console.table(title, ["what", "of"], rows, result=True)
+    console.result(f"{action}: {', '.join(done.releases) or nothing}")
+    if done.removed:
+        console.result(f"  deleted: {len(done.removed)} files or folders")
+    for address in done.elsewhere:
+        console.result(f"  left where it is: {address}")
+    console.result(f"  version {done.version} of the index, valid until {done.expires}")
     return {"changed": done}

@@ -16,13 +16,14 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from uv import find_uv_bin
 
 from sparkwright.client import load_check
 from sparkwright.client.errors import ClientError
@@ -108,8 +109,8 @@ def find_python(named: str) -> Python:
         own = sys._base_executable  # type: ignore[attr-defined]
         return Python(own, sys.abiflags, platform.python_version())
     try:
-        uv = [_uv(), "python", "find", "--no-config", "--system", "--no-python-downloads", named]
-        program = process.output(uv, timeout=60).strip()
+        find = [find_uv_bin(), "python", "find", "--no-config", "--system"]
+        program = process.output([*find, "--no-python-downloads", named], timeout=60).strip()
         # Neither site-packages nor variables take part: what a stranger put there says nothing.
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
             log = Path(folder) / "answer"
@@ -121,12 +122,6 @@ def find_python(named: str) -> Python:
             "environment-unusable", what, details=[str(error)], todo="Name another with --python."
         ) from error
     return python
-
-
-def _uv() -> str:
-    from uv import find_uv_bin
-
-    return find_uv_bin()
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):
@@ -214,6 +209,14 @@ class Prefix:
             marker = files.read_json(self.release(name) / MARKER, Marker)
             return marker if marker.name == name else None
         return None
+
+    def listing(self, name: str) -> dict[str, FileState]:
+        """Return the files of the release *name* as they were made; nothing if it is not whole."""
+        path, marker = self.release(name) / LISTING, self.marker(name)
+        data = path.read_bytes() if path.is_file() else b""
+        if not marker or files.sha256_bytes(data) != marker.listing:
+            return {}
+        return msgspec.json.decode(data, type=dict[str, FileState])
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
@@ -303,19 +306,15 @@ def make(
     options = ["--no-config", "--offline", "--no-python-downloads"]
     environment = _uv_environment(cache)
     uv = functools.partial(process.run, log=log, env=environment)
-    uv([_uv(), "venv", *options, "--quiet", "--python", python.path, folder])
+    uv([find_uv_bin(), "venv", *options, "--quiet", "--python", python.path, folder])
     base = describe(folder, contents=False).keys() | {"caches.env", ".lock"}
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as temporary:
-        lock = Path(temporary) / "pylock.toml"
-        lock.write_text(_pylock(wheels))
-        options += [
-            "--require-hashes",
-            "--no-build",
-            "--link-mode",
-            "hardlink",
-            "--preview-features",
-        ]
-        uv([_uv(), "pip", "sync", "--python", folder / "bin/python", *options, "pylock", lock])
+        lock = Path(temporary) / "requirements.txt"
+        with lock.open("w") as stream:
+            for wheel, path in ((checked.wheel, checked.path) for checked in wheels):
+                stream.write(f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n")
+        options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
+        uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for place, data in replaced.items():
         write_file(folder / place, data)
     own_folder(folder, CACHES)
@@ -339,27 +338,6 @@ def _uv_environment(cache: Path) -> dict[str, str]:
     clean = process.clean_environment()
     kept = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
     return {**kept, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
-
-
-def _pylock(wheels: Iterable[CheckedWheel]) -> str:
-    """Return a lock (PEP 751) of the wheels in the cache."""
-
-    def text(value: object) -> str:
-        return msgspec.json.encode(str(value)).decode()  # TOML's escapes are those of JSON
-
-    lines = ['lock-version = "1.0"', 'created-by = "sparkwright"']
-    for checked in wheels:
-        wheel = checked.wheel
-        lines += [
-            "[[packages]]",
-            f"name = {text(wheel.project)}",
-            f"version = {text(wheel.version)}",
-        ]
-        hashes = f"hashes = {{ sha256 = {text(wheel.sha256)} }}"
-        lines.append(
-            f"wheels = [{{ name = {text(wheel.name)}, path = {text(checked.path)}, {hashes} }}]"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def describe(
@@ -405,14 +383,10 @@ def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
 
     uv links the files of one wheel into every environment, so the next one need not read them.
     """
-    folder, marker = prefix.release(name), prefix.marker(name)
-    data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
-    if not marker or files.sha256_bytes(data) != marker.listing:
-        return {}
     known: dict[tuple[int, int, int], str] = {}
-    for place, state in msgspec.json.decode(data, type=dict[str, FileState]).items():
+    for place, state in prefix.listing(name).items():
         with contextlib.suppress(OSError):
-            entry = os.lstat(folder / place)
+            entry = os.lstat(prefix.release(name) / place)
             if stat.S_ISREG(entry.st_mode):
                 known[entry.st_ino, state.size, state.time] = state.sha256
     return known

@@ -12,9 +12,8 @@ import contextlib
 import functools
 import os
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +31,9 @@ from sparkwright.client.records import (
     ReleaseWheel,
     decode_release,
     number,
-    state_of,
     target_path,
 )
 from sparkwright.core import files, http
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, StoreError
 from sparkwright.core.store import locked, write_file
 
@@ -58,9 +55,6 @@ LARGEST_ROOT, LARGEST_TIMESTAMP, LARGEST_SNAPSHOT, LARGEST_TARGETS = (
 CARRIED_ADDRESS, CARRIED_ROOT = (
     Path(__file__).with_name(name) for name in ("index.txt", "root.json")
 )
-
-#: Of the folder of an index: the root that was trusted first.
-FIRST_ROOT = "first.json"
 
 _NAME = re.compile(r"releases/([A-Za-z0-9][A-Za-z0-9._-]*\.[1-9][0-9]{0,8})\.json")
 
@@ -196,7 +190,7 @@ class Index:
         self.states: dict[str, ReleaseState] = {}
         for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
             try:
-                self.states[name] = state_of(self._target(name).custom)
+                self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
             except msgspec.ValidationError as error:
                 what = f"The state of {name} in {location} is not readable."
                 raise ClientError("index-invalid", what, details=[str(error)]) from error
@@ -329,7 +323,7 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         places = folder / "indexes.json"
         known = files.read_json(places, dict[str, str]) if places.exists() else {}
         wanted = re.sub(r"[\s:]", "", fingerprint).lower() or known.get(location.url, "")
-        root = _first_root(location, folder, wanted)
+        root = _first_root(location, wanted, known.values())
         actual = files.sha256_bytes(root)
         index = Index(location, root, own_folder(folder, actual[:32]), seconds)
         if known.get(location.url) != actual:
@@ -337,34 +331,18 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
     return index
 
 
-def _first_root(location: Location, folder: Path, wanted: str) -> bytes:
+def _first_root(location: Location, wanted: str, trusted: Collection[str]) -> bytes:
     """Return the first root metadata of the index, whose trust is confirmed."""
-    path = folder / wanted[:32] / FIRST_ROOT
-    # Its sha256 is the trust, so that a changed file is fetched again.
-    if wanted and path.exists() and files.sha256_file(path) == wanted:
-        return path.read_bytes()
     root = fetch(location.join("metadata/1.root.json"), LARGEST_ROOT, FILE_SECONDS)
     if root is None:
         raise ClientError("index-missing", f"There is no index at {location}.")
     actual = files.sha256_bytes(root)
-    path = folder / actual[:32] / FIRST_ROOT
     # Another address of an index that is trusted already is a mirror.
-    confirmed = wanted == actual if wanted else path.exists() or _confirmed(location, actual)
-    if not confirmed:
+    if wanted != actual if wanted else actual not in trusted:
         raise ClientError(
             "trust-missing",
             f"Nothing says that the root of {location} is the right one.",
             details=[f"fingerprint: {actual}", *([f"named:       {wanted}"] if wanted else [])],
             data={"fingerprint": actual},
         )
-    write_file(own_folder(folder, actual[:32]) / FIRST_ROOT, root)
     return root
-
-
-def _confirmed(location: Location, fingerprint: str) -> bool:
-    """Ask the user on a terminal whether the *fingerprint* is the publisher's."""
-    if not (sys.stdin.isatty() and console.terminal):
-        return False
-    console.note(f"the root of {location} is not known here; its fingerprint is\n  {fingerprint}")
-    console.note("compare it with what the publisher says elsewhere; is it the same? (yes/no)")
-    return sys.stdin.readline().strip().lower() == "yes"

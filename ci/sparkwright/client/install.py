@@ -305,15 +305,13 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     Args:
         deep: Read every file, instead of its size and time.
     """
-    folder, marker, changes = prefix.release(name), prefix.marker(name), list[str]()
-    data = (folder / LISTING).read_bytes() if (folder / LISTING).is_file() else b""
-    if marker is None or sha256_bytes(data) != marker.listing:
+    folder, expected, changes = prefix.release(name), prefix.listing(name), list[str]()
+    if not expected:
         return ["it is not whole, or not an environment of sparkwright"]
     if marker.folder != str(folder):
         return [f"it was made for {marker.folder}"]
     if not (folder / "bin/python").exists():
-        changes = [f"its Python {marker.python} is gone"]
-    expected = msgspec.json.decode(data, type=dict[str, environment.FileState])
+        changes = ["its Python is gone"]
     actual = environment.describe(folder, contents=deep)
     for place in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
         was, now = expected.get(place), actual.get(place)

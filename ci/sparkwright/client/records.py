@@ -9,8 +9,7 @@ target in the signed ``targets.json``. All other files lie at `ReleaseFile.path`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -109,7 +108,6 @@ class Speed(msgspec.Struct, frozen=True):
 
     Attributes:
         ratio: candidate / baseline; *low*, *high*: its 95 % interval; None if not measured.
-        pass_evidence, fail_evidence: The last e-values.
     """
 
     cell: Line
@@ -118,8 +116,6 @@ class Speed(msgspec.Struct, frozen=True):
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    pass_evidence: float | None = None
-    fail_evidence: float | None = None
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +163,7 @@ class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
         uploaded: When the wheel was first published.
         device_code: The audit's device-code digest; empty without device code.
         content: The digest by which an environment that holds the wheel is recognised.
+        isolated: Whether its compilation had no network; None if nothing was compiled, or unknown.
         provenance: The SLSA statement about the wheel. *sbom*: the one inside the wheel.
     """
 
@@ -180,6 +177,7 @@ class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
     requires_python: Line = ""
     device_code: str = ""
     content: str = ""
+    isolated: bool | None = None
     libraries: tuple[Library, ...] = ()
     provenance: ReleaseFile | None = None
     sbom: ReleaseFile | None = None
@@ -368,16 +366,6 @@ def target_path(name: str) -> str:
 def number(name: str) -> int:
     """Return the number of the release *name* in its stack: 3 of ``2026.11.3``."""
     return int(name.rpartition(".")[2])
-
-
-def state_of(custom: Mapping[str, Any] | None) -> ReleaseState:
-    """
-    Return the ``custom`` field of a target as a record.
-
-    Raises:
-        msgspec.ValidationError: It is not one.
-    """
-    return msgspec.convert(custom, ReleaseState)
 
 
 def decode_release(data: bytes) -> Release:

@@ -87,8 +87,7 @@ def check_wheel(
         members = zips.zip_members(archive, wheel.name)
         info = _dist_info(wheel, members)
         _check_metadata(wheel, archive, members, info)
-        stated = dict(_record(wheel, archive, members, info, inexact=inexact))
-        rows = dict(_contents(wheel, archive, members, stated, inexact=inexact))
+        rows = dict(_contents(wheel, archive, members, info, inexact=inexact))
         scripts = set(_entry_points(wheel, archive, members, info))
     places: dict[str, tuple[str, str, int]] = {}
     for member, (sha256, size) in rows.items():
@@ -167,7 +166,7 @@ def _check_metadata(
     _require_identity(wheel, names[0], versions[0])
 
 
-def _record(
+def _contents(
     wheel: LockedWheel,
     archive: zipfile.ZipFile,
     members: Mapping[str, zipfile.ZipInfo],
@@ -175,7 +174,7 @@ def _record(
     *,
     inexact: bool,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield every member with the sha256 and the size that RECORD states."""
+    """Yield every member with its sha256 and size, which RECORD must state unless *inexact*."""
     text = _text(wheel, archive, members, f"{info}/RECORD")
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if sorted(row[0] for row in rows) != sorted(members) or any(len(row) != 3 for row in rows):
@@ -188,26 +187,19 @@ def _record(
         actual = members[name].file_size
         if size and size != str(actual) and not inexact:
             raise _invalid(wheel, "has another size in RECORD", f"{name}: {size}, not {actual}")
-        yield name, (base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else "", actual)
-
-
-def _contents(
-    wheel: LockedWheel,
-    archive: zipfile.ZipFile,
-    members: Mapping[str, zipfile.ZipInfo],
-    rows: Mapping[str, tuple[str, int]],
-    *,
-    inexact: bool,
-) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield *rows* with the sha256 of the members, which RECORD must state unless *inexact*."""
-    for name, (sha256, size) in rows.items():
-        digest = hashlib.sha256()
-        with archive.open(members[name]) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-        if sha256 and digest.hexdigest() != sha256 and not inexact:
+        sha256 = _sha256(archive, members[name]) if match else ""
+        stated = base64.urlsafe_b64decode(f"{match[1]}=").hex() if match else ""
+        if sha256 != stated and not inexact:
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
-        yield name, (digest.hexdigest() if sha256 else "", size)
+        yield name, (sha256, actual)
+
+
+def _sha256(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
+    digest = hashlib.sha256()
+    with archive.open(member) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _entry_points(

@@ -322,11 +322,6 @@ def _speed(cell: CellResult, series: Series) -> Speed:
     figures: dict[str, float | None] = {"low": series.low, "high": series.high}
     if series.candidate is not None and series.baseline:
         figures["ratio"] = series.candidate / series.baseline
-    for name, path in (
-        ("pass_evidence", series.pass_evidence),
-        ("fail_evidence", series.fail_evidence),
-    ):
-        figures[name] = path[-1] if path else None
     finite = {
         name: value for name, value in figures.items() if value is not None and math.isfinite(value)
     }

@@ -1,7 +1,8 @@
 """
 Files of a release as assets of an immutable release on GitHub.
 
-They go into a draft, each is downloaded again and compared, and then the draft is published once.
+They go into a draft, each is compared by the sha256 that GitHub states of the bytes that it stores,
+and then the draft is published once.
 The tag belongs to exactly these files (`tag_of`), so a second run finds the draft of a killed one.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated
 from urllib.parse import quote, unquote
@@ -18,10 +19,10 @@ import msgspec
 
 from sparkwright.client.records import ReleaseFile
 from sparkwright.core import http
-from sparkwright.core.console import console
+from sparkwright.core.console import Progress, console
 from sparkwright.core.errors import GitHubError
-from sparkwright.core.github import GitHub, Repository, limited
-from sparkwright.core.http import ATTEMPTS, HttpFailure, Reply, redact_credentials
+from sparkwright.core.github import GitHub, Repository
+from sparkwright.core.http import ATTEMPTS, HttpFailure, redact_credentials
 from sparkwright.release.errors import ReleaseError
 
 UPLOADS = "https://uploads.github.com"
@@ -31,21 +32,19 @@ LARGEST, MOST = 2 << 30, 1000
 SLOWEST, GRACE = 50_000, 300.0
 CHUNK = 1 << 16
 
-_BINARY = "application/octet-stream"
 _Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 
 class _About(msgspec.Struct, frozen=True):
-    """A repository. *permissions* are those of the token."""
+    """A repository."""
 
     full_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]+/[A-Za-z0-9._-]+\Z")]
     html_url: _Text
     private: bool = False
-    permissions: dict[str, bool] = {}
 
 
 class _Asset(msgspec.Struct, frozen=True):
-    """A file. *state* is ``uploaded`` for a whole one; *digest* is GitHub's, None for old files."""
+    """A file. *state* is ``uploaded`` for a whole one; *digest* is GitHub's, of what it stores."""
 
     id: int
     name: _Text
@@ -63,12 +62,6 @@ class _GitHubRelease(msgspec.Struct, frozen=True):
     draft: bool
     upload_url: _Text
     immutable: bool = False
-
-
-class _Setting(msgspec.Struct, frozen=True):
-    """Whether releases become immutable when they are published."""
-
-    enabled: bool
 
 
 def tag_of(name: str, hashes: Iterable[str]) -> str:
@@ -89,7 +82,6 @@ class GitHubAssets(Repository):
     Raises:
         github-refused: There is no token, or no such repository.
         publish-failed: The repository is private.
-        release-mutable: Its releases are not immutable.
     """
 
     def __init__(
@@ -120,14 +112,6 @@ class GitHubAssets(Repository):
                 todo="Publish in a public repository, or with --files folder.",
             )
         self._page = about.html_url
-        enabled = self._setting() if immutable else True
-        # A token that may not read the setting is told after the publication.
-        if enabled is False or (enabled is None and about.permissions.get("admin")):
-            raise ReleaseError(
-                "release-mutable",
-                f"Releases of {about.full_name} are not immutable.",
-                details=["nothing was sent"],
-            )
 
     def url(self, name: str) -> str:
         """Return the address of the file *name* after the publication."""
@@ -165,13 +149,6 @@ class GitHubAssets(Repository):
             )
         self._require_same(release, files)
         return sent
-
-    def _setting(self) -> bool | None:
-        what = f"the settings of {self.repository}"
-        reply = self.github.send("GET", self.path("/immutable-releases"), what)
-        if reply.status in (403, 404):
-            return None
-        return self.github.decode(reply, _Setting, what).enabled
 
     def _set_draft(self, release: _GitHubRelease, *, draft: bool) -> None:
         path, record = f"/releases/{release.id}", {"draft": draft}
@@ -213,13 +190,13 @@ class GitHubAssets(Repository):
         """
         Bring *file* into the draft, and return whether it was sent.
 
-        What came of an upload is seen in the list of assets, and by its bytes.
+        What came of an upload is seen in the list of assets.
         """
         sent, problem = False, ""
         for attempt in range(ATTEMPTS + 1):
             try:
                 asset = self._assets(release).get(file.name)
-                if asset and self._holds(asset, file):
+                if asset and _holds(asset, file):
                     return sent
                 if not release.draft:
                     raise ReleaseError(
@@ -241,7 +218,7 @@ class GitHubAssets(Repository):
         if problem:
             raise GitHubError(
                 "github-unreachable",
-                f"{file.name} cannot be sent to GitHub and read back.",
+                f"{file.name} cannot be sent to GitHub.",
                 details=[problem, f"attempts: {ATTEMPTS}"],
             )
         raise ReleaseError(
@@ -267,73 +244,28 @@ class GitHubAssets(Repository):
                 details=[f"at: {there}", "neither the file nor the token was sent"],
                 todo=f"If that host is right, name it with --mirror {UPLOADS}=ADDRESS.",
             )
-        reply, sha256 = self._upload(f"{url}?name={quote(file.name, safe='')}", file, path)
-        if reply.status == 201 and sha256 != file.sha256:
-            raise ReleaseError(
-                "publish-failed",
-                f"{file.name} changed while it was read.",
-                details=[f"read:    {sha256}", f"decided: {file.sha256}"],
-            )
-        wait = reply.retry_after
-        if limited(reply) and wait is not None and wait <= self.github.seconds:
-            console.note(f"{file.name}: GitHub asks to wait {wait:.0f} s")
-            time.sleep(wait)
-        elif reply.status >= 500:
+        with (
+            path.open("rb") as stream,
+            console.progress(file.name, file.size, "bytes") as progress,
+            http.exchange(
+                "POST",
+                f"{url}?name={quote(file.name, safe='')}",
+                token=self.github.token,
+                data=_Body(stream, file.size, progress),
+                headers={"Content-Type": "application/octet-stream"},
+                seconds=GRACE + file.size / SLOWEST,
+            ) as reply,
+        ):
+            reply.read()
+        if reply.status >= 500:
             raise HttpFailure("status", f"GitHub answered {reply.status}", reply.status)
-        elif reply.status == 422 and b"already_exists" not in reply.body:
+        if reply.status == 422 and b"already_exists" not in reply.body:
             explanation = self.github.explanation(reply) or "answered 422"
             raise ReleaseError(
                 "publish-failed", f"GitHub does not take {file.name}.", details=[explanation]
             )
-        elif reply.status not in (201, 422):
+        if reply.status not in (201, 422):
             raise self.github.refusal(reply, f"the upload of {file.name}")
-
-    def _upload(self, url: str, file: ReleaseFile, path: Path) -> tuple[Reply, str]:
-        """Send the file, and return the reply and the sha256 of the bytes that were read."""
-        with path.open("rb") as stream, console.progress(file.name, file.size, "bytes") as progress:
-            body = _Body(stream, file.size, lambda count: progress.update(count, "sent"))
-            with http.exchange(
-                "POST",
-                url,
-                token=self.github.token,
-                data=body,
-                headers={"Content-Type": _BINARY},
-                seconds=GRACE + file.size / SLOWEST,
-            ) as reply:
-                reply.read()
-                return reply, body.digest.hexdigest()
-
-    def _holds(self, asset: _Asset, file: ReleaseFile) -> bool:
-        """Return whether the asset is *file*, by GitHub's statements and by its bytes."""
-        stated = asset.digest or f"sha256:{file.sha256}"
-        if (asset.state, asset.size, stated) != ("uploaded", file.size, f"sha256:{file.sha256}"):
-            return False
-        url = f"{self.github.address}{self.path(f'/releases/assets/{asset.id}')}"
-        count, sha256 = self._download(url, file)
-        if count < file.size:
-            raise HttpFailure("broken", f"{count} of {file.size} bytes came")
-        return (count, sha256) == (file.size, file.sha256)
-
-    def _download(self, url: str, file: ReleaseFile) -> tuple[int, str]:
-        """Return the bytes and the sha256 of an asset; a longer one is not read to its end."""
-        digest, count = hashlib.sha256(), 0
-        # The bytes are behind a redirect to another host, which must not see the token.
-        with http.exchange(
-            "GET",
-            url,
-            token=self.github.token,
-            headers={"Accept": _BINARY},
-            redirects=True,
-            seconds=GRACE + file.size / SLOWEST,
-        ) as reply:
-            if reply.status != 200:
-                raise HttpFailure("status", f"answered {reply.status}", reply.status)
-            for piece in reply.pieces(file.size + CHUNK):
-                digest.update(piece)
-                count += len(piece)
-                if count > file.size:
-                    break
-        return count, digest.hexdigest()
 
     def _require_same(self, release: _GitHubRelease, files: Mapping[ReleaseFile, Path]) -> None:
         """Require that the release holds exactly *files*, at their public addresses."""
@@ -342,8 +274,8 @@ class GitHubAssets(Repository):
         faults += [f"{name} was not sent by this run" for name in assets.keys() - expected.keys()]
         for name in assets.keys() & expected.keys():
             asset, file = assets[name], expected[name]
-            stated = (asset.state, asset.size, asset.digest or f"sha256:{file.sha256}")
-            if stated != ("uploaded", file.size, f"sha256:{file.sha256}"):
+            if not _holds(asset, file):
+                stated = f"{asset.state}, {asset.size} bytes, {asset.digest}"
                 faults.append(f"{name} is another file: {stated}")
             address = asset.browser_download_url
             if not release.draft and unquote(address) != unquote(self.url(name)):
@@ -356,28 +288,22 @@ class GitHubAssets(Repository):
             )
 
 
+def _holds(asset: _Asset, file: ReleaseFile) -> bool:
+    """Return whether the asset is *file*, by what GitHub states of it."""
+    stated = asset.state, asset.size, asset.digest
+    return stated == ("uploaded", file.size, f"sha256:{file.sha256}")
+
+
 class _Body:
-    """
-    A file that is sent, hashed as it is read.
+    """A file that is sent, and whose bytes move *progress*; its length is the Content-Length."""
 
-    Args:
-        size: Becomes the Content-Length.
-        moved: Called with the bytes that were read so far.
-    """
-
-    def __init__(self, stream: IO[bytes], size: int, moved: Callable[[int], object]) -> None:
-        self._stream, self._size, self._moved = stream, size, moved
-        self.digest = hashlib.sha256()
+    def __init__(self, stream: IO[bytes], size: int, progress: Progress) -> None:
+        self._stream, self._size, self._progress = stream, size, progress
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(lambda: self.read(CHUNK), b"")
-
-    def read(self, count: int = CHUNK) -> bytes:
-        """Return the next bytes."""
-        piece = self._stream.read(max(count, CHUNK))
-        self.digest.update(piece)
-        self._moved(self._stream.tell())
-        return piece
+        while piece := self._stream.read(CHUNK):
+            yield piece
+            self._progress.update(self._stream.tell(), "sent")

@@ -9,7 +9,6 @@ transaction, which refuses an index that moved meanwhile.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from packaging.version import Version
 
 from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.client.downloads import check_room
 from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Channel,
@@ -32,12 +32,18 @@ from sparkwright.client.records import (
     ReleaseWheel,
     number,
 )
-from sparkwright.core import github, http
-from sparkwright.core.errors import GitHubError, StoreError, UsageError
+from sparkwright.core import github
+from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
-from sparkwright.core.http import HttpFailure
 from sparkwright.forks.context import RunContext
-from sparkwright.release import client_wheel, github_assets, pages, release_draft, repository
+from sparkwright.release import (
+    client_wheel,
+    github_assets,
+    pages,
+    release_draft,
+    repository,
+    wheel_facts,
+)
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.github_assets import GitHubAssets
 from sparkwright.release.keys import Keys
@@ -200,17 +206,17 @@ class Publisher:
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """
-        Move a candidate to ``verified`` by new verdicts about its very bytes.
+        Move a candidate to ``verified`` by new verdicts about its very bytes, which the signed
+        release names by hash.
 
         Args:
-            verdicts: The folder of the gates' files; wheels that another host keeps may lie there,
-                too, else they are fetched.
+            verdicts: The folder of the gates' files.
 
         Raises:
             verified-refused: Something is still missing.
             release-unknown: There is no such candidate of this stack. release-yanked: It is yanked.
             version-order: ``verified`` offers a higher version already.
-            index-damaged, download-invalid: A wheel is not what was published.
+            index-damaged: A file of the release is not what was published.
         """
         index = self.open()
         entry, stack = index.entry(name), self.context.project.stack
@@ -222,10 +228,15 @@ class Publisher:
             )
         _require_offered(entry)
         _require_order(index, stack, "verified", entry.release.wheels, besides=name)
+        if faults := repository.damaged_files(self.folder, entry.release.files):
+            raise repository.damaged(f"Files of {name} are not what they were.", faults)
         contents: dict[ReleaseFile, bytes] = {}
-        with tempfile.TemporaryDirectory(prefix="promote-") as folder:
-            paths = [self._wheel(wheel, Path(folder), verdicts) for wheel in entry.release.wheels]
-            decided = release_draft.decide(self.context, self.policy, paths, verdicts)
+        sources = {fork.name: fork for fork in entry.release.forks}
+        facts = tuple(
+            wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
+            for wheel in entry.release.wheels
+        )
+        decided = release_draft.decide_facts(facts, self.policy, verdicts)
         decided.require_verified()
         wheels = tuple(
             replace(wheel, proof=release_draft.with_files(decided, wheel.name, contents))
@@ -368,41 +379,8 @@ class Publisher:
     def _require_room(self, files: Iterable[ReleaseFile]) -> None:
         """Raise `disk-full` before anything is written that would not fit."""
         parent = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        free = shutil.disk_usage(parent).free
         own = [file for file in files if not file.url]
-        needed = sum(file.size for file in own if not (self.folder / file.path).exists())
-        if needed > free:
-            raise StoreError(
-                "disk-full",
-                f"There is no room for this release in {self.folder}.",
-                details=[f"needed: {needed / 1e6:,.0f} MB", f"free: {free / 1e6:,.0f} MB"],
-            )
-
-    def _wheel(self, wheel: ReleaseWheel, folder: Path, verdicts: Path) -> Path:
-        """Return *wheel* as a file in *folder*: that of the index, of *verdicts*, or fetched."""
-        path = folder / wheel.name
-        for known in (self.folder / wheel.path, verdicts / wheel.name):
-            if known.is_file() and sha256_file(known) == wheel.sha256:
-                path.symlink_to(known.absolute())
-                return path
-        if not wheel.url:
-            raise repository.damaged(
-                f"{wheel.name} is not in the index, or not what it was.",
-                [f"sha256: {wheel.sha256}"],
-            )
-        try:
-            http.download(wheel.url, path, size=wheel.size)
-        except HttpFailure as failure:
-            raise GitHubError(
-                "github-unreachable", f"{wheel.name} cannot be fetched.", details=[str(failure)]
-            ) from None
-        if sha256_file(path) != wheel.sha256:
-            raise ClientError(
-                "download-invalid",
-                f"{wheel.name} is not what was published.",
-                details=[f"expected: {wheel.sha256}", f"received: {sha256_file(path)}"],
-            )
-        return path
+        check_room(parent, sum(file.size for file in own if not (self.folder / file.path).exists()))
 
 
 def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Release) -> None:

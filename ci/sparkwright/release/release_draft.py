@@ -57,18 +57,24 @@ class DecidedWheels:
     def require_verified(self) -> None:
         """Raise `verified-refused` if a wheel lacks something."""
         if missing := self.missing:
-            details = [
-                f"{name.partition('-')[0]}: {entry.gate}: {entry.state} ({entry.reference}): "
-                f"{entry.says}"
-                for name, entries in missing.items()
-                for entry in entries
-            ]
             raise ReleaseError(
                 "verified-refused",
                 f"{len(missing)} of {len(self.wheels)} wheels may not stand in verified.",
-                details=details,
+                details=missing_lines(missing),
                 data={"missing": missing},
             )
+
+
+def missing_lines(missing: Mapping[str, Sequence[Missing]]) -> list[str]:
+    """Return a line for each wheel and reason: the gates that are no pass for it."""
+    lines = []
+    for name, entries in missing.items():
+        reasons: dict[str, dict[str, None]] = {}
+        for entry in entries:
+            reasons.setdefault(f"{entry.state} ({entry.reference})", {})[entry.gate] = None
+        project = name.partition("-")[0]
+        lines += [f"{project}: {' '.join(gates)}: {why}" for why, gates in reasons.items()]
+    return lines
 
 
 def decide(
@@ -95,6 +101,13 @@ def decide(
             f"These are wheels of stack {', '.join(others)}, not of {project.stack}.",
             todo=f"Give --stack {others[0]}.",
         )
+    return decide_facts(wheels, policy, verdicts)
+
+
+def decide_facts(
+    wheels: tuple[WheelFacts, ...], policy: ReleasePolicy, verdicts: Path | None
+) -> DecidedWheels:
+    """Return what is shown of *wheels*; otherwise as `decide`."""
     results = {wheel.name: gate_results.read_beside(wheel.path, verdicts) for wheel in wheels}
     return DecidedWheels(wheels, results, decision.decide_all(wheels, results, policy))
 
@@ -139,7 +152,8 @@ class ReleaseDraft:
         rule = policy.set_rule(context.project.stack)
         paths = {wheel.name: wheel.path for wheel in decided.wheels}
         sources: dict[str, ForkSource] = {}
-        for facts in decided.wheels:
+        # Of two builds of a fork, one from an unresolved source is the one to show.
+        for facts in sorted(decided.wheels, key=lambda facts: facts.source.resolved):
             sources.setdefault(facts.source.name, facts.source)
         release = Release(
             name=name,
@@ -187,6 +201,7 @@ class ReleaseDraft:
             requires_python=wheel.requires_python,
             device_code=wheel.device_code,
             content=wheel.content,
+            isolated=wheel.isolated,
             libraries=wheel.libraries,
             provenance=_add(f"{stem}.provenance.json", statement, self.contents),
             sbom=_add(f"{stem}.cdx.json", wheel.sbom, self.contents) if wheel.sbom else None,

@@ -54,7 +54,6 @@ from sparkwright.client.records import (
     Time,
     decode_release,
     number,
-    state_of,
     target_path,
 )
 from sparkwright.core.files import canonical, read_bytes, sha256_bytes, sha256_file
@@ -241,13 +240,19 @@ class IndexFolder:
         try:
             data = _bytes(self.folder / "targets" / target.get_prefixed_paths()[0])
             target.verify_length_and_hashes(data)
-            entry = IndexEntry(decode_release(data), state_of(target.custom))
+            entry = IndexEntry(decode_release(data), msgspec.convert(target.custom, ReleaseState))
             if entry.release.target != target.path:
                 raise ValueError(f"it is the release {entry.release.name}")
         except (OSError, ValueError, RepositoryError) as error:
             what = f"{target.path} is not the release that was signed."
             raise damaged(what, [str(error)[:500]]) from error
         return entry
+
+    @property
+    def files(self) -> list[ReleaseFile]:
+        """Every file that releases name, and the wheels of the client."""
+        named = [file for entry in self.entries.values() for file in entry.release.files]
+        return [*named, *self.facts.clients]
 
     def entry(self, name: str) -> IndexEntry:
         """Return the release *name*; raise `release-unknown` if there is none."""
@@ -575,9 +580,8 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
     Metadata of the version before the present one stays, for clients that are reading it.
     """
     with index.locked():
-        folder, entries = index.folder, index.entries.values()
-        named = [file for entry in entries for file in entry.release.files]
-        used = {f"files/{file.sha256}" for file in (*named, *index.facts.clients)}
+        folder = index.folder
+        used = {f"files/{file.sha256}" for file in index.files}
         used |= {
             f"targets/{target.get_prefixed_paths()[0]}"
             for target in index.targets.signed.targets.values()
@@ -607,15 +611,13 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
     return removed
 
 
-def damaged_files(index: IndexFolder) -> list[str]:
-    """Return the paths of files that releases name and that are missing or have other bytes."""
-    named = [file for entry in index.entries.values() for file in entry.release.files]
-    files = {file.path: file.sha256 for file in (*named, *index.facts.clients) if not file.url}
-    paths = {path: index.folder / path for path in files}
+def damaged_files(folder: Path, files: Iterable[ReleaseFile]) -> list[str]:
+    """Return the paths of *files* that the index keeps and that are missing or other bytes."""
+    own = {file.path: file.sha256 for file in files if not file.url}
     return [
         path
-        for path, file in paths.items()
-        if not file.is_file() or sha256_file(file) != files[path]
+        for path, sha256 in own.items()
+        if not (folder / path).is_file() or sha256_file(folder / path) != sha256
     ]
 
 

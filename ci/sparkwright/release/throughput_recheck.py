@@ -8,15 +8,15 @@ computed again from the legs and compared with what was written, so nothing else
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series
 from sparkwright.bench.statistics.eprocess import (
     Bounds,
-    Decision,
     DecisionRule,
     attempt_alpha,
     decide,
@@ -101,7 +101,14 @@ def _faults(verdict: Verdict, result: Result, rule: ThroughputRule) -> Iterator[
 
 
 def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
-    cells, primary = [_cell(cell) for cell in result.cells], _primary(result)
+    primary = _primary(result)
+    cells = [
+        replace(
+            WorkloadCell.parse(cell.name),
+            primary=tuple(series.metric for series in cell.series if series.primary),
+        )
+        for cell in result.cells
+    ]
     own = {series.metric: Bounds(series.margin, series.tolerated) for _, series in primary}
     policy = replace(rule.policy, bounds={**rule.policy.bounds, **own})
     counted = [leg for leg in result.legs if leg.counts]
@@ -124,23 +131,15 @@ def _recomputed(result: Result, rule: ThroughputRule) -> Iterator[str]:
     decision = decide(DecisionRule(result.alpha, least, max(result.blocks, least)), series)
     if decision.state != "pass":
         yield f"the legs say: {decision.message}"
-    sigmas = {entry.name: entry.noise.sigma for entry in series}
-    for cell, written in primary:
-        yield from _series_faults(cell, written, counted, blocks, sigmas, decision)
+    computed = paired_differences.cell_results(
+        cells, counted, blocks, series, decision, compared=True
+    )
+    for written, own_cell in zip(result.cells, computed, strict=True):
+        yield from _differing(written, replace(own_cell, ceiling=written.ceiling), written.name)
 
 
 def _primary(result: Result) -> list[tuple[CellResult, Series]]:
     return [(cell, series) for cell in result.cells for series in cell.series if series.primary]
-
-
-def _cell(cell: CellResult) -> WorkloadCell:
-    """Return the shape of *cell*, whose name must state the same as its numbers."""
-    shape = WorkloadCell.parse(cell.name)
-    stated = (cell.prompt, cell.answer, cell.concurrency)
-    if (shape.prompt, shape.answer, shape.concurrency) != stated:
-        raise ValueError(f"{cell.name} is measured as {stated}")
-    primary = tuple(series.metric for series in cell.series if series.primary)
-    return WorkloadCell(*stated, 0, shape.texts, primary)
 
 
 def _leg_faults(counted: Sequence[Measurement], cells: Sequence[WorkloadCell]) -> Iterator[str]:
@@ -160,35 +159,21 @@ def _leg_faults(counted: Sequence[Measurement], cells: Sequence[WorkloadCell]) -
             yield f"{where}: {len(wrong)} of {len(requests)} requests are not of the workload"
 
 
-def _series_faults(
-    cell: CellResult,
-    series: Series,
-    counted: Sequence[Measurement],
-    blocks: Sequence[int],
-    sigmas: Mapping[str, float | None],
-    decision: Decision,
-) -> Iterator[str]:
-    name = paired_differences.series_name(cell.name, series.metric)
-    values = (
-        paired_differences.difference(counted, cell.name, block, series.metric) for block in blocks
-    )
-    differences = [value for value in values if value is not None]
-    if not _close(series.differences, differences):
-        yield f"{name}: its differences are not those of its legs"
-    sigma = sigmas[name]
-    if not _close([series.sigma] if series.sigma else [], [sigma] if sigma else []):
-        yield f"{name}: its spread is not that of the A/A blocks"
-    own = next(entry for entry in decision.series if entry.name == name)
-    if (
-        series.state != own.state
-        or not _close(series.pass_evidence, own.pass_evidence)
-        or not _close(series.fail_evidence, own.fail_evidence)
+def _differing(written: object, computed: object, name: str) -> Iterator[str]:
+    """Yield the fields, and the fields of their records, in which *written* is not *computed*."""
+    if isinstance(written, msgspec.Struct) and isinstance(computed, msgspec.Struct):
+        # The text of the conclusion belongs to the version of the program.
+        for field in (name for name in written.__struct_fields__ if name != "conclusion"):
+            yield from _differing(
+                getattr(written, field), getattr(computed, field), f"{name}: {field}"
+            )
+    elif (
+        isinstance(written, tuple) and isinstance(computed, tuple) and len(written) == len(computed)
     ):
-        yield f"{name}: its evidence is not that of its differences"
-
-
-def _close(written: Sequence[float], computed: Sequence[float]) -> bool:
-    return len(written) == len(computed) and all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=TOLERANCE)
-        for a, b in zip(written, computed, strict=True)
-    )
+        for own, other in zip(written, computed, strict=True):
+            yield from _differing(own, other, name)
+    elif isinstance(written, float) and isinstance(computed, float):
+        if not math.isclose(written, computed, rel_tol=1e-6, abs_tol=TOLERANCE):
+            yield f"{name} is {written:g}; its legs give {computed:g}"
+    elif written != computed:
+        yield f"{name} is {written!r:.100}; its legs give {computed!r:.100}"

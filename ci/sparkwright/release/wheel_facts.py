@@ -29,7 +29,14 @@ from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
-from sparkwright.client.records import ForkSource, Library, Machine, ReleasePatch, line
+from sparkwright.client.records import (
+    ForkSource,
+    Library,
+    Machine,
+    ReleasePatch,
+    ReleaseWheel,
+    line,
+)
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import zip_file, zip_members
 from sparkwright.release import wheel_content
@@ -118,6 +125,33 @@ def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[W
             details=twice,
         )
     return tuple(every[path] for path in paths if path in every)
+
+
+def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path) -> WheelFacts:
+    """
+    Return what a published wheel is, by its signed record; its bytes are not read.
+
+    Args:
+        index: The folder of the index, in which its SBOM lies.
+    """
+    return WheelFacts(
+        path=index / wheel.path,
+        name=wheel.name,
+        sha256=wheel.sha256,
+        size=wheel.size,
+        project=wheel.project,
+        version=wheel.version,
+        machine=wheel.machine,
+        source=source,
+        stack=stack,
+        content=wheel.content,
+        metadata=b"",
+        requires_python=wheel.requires_python,
+        device_code=wheel.device_code,
+        libraries=wheel.libraries,
+        sbom=(index / wheel.sbom.path).read_bytes() if wheel.sbom else b"",
+        isolated=wheel.isolated,
+    )
 
 
 def _read(
