@@ -407,7 +407,7 @@ def test_uv_that_fails_leaves_nothing(
         '#!/bin/sh\ncase "$1" in venv) mkdir -p "$7/bin";; *) echo "no room in /dev/null"; exit 2;; esac\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr(environment, "_uv", lambda: str(program))
+    monkeypatch.setattr(environment, "find_uv_bin", lambda: str(program))
 
     assert refusal_of(user, record_property) == "command-failed"
 

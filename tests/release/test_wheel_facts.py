@@ -75,10 +75,6 @@ def test_a_wheel_of_ours_is_known(tmp_path: Path) -> None:
     )
     assert wheel.requires_python == ">=3.9"
     assert b"Requires-Dist: torch==2.14.0" in found.metadata
-    assert [(one.name, one.origin, one.size > 0) for one in wheel.libraries] == [
-        ("vllm/_C_stable_libtorch.abi3.so", "compiled", True),
-        ("vllm/_big_C.abi3.so", "base", True),
-    ]
     assert (fork.name, fork.version, fork.built, fork.resolved, fork.cuda, fork.sites) == (
         "vllm",
         "0.33.0",
@@ -101,7 +97,6 @@ def test_each_kind_of_wheel(tmp_path: Path) -> None:
     assert (headers.source.built, kernels.source.built) == ("headers", "backend")
     assert modules.source == kernels.source
     assert (modules.record, modules.stack, modules.machine) == (None, "2026.11", wheels.MACHINE)
-    assert [one.origin for one in modules.libraries] == ["compiled"]
 
 
 def test_modules_without_their_sources(tmp_path: Path) -> None:
@@ -317,7 +312,6 @@ def test_device_code_is_the_audits(tmp_path: Path, role: Literal["target", "base
     )
     found = read(path, rules)
     assert found.device_code == auditing.audit(path, rules, tmp_path).device_code != ""
-    assert [one.name for one in found.libraries] == ["flashinfer_python/kernels.so"]
     assert read(path).device_code == ""
 
 

@@ -144,14 +144,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     throughput: ReleaseFile | None = None
 
 
-class Library(msgspec.Struct, frozen=True):
-    """A shared library of a wheel: its size, and whether it was compiled or the base wheel's."""
-
-    name: Line
-    size: Size
-    origin: Literal["compiled", "base"]
-
-
 class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
     """
     A wheel of ours.
@@ -178,7 +170,6 @@ class ReleaseWheel(ReleaseFile, frozen=True, kw_only=True):
     device_code: str = ""
     content: str = ""
     isolated: bool | None = None
-    libraries: tuple[Library, ...] = ()
     provenance: ReleaseFile | None = None
     sbom: ReleaseFile | None = None
 

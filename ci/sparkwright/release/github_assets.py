@@ -26,8 +26,8 @@ from sparkwright.core.http import ATTEMPTS, HttpFailure, redact_credentials
 from sparkwright.release.errors import ReleaseError
 
 UPLOADS = "https://uploads.github.com"
-#: GitHub's limits: the bytes of a file are below it, and a release has at most so many files.
-LARGEST, MOST = 2 << 30, 1000
+#: GitHub's limit: the bytes of a file are below it.
+LARGEST = 2 << 30
 #: Bytes per second below which a transfer is given up, and seconds that it has besides.
 SLOWEST, GRACE = 50_000, 300.0
 CHUNK = 1 << 16
@@ -133,8 +133,6 @@ class GitHubAssets(Repository):
                 "GitHub takes files of 1 byte up to 2 GiB.",
                 details=[*wrong, "nothing was sent"],
             )
-        if len(files) > MOST:
-            raise ReleaseError("publish-failed", f"GitHub takes {MOST} files in a release.")
         release = self._release()
         sent = [file.name for file, path in files.items() if self._put(release, file, path)]
         self._require_same(release, files)
@@ -167,15 +165,7 @@ class GitHubAssets(Repository):
         text = "Made by sparkwright. The signed index names these files by hash."
         record = {"tag_name": self.tag, "name": self.tag, "body": text, "draft": True}
         record["prerelease"] = self._prerelease
-        try:
-            return self.request(
-                "POST", "/releases", _GitHubRelease, f"a draft for {self.tag}", record
-            )
-        except GitHubError as error:
-            # A request without an answer may have taken effect.
-            if error.reference != "github-unreachable" or not (drafts := self._drafts()):
-                raise
-            return drafts[0]
+        return self.request("POST", "/releases", _GitHubRelease, f"a draft for {self.tag}", record)
 
     def _drafts(self) -> list[_GitHubRelease]:
         every = self.pages("/releases", _GitHubRelease, f"the drafts of {self.repository}")

@@ -9,12 +9,12 @@ in an index that exists, the root metadata alone says so. The fingerprint of a k
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.core.files import reading
+from sparkwright.core.files import read_bytes
 from sparkwright.core.store import translate_disk_full
 from sparkwright.release.errors import TrustError
 
@@ -186,7 +186,11 @@ def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
 
     files = [folder / f"{name}.pem" for name in names]
     if taken := [path for path in files if path.exists() or path.with_suffix(".pub").exists()]:
-        raise _taken(taken[0])
+        raise TrustError(
+            "key-invalid",
+            f"{taken[0]} is there already; a key is never overwritten.",
+            todo="Choose another folder.",
+        )
     secret = passphrase()
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if secret:
@@ -230,35 +234,14 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
-    except FileExistsError as error:
-        raise _taken(path) from error
     except OSError as error:
         raise TrustError(
             "key-invalid", f"{path} cannot be written.", details=[str(error)]
         ) from error
 
 
-def _taken(path: Path) -> TrustError:
-    return TrustError(
-        "key-invalid",
-        f"{path} is there already; a key is never overwritten.",
-        todo="Choose another folder.",
-    )
-
-
 def _read(path: Path, *, secret: bool) -> bytes:
-    try:
-        with reading(path) as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            if not stat.S_ISREG(mode) or (secret and mode & 0o077):
-                raise TrustError(
-                    "key-invalid",
-                    f"{path} is no regular file, or open to others.",
-                    details=[f"its mode is {stat.filemode(mode)}; chmod 600 {path}"],
-                )
-            data = stream.read(LARGEST + 1)
-    except OSError as error:
-        raise TrustError("key-invalid", f"{path} cannot be read.", details=[str(error)]) from error
-    if len(data) > LARGEST:
-        raise TrustError("key-invalid", f"{path} is too large for a key.")
-    return data
+    if secret and path.is_file() and path.stat().st_mode & 0o077:
+        todo = f"Make it yours alone: chmod 600 {path}"
+        raise TrustError("key-invalid", f"{path} is open to others.", todo=todo)
+    return read_bytes(path, limit=LARGEST, failure=partial(TrustError, "key-invalid"))

@@ -8,7 +8,6 @@ signed metadata; what a killed run left old, the next command writes again.
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +19,9 @@ from sparkwright import __version__
 from sparkwright.client.records import CHANNELS, Channel, ReleaseFile, ReleaseWheel
 from sparkwright.core.console import size
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.core.store import flush
+from sparkwright.core.store import write_file
 from sparkwright.release import release_notes, templates
-from sparkwright.release.repository import UNFINISHED, ClientWheel, IndexEntry, IndexFolder
+from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
 
 #: The version of the simple API (PEP 700).
 SIMPLE_VERSION = "1.1"
@@ -156,10 +155,7 @@ def _write(path: Path, data: bytes) -> None:
     if path.exists() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
-    temporary.write_bytes(data)
-    flush(temporary)
-    temporary.replace(path)
+    write_file(path, data)
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:

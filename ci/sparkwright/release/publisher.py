@@ -388,8 +388,7 @@ def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Rele
     elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
     for wheel in wheels:
         if wheel.name not in elsewhere:
-            change.put(_file(wheel), wheel.path)
-            change.put_beside(_file(wheel), ".metadata", wheel.metadata)
+            change.put(_file(wheel), wheel.path, wheel.metadata)
 
 
 def _file(wheel: WheelFacts) -> ReleaseFile:
@@ -418,8 +417,7 @@ def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel,
             uploaded=made,
             requires_python=BytesParser().parsebytes(metadata)["Requires-Python"],
         )
-        change.put(record, path)
-        change.put_beside(record, ".metadata", metadata)
+        change.put(record, path, metadata)
     return (*known, record)
 
 

@@ -202,7 +202,6 @@ class ReleaseDraft:
             device_code=wheel.device_code,
             content=wheel.content,
             isolated=wheel.isolated,
-            libraries=wheel.libraries,
             provenance=_add(f"{stem}.provenance.json", statement, self.contents),
             sbom=_add(f"{stem}.cdx.json", wheel.sbom, self.contents) if wheel.sbom else None,
         )

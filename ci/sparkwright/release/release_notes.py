@@ -23,8 +23,6 @@ from sparkwright.release import templates
 
 #: Written where nothing was measured.
 NOT_MEASURED = "not measured"
-#: What comes first in a table of packages.
-_FIRST = ("torch", "triton", "cuda", "nvidia")
 
 
 def markdown(release: Release, before: Release | None) -> str:
@@ -205,15 +203,7 @@ def _package_changes(lock: ReleaseLock, before: Release | None) -> dict[str, Any
     then = next((old.packages for old in locks if old.machine == lock.machine), {})
     names = {*then, *lock.packages}
     changed = [name for name in names if then.get(name) != lock.packages.get(name)]
-
-    def rank(name: str) -> tuple[int, str]:
-        beginnings = (place for place, word in enumerate(_FIRST) if name.startswith(word))
-        return next(beginnings, len(_FIRST)), name
-
-    rows = [
-        (name, then.get(name, "–"), lock.packages.get(name, "–"))
-        for name in sorted(changed, key=rank)
-    ]
+    rows = [(name, then.get(name, "–"), lock.packages.get(name, "–")) for name in sorted(changed)]
     return {"machine": lock.machine, "rows": rows, "same": len(names) - len(changed)}
 
 
@@ -225,6 +215,4 @@ def _sizes(release: Release, before: Release | None) -> Iterator[dict[str, Any]]
             "wheel": wheel,
             "size": size(wheel.size),
             "change": f"{wheel.size / old.size - 1:+.1%}" if old and old.size else "–",
-            "compiled": sum(library.origin == "compiled" for library in wheel.libraries),
-            "base": sum(library.origin == "base" for library in wheel.libraries),
         }

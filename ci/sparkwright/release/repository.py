@@ -324,18 +324,14 @@ class IndexFolder:
         """
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / LOCK)
             try:
-                lock.acquire(timeout=0)
+                with FileLock(self.folder / LOCK, timeout=0):
+                    self._unmoved()
+                    yield
             except Timeout as error:
                 raise ReleaseError(
                     "index-busy", f"Another publisher works on {self.folder}."
                 ) from error
-            try:
-                self._unmoved()
-                yield
-            finally:
-                lock.release()
 
     def _unmoved(self) -> None:
         timestamp, version = (
@@ -387,9 +383,10 @@ class Transaction:
         """The root metadata that clients trust after the change."""
         return self._root.to_bytes()
 
-    def put(self, file: ReleaseFile, source: Path | bytes) -> None:
+    def put(self, file: ReleaseFile, source: Path | bytes, metadata: bytes = b"") -> None:
         """
-        Bring *file* to its place; nothing is written if it is there.
+        Bring *file* to its place, and *metadata* beside it (PEP 658); nothing is written if it is
+        there.
 
         Raises:
             publish-failed: *source* has other bytes.
@@ -398,12 +395,9 @@ class Transaction:
         if not (path.is_file() and sha256_file(path) == file.sha256):
             self._write(path, source, file.sha256)
             self.sent.append(file.path)
-
-    def put_beside(self, file: ReleaseFile, suffix: str, data: bytes) -> None:
-        """Write *data* beside *file*, under its name and *suffix*."""
-        path = self._folder / f"{file.path}{suffix}"
-        if not (path.is_file() and path.read_bytes() == data):
-            self._write(path, data)
+        beside = path.with_name(f"{path.name}.metadata")
+        if metadata and not (beside.is_file() and beside.read_bytes() == metadata):
+            self._write(beside, metadata)
 
     def set_release(self, release: Release, state: ReleaseState) -> None:
         """Add the release, or replace the one of its name."""
@@ -600,11 +594,13 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
             "metadata/*.targets.json",
             "metadata/*.snapshot.json",
             f"**/{UNFINISHED}*",
+            f"**/.index.*.{'[0-9a-f]' * 16}",
         )
         removed = []
         for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
             name = path.relative_to(folder).as_posix()
-            ours = name.startswith("metadata/") or UNFINISHED in name or _HASH.match(path.name)
+            named_by_hash = name.startswith(("files/", "targets/")) and UNFINISHED not in name
+            ours = not named_by_hash or _HASH.match(path.name)
             if ours and name not in used and path.exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(name)

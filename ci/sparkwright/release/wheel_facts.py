@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from packaging.tags import parse_tag
@@ -31,7 +30,6 @@ from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.wheel.flashinfer_aot import JitCacheRecord
 from sparkwright.client.records import (
     ForkSource,
-    Library,
     Machine,
     ReleasePatch,
     ReleaseWheel,
@@ -71,7 +69,6 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     metadata: bytes
     requires_python: str = ""
     device_code: str = ""
-    libraries: tuple[Library, ...] = ()
     sbom: bytes = b""
     record: BuildRecord | None = None
     isolated: bool | None = None
@@ -83,13 +80,6 @@ class _Contents(msgspec.Struct):
     texts: dict[str, bytes]
     members: frozenset[str]
     rows: dict[str, tuple[str, str]]
-
-
-class _Compiled(msgspec.Struct):
-    """Libraries that a build record names: compiled ones and the base wheel's, with hashes."""
-
-    compiled: dict[str, str] = {}
-    base: dict[str, str] = {}
 
 
 def read_all(paths: Sequence[Path], audit: AuditPolicy | None = None) -> tuple[WheelFacts, ...]:
@@ -148,7 +138,6 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
         metadata=b"",
         requires_python=wheel.requires_python,
         device_code=wheel.device_code,
-        libraries=wheel.libraries,
         sbom=(index / wheel.sbom.path).read_bytes() if wheel.sbom else b"",
         isolated=wheel.isolated,
     )
@@ -163,9 +152,10 @@ def _read(
     name = WheelName.of(path.name)
     metadata = _check_metadata(name, contents.texts)
     subject = audit_wheel.read_subject(path)
-    binaries, digests = _walk(path, subject, audit)
+    digests = _walk(path, subject, audit)
     stated = _record(path, contents)
     record: BuildRecord | None = None
+    libraries: dict[str, str] = {}
     if isinstance(stated, JitCacheRecord):
         modules = stated
         if modules.sources not in sources:
@@ -177,14 +167,16 @@ def _read(
             )
         source = sources[modules.sources].source
         folder = f"{name.distribution}/jit_cache"
-        named = _Compiled(
-            {f"{folder}/{module}/{module}.so": sha for module, sha in modules.modules.items()}
-        )
+        for module, sha256 in modules.modules.items():
+            libraries[f"{folder}/{module}/{module}.so"] = sha256
     else:
         record = stated
         source = _source(path, contents, record)
-        transplant = record.transplant
-        named = _Compiled(transplant.libraries, transplant.base) if transplant else _Compiled()
+        if transplant := record.transplant:
+            base = transplant.base.items()
+            libraries = {member: wheel_content.hexed(digest) for member, digest in base}
+            libraries |= transplant.libraries
+    _require_libraries(path.name, libraries, contents.rows)
     facts = WheelFacts(
         path=path,
         name=path.name,
@@ -199,7 +191,6 @@ def _read(
         metadata=contents.texts["METADATA"],
         requires_python=line(str(metadata["Requires-Python"] or "")),
         device_code=device_code.wheel_digest(digests),
-        libraries=_libraries(path.name, binaries, named, source, contents.rows),
         sbom=contents.texts.get(SBOM, b""),
         record=record,
         isolated=record.isolation not in ("", "none") if record and record.plan else None,
@@ -289,15 +280,11 @@ def _machine(name: str, subject: AuditedWheel) -> Machine:
     return machine
 
 
-def _walk(
-    path: Path, subject: AuditedWheel, audit: AuditPolicy | None
-) -> tuple[list[str], list[str]]:
-    """Return the names of the ELF members, and the digests of their device code."""
-    binaries: list[str] = []
+def _walk(path: Path, subject: AuditedWheel, audit: AuditPolicy | None) -> list[str]:
+    """Return the digests of the device code of the ELF members."""
     digests: list[str] = []
 
     def visit(binary: audit_wheel.Binary) -> None:
-        binaries.append(binary.name)
         if audit is None:
             return
         try:
@@ -317,7 +304,7 @@ def _walk(
             f"RECORD of {path.name} is not what it holds.",
             details=[f"{finding.library}: {finding.message}" for finding in findings[:20]],
         )
-    return binaries, digests
+    return digests
 
 
 def _record(path: Path, contents: _Contents) -> BuildRecord | JitCacheRecord:
@@ -382,21 +369,18 @@ def _source(path: Path, contents: _Contents, record: BuildRecord) -> ForkSource:
     )
 
 
-def _libraries(
-    name: str,
-    binaries: Sequence[str],
-    named: _Compiled,
-    source: ForkSource,
-    rows: Mapping[str, tuple[str, str]],
-) -> tuple[Library, ...]:
+def _require_libraries(
+    name: str, stated: Mapping[str, str], rows: Mapping[str, tuple[str, str]]
+) -> None:
     """
-    Return the ELF members of a wheel and the libraries that its build record names.
+    Require that the wheel *name* has the libraries that its build record states.
+
+    Args:
+        stated: Member → sha256. *rows*: RECORD.
 
     Raises:
-        wheel-mismatch: A library is not the one that the build record names.
+        wheel-mismatch: It does not.
     """
-    base = {member: wheel_content.hexed(digest) for member, digest in named.base.items()}
-    stated = {**named.compiled, **base}
     actual = {member: wheel_content.hexed(rows.get(member, ("", ""))[0]) for member in stated}
     if wrong := [member for member, sha256 in stated.items() if actual[member] != sha256]:
         raise WheelError(
@@ -404,12 +388,3 @@ def _libraries(
             f"Libraries of {name} are not those that its build record names.",
             details=wrong[:20],
         )
-    others: Literal["base", "compiled"] = "base" if source.base else "compiled"
-    return tuple(
-        Library(
-            line(member),
-            int(rows[member][1] or 0),
-            "compiled" if member in named.compiled else others,
-        )
-        for member in sorted({*binaries, *stated})
-    )
