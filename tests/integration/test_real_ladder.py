@@ -6,7 +6,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.fake_openai_server import Behaviour, started
@@ -19,7 +18,7 @@ from sparkwright.gates.core.ladder import GATES, SERVED, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release import keys, policy
-from sparkwright.release.publisher import Publisher, PublishRequest
+from sparkwright.release.publisher import Publisher
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "toy-cpu"
@@ -66,10 +65,10 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(
     publisher = Publisher(
         demo_session, tmp_path / "releases", keys.load([tmp_path / "keys"]), policy.load(project)
     )
-    request = PublishRequest(tuple(paths.values()), url="https://releases.example/")
+    wheels, url = tuple(paths.values()), "https://releases.example/"
     with refusal("verified-refused") as refused:
-        publisher.publish(request)
-    release = publisher.publish(msgspec.structs.replace(request, channel="candidate"))
+        publisher.publish(wheels, url=url)
+    release = publisher.publish(wheels, "candidate", url=url)
     assert refused.value.data == {"missing": release.missing}
     missing = {
         fork: [(one.gate, one.state, one.reference) for one in release.missing.get(path.name, ())]

@@ -195,7 +195,7 @@ def test_size_is_refused_before_anything_is_sent(
 def test_changed_wheel_is_not_published(world: World, files: dict[ReleaseFile, Path]) -> None:
     [path] = files.values()
     path.write_bytes(os.urandom(300_000))
-    with refusal("publish-failed", match="does not keep"):
+    with refusal("publish-failed", match="not what was sent"):
         opened(world).publish(files)
 
 

@@ -23,7 +23,6 @@ from tests.support.tufindex import Reader
 
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys, locked_set, pages, repository
-from sparkwright.release.publisher import PublishRequest
 from sparkwright.release.repository import IndexFolder
 
 Wheels = list[Path]
@@ -233,7 +232,7 @@ def test_pinned_root_forbids_a_second_index(owner: IndexOwner, new: Wheels, tmp_
     )
     with refusal("index-missing"):
         dataclasses.replace(owner.publisher(), policy=pinned).publish(
-            PublishRequest(tuple(new), "candidate", url=owner.url)
+            new, "candidate", url=owner.url
         )
     assert not owner.root.exists()
 
@@ -503,14 +502,14 @@ def test_wheels_as_assets_of_github(
             "https://api.github.com": github.api,
             "https://uploads.github.com": github.uploads,
         }
-        request = PublishRequest(tuple(new), "candidate", github=github.repository, url=owner.url)
+        publish = owner.publisher(mirrors=mirrors).publish
         before = owner.files()
         github.once("POST", "/assets", githubapi.reply(500), times=100)
-        with refusal("publish-failed"):
-            owner.publisher(mirrors=mirrors).publish(request)
+        with refusal("github-unreachable"):
+            publish(new, "candidate", github=github.repository, url=owner.url)
         assert owner.files() == before
         github.faults.clear()
-        owner.publisher(mirrors=mirrors).publish(request)
+        publish(new, "candidate", github=github.repository, url=owner.url)
         release = owner.index.entries["2026.11.2"].release
         assert all(
             wheel.url.startswith(f"{github.api}/acme/wheels/releases/download/2026.11.2-")

@@ -78,10 +78,10 @@ def test_release_before_decides_what_is_compared() -> None:
     text = release_notes.markdown(new, old)
     rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (\S+) \|$", text, flags=re.M)
     assert rows[-4:] == [
-        ("torch", "2.13.0", "2.14.0"),
         ("added", "–", "1.0"),
         ("gone", "1.0", "–"),
         ("numpy", "2.1.0", "2.4.0"),
+        ("torch", "2.13.0", "2.14.0"),
     ]
     assert "1 have the same version" in text
     assert "| vllm | version | `0.32.0` | `0.33.0` |" in text

@@ -20,7 +20,7 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.release import keys
-from sparkwright.release.publisher import Published, Publisher, PublishRequest
+from sparkwright.release.publisher import Published, Publisher
 from sparkwright.release.repository import IndexFolder
 
 URL = "https://wheels.example/spark/"
@@ -52,9 +52,7 @@ class IndexOwner:
 
     def publish(self, paths: Sequence[Path], channel: Any = None, **options: Any) -> Published:
         """Publish the wheels *paths*."""
-        return self.publisher().publish(
-            PublishRequest(tuple(paths), channel, url=self.url, **options)
-        )
+        return self.publisher().publish(tuple(paths), channel, url=self.url, **options)
 
     @property
     def index(self) -> IndexFolder:

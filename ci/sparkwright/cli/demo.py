@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sparkwright import demo as package
 from sparkwright.audit import report
 from sparkwright.audit.wheel import cached_audit
@@ -172,7 +170,7 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
     from sparkwright.client.environment import Prefix
     from sparkwright.client.index import open_index
     from sparkwright.release import keys, policy
-    from sparkwright.release.publisher import Publisher, PublishRequest
+    from sparkwright.release.publisher import Publisher
 
     folder, facts = context.project.root.parent, machine_facts()
     for path in wheels:
@@ -185,10 +183,9 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
     keys.make(folder / "keys")
     rules, releases = policy.load(context.project.root), folder / "releases"
     publisher = Publisher(context, releases, keys.load([folder / "keys"]), rules)
-    request = PublishRequest(wheels, url=URL)
-    failure = _must_fail("verified-refused", lambda: publisher.publish(request))
+    failure = _must_fail("verified-refused", lambda: publisher.publish(wheels, url=URL))
     yield "publish as verified", failure
-    release = publisher.publish(msgspec.structs.replace(request, channel="candidate"))
+    release = publisher.publish(wheels, "candidate", url=URL)
     missing = {f"{lack.gate} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     files = f"{release.release} with {len(release.sent)} files"
     yield "publish", f"{files}, labelled: {', '.join(sorted(missing))}"

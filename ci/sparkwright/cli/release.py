@@ -180,7 +180,6 @@ def stage(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
-    from sparkwright.release.publisher import PublishRequest
     from sparkwright.release.release_draft import missing_lines
 
     kind, _, repository = arguments.files.partition(":")
@@ -194,14 +193,12 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     if missing := [str(path) for path in wheels if not path.is_file()]:
         raise UsageError("usage", "There is no such wheel.", details=missing)
     done = _publisher(arguments).publish(
-        PublishRequest(
-            wheels,
-            arguments.channel,
-            arguments.verdicts,
-            repository,
-            arguments.url,
-            arguments.dry_run,
-        )
+        wheels,
+        arguments.channel,
+        verdicts=arguments.verdicts,
+        github=repository,
+        url=arguments.url,
+        dry_run=arguments.dry_run,
     )
     state = f"published, version {done.version} of the index"
     if done.already or arguments.dry_run:

@@ -306,12 +306,13 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
         deep: Read every file, instead of its size and time.
     """
     folder, expected, changes = prefix.release(name), prefix.listing(name), list[str]()
-    if not expected:
+    marker = prefix.marker(name)
+    if not marker or not expected:
         return ["it is not whole, or not an environment of sparkwright"]
     if marker.folder != str(folder):
         return [f"it was made for {marker.folder}"]
     if not (folder / "bin/python").exists():
-        changes = ["its Python is gone"]
+        changes = [f"its Python {marker.python} is gone"]
     actual = environment.describe(folder, contents=deep)
     for place in sorted((expected.keys() | actual.keys()) - {MARKER, LISTING, ".lock"}):
         was, now = expected.get(place), actual.get(place)

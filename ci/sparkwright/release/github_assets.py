@@ -182,40 +182,33 @@ class GitHubAssets(Repository):
 
         What came of an upload is seen in the list of assets.
         """
-        sent, problem = False, ""
-        for attempt in range(ATTEMPTS + 1):
+        failure: HttpFailure | None = None
+        for attempt in range(ATTEMPTS):
+            asset = self._assets(release).get(file.name)
+            if asset and _holds(asset, file):
+                return attempt > 0
+            if not release.draft:
+                raise ReleaseError(
+                    "wheel-name-taken",
+                    f"The published release {self.tag} has other bytes as {file.name}.",
+                    details=[f"to be: {file.sha256}"],
+                )
+            if asset:
+                self._remove(asset)
             try:
-                asset = self._assets(release).get(file.name)
-                if asset and _holds(asset, file):
-                    return sent
-                if not release.draft:
-                    raise ReleaseError(
-                        "wheel-name-taken",
-                        f"The published release {self.tag} has other bytes as {file.name}.",
-                        details=[f"to be: {file.sha256}"],
-                    )
-                problem = ""
-                if attempt == ATTEMPTS:
-                    break
-                if asset:
-                    self._remove(asset)
-                sent = True
                 self._send(release, file, path)
+                failure = None
             except HttpFailure as error:
-                problem = self.github.shown(str(error), 200)
-                console.note(f"{file.name}: {problem}; trying again")
+                failure = error
+                console.note(f"{file.name}: {self.github.shown(str(error), 200)}; trying again")
                 time.sleep(0.25 * 2**attempt)
-        if problem:
+        if failure:
             raise GitHubError(
                 "github-unreachable",
                 f"{file.name} cannot be sent to GitHub.",
-                details=[problem, f"attempts: {ATTEMPTS}"],
+                details=[self.github.shown(str(failure), 200), f"attempts: {ATTEMPTS}"],
             )
-        raise ReleaseError(
-            "publish-failed",
-            f"GitHub does not keep {file.name}.",
-            details=[f"sent {ATTEMPTS} times", f"sha256: {file.sha256}"],
-        )
+        return True
 
     def _remove(self, asset: _Asset) -> None:
         what = f"the file {asset.name}"

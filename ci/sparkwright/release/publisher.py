@@ -53,25 +53,6 @@ from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder,
 from sparkwright.release.wheel_facts import WheelFacts
 
 
-class PublishRequest(msgspec.Struct, frozen=True):
-    """
-    What is to be published.
-
-    Attributes:
-        channel: None for ``verified`` or a refusal.
-        verdicts: The folder of the gates' files; None for beside each wheel.
-        github: ``OWNER/REPOSITORY`` for new wheels; empty for the folder of the index.
-        url: The address of a new index; empty for that of the policy.
-    """
-
-    wheels: tuple[Path, ...]
-    channel: Channel | None = None
-    verdicts: Path | None = None
-    github: str = ""
-    url: str = ""
-    dry_run: bool = False
-
-
 class Published(msgspec.Struct, frozen=True):
     """
     A publication.
@@ -134,9 +115,24 @@ class Publisher:
     def _index(self) -> IndexFolder:
         return IndexFolder(self.folder, pin=self.policy.file.root)
 
-    def publish(self, request: PublishRequest) -> Published:
+    def publish(
+        self,
+        wheels: Sequence[Path],
+        channel: Channel | None = None,
+        *,
+        verdicts: Path | None = None,
+        github: str = "",
+        url: str = "",
+        dry_run: bool = False,
+    ) -> Published:
         """
         Publish wheels as one release, or complete what a killed run began.
+
+        Args:
+            channel: None for ``verified`` or a refusal.
+            verdicts: The folder of the gates' files; None for beside each wheel.
+            github: ``OWNER/REPOSITORY`` for new wheels; empty for the folder of the index.
+            url: The address of a new index; empty for that of the policy.
 
         Raises:
             verified-refused: Something is missing, and ``candidate`` was not asked for.
@@ -152,15 +148,15 @@ class Publisher:
                 "index-missing",
                 f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
             )
-        url = self._url(index, request.url)
-        decided = release_draft.decide(self.context, self.policy, request.wheels, request.verdicts)
-        if request.channel != "candidate":
+        url = self._url(index, url)
+        decided = release_draft.decide(self.context, self.policy, wheels, verdicts)
+        if channel != "candidate":
             decided.require_verified()
-        channel: Channel = request.channel or "verified"
+        channel = channel or "verified"
         done = Published("", channel, index.version, missing=decided.missing)
         if same := _same_release(index, stack, decided.wheels):
             _require_promoted(same, channel)
-            if not request.dry_run:
+            if not dry_run:
                 with index.changing(self.keys, self.policy.file.roles) as change:
                     _put_wheels(change, decided.wheels, same.release)
                 self._finish()
@@ -171,11 +167,11 @@ class Publisher:
         _require_order(index, stack, channel, decided.wheels)
         earlier = [entry.release for entry in index.of_stack(stack)]
         name = f"{stack}.{1 + max((number(release.name) for release in earlier), default=0)}"
-        if request.dry_run:
+        if dry_run:
             return replace(done, release=name)
         index.require_keys(self.keys, self.policy.file.roles)
         new = [wheel for wheel in decided.wheels if wheel.name not in known]
-        host = self._host(name, new, request.github, channel)
+        host = self._host(name, new, github, channel)
         draft = ReleaseDraft(
             self.context,
             self.policy,

@@ -156,7 +156,7 @@ class IndexFolder:
 
     def _read(self, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
-        while (path := self._metadata("root", len(roots) + 1)).exists():
+        while (path := self.metadata_path("root", len(roots) + 1)).exists():
             data = _bytes(path)
             root: Metadata[Root] = Metadata.from_bytes(data)
             (roots[-1] if roots else root).signed.verify_delegate(
@@ -173,7 +173,7 @@ class IndexFolder:
             self.root = roots[-1]
         elif taken := [name for name in PAGES if (self.folder / name).exists()]:
             raise ValueError(f"it has no root metadata, and holds {', '.join(taken)}")
-        timestamp = self._metadata("timestamp")
+        timestamp = self.metadata_path("timestamp")
         if not timestamp.exists():
             return
         admitting = roots[-2:] if resuming else roots[-1:]
@@ -184,14 +184,15 @@ class IndexFolder:
         self.targets = self._listed(admitting, "targets", self.snapshot.signed.meta["targets.json"])
 
     def _listed(self, admitting: Sequence[Metadata[Root]], role: str, meta: MetaFile) -> Any:
-        data = _bytes(self._metadata(role, meta.version))
+        data = _bytes(self.metadata_path(role, meta.version))
         meta.verify_length_and_hashes(data)
         metadata = _verified(admitting, role, data)
         if metadata.signed.version != meta.version:
             raise ValueError(f"{role} is of version {metadata.signed.version}")
         return metadata
 
-    def _metadata(self, role: str, version: int | None = None) -> Path:
+    def metadata_path(self, role: str, version: int | None = None) -> Path:
+        """Return the file of the metadata of *role*."""
         return self.folder / "metadata" / metadata_name(role, version)
 
     @property
@@ -214,7 +215,7 @@ class IndexFolder:
     @property
     def fingerprint(self) -> str:
         """The sha256 of root 1, which a user compares; empty without one."""
-        path = self._metadata("root", 1)
+        path = self.metadata_path("root", 1)
         return sha256_file(path) if path.exists() else ""
 
     @property
@@ -335,11 +336,11 @@ class IndexFolder:
 
     def _unmoved(self) -> None:
         timestamp, version = (
-            self._metadata("timestamp"),
+            self.metadata_path("timestamp"),
             self.root.signed.version if self.root else 0,
         )
         serial = _bytes(timestamp) if timestamp.exists() else b""
-        if serial != self.serial or self._metadata("root", version + 1).exists():
+        if serial != self.serial or self.metadata_path("root", version + 1).exists():
             raise ReleaseError(
                 "index-moved",
                 f"{self.folder} was changed by somebody else.",
@@ -474,7 +475,7 @@ class Transaction:
             self._write_root()
         if "timestamp" in staged:
             self._flush()
-            self._write(self._metadata("timestamp"), staged["timestamp"].to_bytes())
+            self._write(self._index.metadata_path("timestamp"), staged["timestamp"].to_bytes())
         if new and not root_first:
             self._write_root()
         self._flush()
@@ -493,7 +494,7 @@ class Transaction:
             staged["timestamp"] = self._signed(timestamp, "timestamp")
         for role in ("targets", "snapshot"):
             if role in staged:
-                path = self._metadata(role, staged[role].signed.version)
+                path = self._index.metadata_path(role, staged[role].signed.version)
                 self._write(path, staged[role].to_bytes())
         return staged
 
@@ -523,10 +524,9 @@ class Transaction:
         return metadata
 
     def _write_root(self) -> None:
-        self._write(self._metadata("root", self._root.signed.version), self._root.to_bytes())
-
-    def _metadata(self, role: str, version: int | None = None) -> Path:
-        return self._folder / "metadata" / metadata_name(role, version)
+        self._write(
+            self._index.metadata_path("root", self._root.signed.version), self._root.to_bytes()
+        )
 
     def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
         """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""

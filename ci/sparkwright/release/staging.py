@@ -25,7 +25,7 @@ from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.release import keys, policy
-from sparkwright.release.publisher import Publisher, PublishRequest
+from sparkwright.release.publisher import Publisher
 
 #: The address of the index; no server answers there (RFC 2606).
 URL = "https://staging.invalid/"
@@ -51,7 +51,7 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
         scratch = Path(name)
         keys.make(scratch / "keys")
         publisher = Publisher(context, scratch / "index", keys.load([scratch / "keys"]), rules)
-        published = publisher.publish(PublishRequest(wheels, "candidate", url=URL))
+        published = publisher.publish(wheels, "candidate", url=URL)
         index = open_index(scratch / "trust", str(scratch / "index"), published.fingerprint)
         cache = context.store.folder("downloads", "staging")
         return client.install(Prefix(prefix.absolute()), cache, index, channel="candidate")
