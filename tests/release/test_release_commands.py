@@ -100,7 +100,13 @@ USAGE = {
     "no folder": ("release", "key", "make"),
     "no new keys": ("release", "key", "rotate", "--role", "root", "--keys", "KEYS"),
     "no index": ("release", "key", "show"),
+    "no index to check": ("release", "verify"),
+    "no index with notes": ("release", "notes"),
+    "no index to rotate": (
+        *("release", "key", "rotate", "--role", "root", "--keys", "KEYS", "--new", "KEYS"),
+    ),
     "another role": ("release", "key", "make", "KEYS", "--name", "mine"),
+    "another folder": ("release", "key", "make", "KEYS", "--name", "root/../../mine"),
 }
 
 
@@ -113,10 +119,11 @@ def test_usage_is_refused(
     words = [str(places.get(word, word)) for word in USAGE[name]]
     at = [] if words[:3] == ["release", "key", "make"] else ["--at", str(tmp_path / "index")]
     before = refused.tree(tmp_path, refused.LOCKS | {"cache"})
-    with refusal("usage"):
+    expected = "index-missing" if name.startswith("no index") else "usage"
+    with refusal(expected):
         main.run([*words, *at, "--root", str(wheels.ROOT)])
     row = refused.record(
-        record_property, "usage", before, refused.tree(tmp_path, refused.LOCKS | {"cache"})
+        record_property, expected, before, refused.tree(tmp_path, refused.LOCKS | {"cache"})
     )
     assert row[1] == "nothing"
 

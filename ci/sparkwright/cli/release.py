@@ -265,7 +265,10 @@ def _make_keys(arguments: argparse.Namespace) -> dict[str, Any]:
 
     options.refuse(
         *(
-            (not name.startswith(tuple(ROLES)), f"--name {name} begins with no role.")
+            (
+                not name.startswith(tuple(ROLES)) or Path(name).name != name,
+                f"--name {name} is no file name that begins with a role.",
+            )
             for name in arguments.name
         )
     )
@@ -286,9 +289,8 @@ def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
         fingerprint = keys.load_public(arguments.path).keyid
         console.result(fingerprint)
         return {"file": str(arguments.path), "fingerprint": fingerprint}
-    index = IndexFolder(arguments.at)
-    if index.root is None:
-        raise UsageError("usage", f"There is no index in {arguments.at}.")
+    index = IndexFolder(arguments.at).require()
+    assert index.root
     root = index.root.signed
     rows = [
         [
@@ -311,7 +313,7 @@ def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.release import release_notes
     from sparkwright.release.repository import IndexFolder
 
-    index = IndexFolder(arguments.at)
+    index = IndexFolder(arguments.at).require()
     entry = index.entry(arguments.release or ["", *index.entries][-1])
     before = index.entries.get(entry.release.before)
     if entry.state.yanked:
@@ -325,7 +327,7 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check every file of the index."""
     from sparkwright.release import repository
 
-    index = repository.IndexFolder(arguments.at)
+    index = repository.IndexFolder(arguments.at).require()
     with console.step("every file by its hash"):
         faults = repository.damaged_files(index.folder, index.files)
     if faults:

@@ -107,10 +107,7 @@ class Publisher:
 
     def open(self) -> IndexFolder:
         """Return the index; raise `index-missing` if there is none."""
-        index = self._index()
-        if not index.exists:
-            raise ClientError("index-missing", f"There is no index in {self.folder}.")
-        return index
+        return self._index().require()
 
     def _index(self) -> IndexFolder:
         return IndexFolder(self.folder, pin=self.policy.file.root)
@@ -321,10 +318,11 @@ class Publisher:
 
         Raises:
             key-missing: Keys of the root, or of a role that has to be signed, are not here.
+            index-missing: There is no index.
         """
         both = Keys({**self.keys.by_file, "new": list(new.signers.values())})
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
-        with index.changing(both, self.policy.file.roles) as change:
+        with index.require().changing(both, self.policy.file.roles) as change:
             own = [signer.public_key for signer in new.signers.values()]
             change.rotate(roles, [*own, *new.public])
         return _changed(self._finish())
@@ -398,6 +396,7 @@ def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel,
         folder = Path(name)
         path = client_wheel.write(folder, url, change.root, label=str(max(1, len(known))))
         if known and sha256_file(path) == known[-1].sha256:
+            change.put(known[-1], path)
             return known
         if known:
             path = client_wheel.write(folder, url, change.root, label=str(len(known) + 1))

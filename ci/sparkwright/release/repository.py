@@ -200,6 +200,12 @@ class IndexFolder:
         """Whether the index was published."""
         return bool(self.serial)
 
+    def require(self) -> IndexFolder:
+        """Return it; raise `index-missing` if it was not published."""
+        if not self.exists:
+            raise ClientError("index-missing", f"There is no index in {self.folder}.")
+        return self
+
     @property
     def version(self) -> int:
         """The version of the timestamp metadata; 0 for an index that was not published yet."""
