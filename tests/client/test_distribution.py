@@ -81,8 +81,9 @@ def test_the_client_needs_exactly_its_modules_and_requirements(
     """Every command works with the wheel and what it requires, knows its index, and no module is there in vain."""
     world.publish("2026.11.1", [wheel("demo")], [wheel("other", "2.0")])
     root = (world.root / "metadata/1.root.json").read_bytes()
-    made = client_wheel.write(tmp_path, world.url, root, label="1")
-    again = client_wheel.write(_folder(tmp_path / "again"), world.url, root, label="1")
+    carried = (world.url, world.fingerprint, root)
+    made = client_wheel.write(tmp_path, *carried, label="1")
+    again = client_wheel.write(_folder(tmp_path / "again"), *carried, label="1")
     assert made.read_bytes() == again.read_bytes()
     unpacked = tmp_path / "unpacked"
     with zipfile.ZipFile(made) as archive:

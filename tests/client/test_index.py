@@ -248,15 +248,15 @@ ATTACKS: dict[str, tuple[str, Callable[[World], object]]] = {
     "a changed lock": ("index-damaged", _serve("files/*/pylock.*", answer(b"lock"))),
     "an endless lock": ("index-invalid", _serve("files/*/pylock.*", endless)),
     "an unreadable state": (
-        "index-invalid",
+        "release-unknown",
         _targets(lambda target: target.unrecognized_fields["custom"].pop("channel")),
     ),
     "an unknown channel": (
-        "index-invalid",
+        "release-unknown",
         _targets(lambda target: target.unrecognized_fields["custom"].update(channel="stable")),
     ),
     "a stack with a newline": (
-        "index-invalid",
+        "release-unknown",
         _targets(lambda target: target.unrecognized_fields["custom"].update(stack="2026.11\n")),
     ),
 }
@@ -295,6 +295,61 @@ def test_rollback_of_the_index_is_refused(world: World) -> None:
     assert user.run("install", "--index", str(mirror)).reference == "index-rollback"
     shutil.copy(mirror / "metadata/timestamp.json", world.root / "metadata/timestamp.json")
     assert user.run("install").reference == "index-rollback"
+
+
+@pytest.mark.parametrize("first", ["carried", "trusted"])
+def test_rollback_is_refused_however_the_root_was_learnt(
+    world: World, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A client that carries root 2 and one that was given the fingerprint of root 1 share what was seen."""
+    world.publish(ONE, [wheel("demo")])
+    more = CryptoSigner.generate_ed25519()
+    keys = Keys({**world.keys.by_file, "root": [*world.keys.by_file["root"], more]})
+    with IndexFolder(world.root).changing(keys, tufindex.ROLES) as change:
+        change.rotate(["root"], [more.public_key])
+    timestamp = world.root / "metadata/timestamp.json"
+    old = timestamp.read_bytes()
+    world.publish(TWO, [wheel("demo", "1.1")])
+    user, address, root = world.user(), world.folder / "index.txt", world.folder / "root.json"
+    address.write_text(f"{world.url}\n{world.fingerprint}\n")
+    shutil.copy(world.root / "metadata/2.root.json", root)
+
+    def listed(how: str) -> str:
+        with monkeypatch.context() as patch:
+            if how == "carried":
+                patch.setattr(client_index, "CARRIED_ADDRESS", address)
+                patch.setattr(client_index, "CARRIED_ROOT", root)
+                return user.run("list").reference
+            return user.run("list", "--trust", world.fingerprint).reference
+
+    assert listed(first) == ""
+    timestamp.write_bytes(old)
+    assert [listed("carried"), listed("trusted")] == ["index-rollback"] * 2
+
+
+def test_a_state_of_a_later_format_hides_only_its_release(world: World) -> None:
+    """A value that this client does not know is no reason to refuse the index."""
+    world.publish(ONE, [wheel("demo")])
+    world.publish(TWO, [wheel("demo", "1.1")])
+    user = world.user()
+
+    def change(targets: Any) -> None:
+        state = targets.targets[f"releases/{TWO}.json"].unrecognized_fields["custom"]
+        state["machines"] = ["riscv64"]
+
+    Attacker(world).rewrite("targets", change)
+    outcome = user.run("list", "--trust", world.fingerprint)
+    assert list(outcome.document["releases"]) == [ONE]
+    assert f"need a newer client, such as {TWO}" in outcome.said
+
+
+def test_redirect_of_metadata_is_followed(world: World) -> None:
+    """Signatures count, not the server: an index that moved stays readable at its old address."""
+    world.publish(ONE, [wheel("demo")])
+    path = world.root / "metadata/timestamp.json"
+    path.rename(world.root / "moved.json")
+    world.faults["metadata/timestamp.json"] = answer(b"", 302, Location="/moved.json")
+    assert world.user().install("--dry-run").code == 0
 
 
 def test_old_client_follows_a_rotation(world: World) -> None:

@@ -205,7 +205,7 @@ def test_a_promoted_release_is_the_same_environment(world: World) -> None:
 
 
 def test_stack_and_channel_select_the_release(world: World) -> None:
-    """The newest release of the stack that is asked for is taken."""
+    """The newest release is taken: of the stack that is named, else of the current one, else of the latest."""
     world.publish("2026.06.5", [wheel("demo", "0.9")])
     world.publish(ONE, [wheel("demo", "1.0")])
     world.publish(TWO, [wheel("demo", "1.1")], channel="candidate")
@@ -214,10 +214,13 @@ def test_stack_and_channel_select_the_release(world: World) -> None:
     def chosen(*words: str) -> str:
         return str(user.install("--dry-run", *words).document["release"]["name"])
 
-    assert chosen() == "2026.06.5"  # made at a later second
-    assert chosen("--stack", "2026.11") == ONE
-    assert chosen("--stack", "2026.11", "--channel", "candidate") == TWO
+    assert chosen() == ONE  # 2026.06.5 was made at a later second
+    assert chosen("--channel", "candidate") == TWO
+    assert chosen("--stack", "2026.06") == "2026.06.5"
     assert user.listing() == {}
+    assert user.install("--stack", "2026.06").code == 0
+    assert chosen() == "2026.06.5"
+    assert chosen("--stack", "2026.11") == chosen("--version", ONE) == ONE
 
 
 def test_list_shows_states_and_what_is_installed(two: World) -> None:
@@ -259,6 +262,9 @@ def test_verify_names_the_release_of_a_wheel(two: World, tmp_path: Path) -> None
     assert found["state"]["channel"] == "verified"
     path.write_bytes(wheel("demo", "1.2").data)
     assert user.run("verify", path).reference == "release-unknown"
+    two.asked.clear()
+    assert user.run("verify", tmp_path / "nosuch.whl").reference == "wheel-invalid"
+    assert not [place for place in two.asked if "targets/releases" in place]
 
 
 def test_run_has_the_programs_and_caches_of_the_release(world: World) -> None:
@@ -272,6 +278,8 @@ def test_run_has_the_programs_and_caches_of_the_release(world: World) -> None:
         **user.environment,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "CUDA_CACHE_PATH": "/elsewhere",
+        # A shell has the caches.env of another release.
+        "TRITON_CACHE_DIR": str(user.prefix / "releases" / TWO / "caches/triton"),
     }
     done = subprocess.run(
         [*words, text], env=environment, capture_output=True, text=True, check=False
@@ -490,6 +498,24 @@ def test_root_is_trusted_once_and_a_mirror_with_it(world: World) -> None:
     assert user.run("list").code == 0
     del user.environment["SPARKWRIGHT_INDEX"]
     assert user.run("list").document["index"] == world.url  # that of the current release
+
+
+def test_credentials_are_used_and_not_stored(world: World) -> None:
+    """The password of an address stays out of the prefix and of what is shown; later runs find what was trusted."""
+    world.publish(ONE, [wheel("demo")], [wheel("other", "2.0")])
+    user = world.user()
+    user.environment["SPARKWRIGHT_INDEX"] = world.url.replace("://", "://user:password@")
+
+    shown = user.install().said
+    shown += str(user.run("list")) + str(user.run("doctor"))
+    assert user.run("rollback").reference == "nothing-installed"
+    assert "not known" not in shown
+    assert user.current == ONE
+    for path in user.prefix.rglob("*"):
+        assert not path.is_file() or b"password" not in path.read_bytes()
+    assert "password" not in shown
+    del user.environment["SPARKWRIGHT_INDEX"]
+    assert user.run("list").document["index"] == world.url
 
 
 def test_usage(world: World) -> None:

@@ -487,7 +487,8 @@ def test_client_of_the_index_is_published_with_it(
                 archive.read("sparkwright/client/root.json")
                 == (owner.root / "metadata" / f"{number}.root.json").read_bytes()
             )
-            assert archive.read("sparkwright/client/index.txt").decode().strip() == publisher.URL
+            carried = archive.read("sparkwright/client/index.txt").decode().split()
+            assert carried == [publisher.URL, owner.index.fingerprint]
     assert f"sparkwright-install=={second.version}" in (owner.root / "index.html").read_text()
 
 

@@ -27,8 +27,9 @@ class ClientError(SparkwrightError):
         "index-damaged": Advice(
             "A file of the index is missing, or not the one that its signed metadata names: a"
             " faulty disk, a half-copied folder, a wrong hand.",
-            "Restore it from a copy, or publish it again from the same wheels. Clients refuse it"
-            " until then.",
+            "Users: use the index's own address, or tell its publisher. Publishers: restore the"
+            " file from a copy, or publish it again from the same wheels; clients refuse it until"
+            " then.",
         ),
         "index-expired": Advice(
             "The signed metadata of the index has expired: its publisher stopped, or somebody"

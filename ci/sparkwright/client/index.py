@@ -34,7 +34,8 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core import files, http
-from sparkwright.core.errors import CommandError, StoreError
+from sparkwright.core.console import console
+from sparkwright.core.errors import CommandError, StoreError, WheelError
 from sparkwright.core.store import locked, write_file
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ LARGEST_ROOT, LARGEST_TIMESTAMP, LARGEST_SNAPSHOT, LARGEST_TARGETS = (
     1 << 24,
 )
 
-#: What the wheel of the client carries: the address of its index, and the root to trust.
+#: What the wheel of the client carries: the address of its index with the fingerprint of its first
+#: root on the second line, and the root to trust, which may be a later one.
 CARRIED_ADDRESS, CARRIED_ROOT = (
     Path(__file__).with_name(name) for name in ("index.txt", "root.json")
 )
@@ -69,8 +71,13 @@ class Location(msgspec.Struct, frozen=True):
 
     url: str
 
+    @property
+    def public_url(self) -> str:
+        """The address without credentials, as it is stored and shown."""
+        return http.redact_credentials(self.url)
+
     def __str__(self) -> str:
-        return http.redact_credentials(self.url).removeprefix("file://")
+        return self.public_url.removeprefix("file://")
 
     def join(self, name: str) -> str:
         """Return the address of *name*, a path below the root or an absolute URL."""
@@ -100,7 +107,8 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     Return the file at *url*, which has at most *limit* bytes; None if there is none.
 
     Raises:
-        index-invalid: It is larger, or no regular file. index-unreachable: No answer in time.
+        index-invalid: It is larger, no regular file, or behind a redirect out of https.
+        index-unreachable: No answer in time.
     """
     name = http.redact_credentials(url)
     if urlsplit(url).scheme == "file":
@@ -109,9 +117,10 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
             return None
         return files.read_bytes(Path(path), limit=limit, failure=failure)
     try:
-        reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1))
+        reply = http.request("GET", url, limit=limit, seconds=max(seconds, 0.1), redirects=True)
     except http.HttpFailure as error:
-        reference = "index-invalid" if error.kind == "size" else "index-unreachable"
+        invalid = error.kind in ("size", "redirect")
+        reference = "index-invalid" if invalid else "index-unreachable"
         raise ClientError(reference, f"{name} cannot be fetched.", details=[str(error)]) from None
     if reply.status in (403, 404, 410):
         return None
@@ -119,7 +128,8 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
         reference = (
             "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid"
         )
-        raise ClientError(reference, f"{name} answers {reply.status}.")
+        todo = "Give user and password in the address or in ~/.netrc." * (reply.status == 401)
+        raise ClientError(reference, f"{name} answers {reply.status}.", todo=todo)
     return reply.body
 
 
@@ -149,7 +159,9 @@ class Index:
 
     Args:
         location: Where it lies.
-        root: Trusted root metadata. *folder*: keeps the metadata that this machine has seen.
+        root: Trusted root metadata, the first or a later one.
+        fingerprint: The sha256 of the first.
+        folder: Keeps the metadata that this machine has seen, whichever root it began with.
         seconds: For all metadata together; 0 for `REFRESH_SECONDS`.
 
     Raises:
@@ -159,17 +171,19 @@ class Index:
         state-unusable: *folder* cannot be used.
 
     Attributes:
-        states: The states of its releases, by name. *fingerprint*: the sha256 of *root*.
+        states: The states of its releases, by name, of those that this program can read.
     """
 
-    def __init__(self, location: Location, root: bytes, folder: Path, seconds: float = 0) -> None:
+    def __init__(
+        self, location: Location, root: bytes, fingerprint: str, folder: Path, seconds: float = 0
+    ) -> None:
         from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
         from tuf.ngclient.config import UpdaterConfig
         from tuf.ngclient.updater import Updater
 
         # The library reads such keys only on request.
         KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
-        self.location, self.fingerprint = location, files.sha256_bytes(root)
+        self.location, self.fingerprint = location, fingerprint
         limits = UpdaterConfig(
             root_max_length=LARGEST_ROOT,
             timestamp_max_length=LARGEST_TIMESTAMP,
@@ -188,12 +202,15 @@ class Index:
             # The library lists targets nowhere; what it wrote, it has verified.
             signed = msgspec.json.decode((folder / "targets.json").read_bytes())["signed"]
         self.states: dict[str, ReleaseState] = {}
+        unreadable = []
         for name in (match[1] for path in signed["targets"] if (match := _NAME.fullmatch(path))):
             try:
                 self.states[name] = msgspec.convert(self._target(name).custom, ReleaseState)
-            except msgspec.ValidationError as error:
-                what = f"The state of {name} in {location} is not readable."
-                raise ClientError("index-invalid", what, details=[str(error)]) from error
+            except msgspec.ValidationError:
+                unreadable.append(name)
+        if unreadable:
+            names = ", ".join(unreadable[:5])
+            console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
 
     def _target(self, name: str) -> Any:
         if (target := self._updater.get_targetinfo(target_path(name))) is None:
@@ -238,9 +255,12 @@ class Index:
         of it.
 
         Raises:
-            release-unknown: None does.
+            release-unknown: None does. wheel-invalid: There is no such file.
         """
-        sha256 = files.sha256_file(wheel) if wheel.is_file() else "it is no regular file"
+        if not wheel.is_file():
+            todo = "Name a wheel that exists."
+            raise WheelError("wheel-invalid", f"{wheel} is no regular file.", todo=todo)
+        sha256 = files.sha256_file(wheel)
         for name in newest_first(self.states):
             for record in self.release(name).wheels:
                 if record.sha256 == sha256:
@@ -253,15 +273,20 @@ class Index:
             arrived = files.sha256_bytes(data) if data is not None else "nothing"
             raise ClientError(
                 "index-damaged",
-                f"{self.location.join(name)} is not the file that the index names.",
+                f"{http.redact_credentials(self.location.join(name))} is not the file that the"
+                " index names.",
                 details=[f"expected: {sha256}", f"arrived:  {arrived}"],
             )
         return data
 
 
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
-    """Return the names of releases, the latest first."""
-    return sorted(states, key=lambda name: (states[name].made, number(name)), reverse=True)
+    """Return the names of releases, those of the latest stack and the latest of each first."""
+
+    def key(name: str) -> tuple[str, str, int]:
+        return states[name].stack, states[name].made, number(name)
+
+    return sorted(states, key=key, reverse=True)
 
 
 @contextlib.contextmanager
@@ -314,20 +339,23 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         trust-missing: The root of an unknown index is not confirmed.
         index-missing: No address is given, or there is no index; and as `Index`.
     """
-    carried = CARRIED_ADDRESS.read_text("utf-8").strip() if CARRIED_ADDRESS.exists() else ""
-    location = Location.parse(address or carried)
+    carried = CARRIED_ADDRESS.read_text("utf-8").splitlines() if CARRIED_ADDRESS.exists() else []
+    own, first = carried or ("", "")
+    location, wanted = Location.parse(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
+    url = location.public_url
     with locked(own_folder(folder) / LOCK, str(folder)):
-        if carried and location == Location.parse(carried) and not fingerprint:
-            root = CARRIED_ROOT.read_bytes()
-            return Index(location, root, own_folder(folder, files.sha256_bytes(root)[:32]), seconds)
         places = folder / "indexes.json"
         known = files.read_json(places, dict[str, str]) if places.exists() else {}
-        wanted = re.sub(r"[\s:]", "", fingerprint).lower() or known.get(location.url, "")
-        root = _first_root(location, wanted, known.values())
-        actual = files.sha256_bytes(root)
-        index = Index(location, root, own_folder(folder, actual[:32]), seconds)
-        if known.get(location.url) != actual:
-            write_file(places, msgspec.json.encode({**known, location.url: actual}))
+        at_home = own and url == Location.parse(own).public_url
+        wanted = wanted or (first if at_home else known.get(url, ""))
+        if not wanted or wanted != first:
+            root = _first_root(location, wanted, {first, *known.values()})
+            wanted = files.sha256_bytes(root)
+        if wanted == first:
+            root = CARRIED_ROOT.read_bytes()
+        index = Index(location, root, wanted, own_folder(folder, wanted[:32]), seconds)
+        if known.get(url) != wanted:
+            write_file(places, msgspec.json.encode({**known, url: wanted}))
     return index
 
 
@@ -341,7 +369,7 @@ def _first_root(location: Location, wanted: str, trusted: Collection[str]) -> by
     if wanted != actual if wanted else actual not in trusted:
         raise ClientError(
             "trust-missing",
-            f"Nothing says that the root of {location} is the right one.",
+            f"The root of {location} is not trusted on this machine.",
             details=[f"fingerprint: {actual}", *([f"named:       {wanted}"] if wanted else [])],
             data={"fingerprint": actual},
         )

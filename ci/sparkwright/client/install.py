@@ -74,7 +74,8 @@ def select_release(
     if not names:
         what = f"{index.location} has no release {version or stack}".strip()
         what += f" for Python {python} on {machine}." if python else f" for {machine}."
-        raise ClientError("release-unknown", what, details=newest_first(states)[:10])
+        todo = "See `sparkwright list`; another stack is named with --stack." * bool(stack)
+        raise ClientError("release-unknown", what, details=newest_first(states)[:10], todo=todo)
     proved = [name for name in names if channel in ("candidate", states[name].channel)]
     if not proved:
         missing = f"missing: {', '.join(states[names[0]].missing)}"
@@ -105,7 +106,8 @@ def install(
 
     Args:
         version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
-            for any), this machine and *python* (empty for the one that runs this program).
+            for that of the current release, else the latest), this machine and *python* (empty for
+            the one that runs this program).
         renew: Make the environment anew, even if it is there.
         dry_run: Check everything, and create nothing.
 
@@ -123,6 +125,8 @@ def install(
     """
     interpreter = environment.find_python(python)
     machine = platform.machine()
+    if not (stack or version):
+        stack = prefix.current.rpartition(".")[0]
     name = select_release(
         index, interpreter.short, machine, channel=channel, stack=stack, version=version
     )
@@ -152,7 +156,7 @@ def install(
         marker = Marker(
             name=name,
             folder=folder,
-            index=index.location.url,
+            index=index.location.public_url,
             python=interpreter.version,
             key=key,
             packages={wheel.project: wheel.version for wheel in wheels},

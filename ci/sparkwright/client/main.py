@@ -24,6 +24,7 @@ from sparkwright.client.environment import Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import Index, newest_first, open_index
 from sparkwright.client.records import CHANNELS, ReleaseState
+from sparkwright.core import http
 from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, SparkwrightError, UsageError
@@ -82,7 +83,8 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             add_index(parser)
         if name in ("install", "list"):
             add("--channel", choices=CHANNELS, default="verified", help="default: %(default)s")
-            add("--stack", type=nonempty, help="only releases of this stack")
+            what = "only releases of this stack; `install` stays with the current one's"
+            add("--stack", type=nonempty, help=what)
         if name == "install":
             add("--version", type=nonempty, metavar="NAME", help="this release; also a yanked one")
             add("--python", type=nonempty, help="the interpreter, by version or path")
@@ -112,18 +114,20 @@ def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseS
     that is named; without them, nothing, for going back must not need an index.
     """
     installed, states = prefix.installed(), dict[str, ReleaseState]()
+    # Markers hold addresses without credentials.
+    stored = http.redact_credentials((arguments.index or "").rstrip("/") + "/")
     addresses = [marker.index for marker in installed.values()]
-    for address in dict.fromkeys([*addresses, *([arguments.index] if arguments.index else [])]):
-        named = address == arguments.index
+    for address in dict.fromkeys([*addresses, *([stored] if arguments.index else [])]):
+        named = address == stored
         asked = [
             name
             for name, marker in installed.items()
             if name not in states and (named or marker.index == address)
         ]
         try:
-            trust = (arguments.trust or "") if named else ""
+            place, trust = (arguments.index, arguments.trust or "") if named else (address, "")
             if asked:
-                found = open_index(prefix.root / "trust", address, trust, PATIENCE).states
+                found = open_index(prefix.root / "trust", place, trust, PATIENCE).states
                 states |= {name: found[name] for name in asked if name in found}
         except SparkwrightError as error:
             why = f"{error.what} ({error.reference})"
@@ -220,7 +224,8 @@ def verify(arguments: argparse.Namespace) -> dict[str, Any]:
         name, wheel = index.find(path)
         state, proof = index.states[name], wheel.proof
         files = (proof.verdicts, proof.throughput, wheel.provenance, wheel.sbom)
-        evidence = [index.location.join(file.url or file.path) for file in files if file]
+        links = [index.location.join(file.url or file.path) for file in files if file]
+        evidence = [http.redact_credentials(link) for link in links]
         lines = [f"yanked: {state.yanked}"] if state.yanked else []
         lines += [f"missing: {item.gate} ({item.state}): {item.says}" for item in proof.missing]
         console.result("\n  ".join([f"{wheel.name}: {name}, {state.channel}", *lines, *evidence]))
@@ -267,10 +272,18 @@ def run_program(arguments: argparse.Namespace) -> int:
     if not words:
         raise UsageError("usage", "No program is named.", todo="sparkwright run -- vllm serve ...")
     if not prefix.marker(prefix.current):
-        raise ClientError("nothing-installed", f"{prefix.root} has no current release.")
+        todo = "Run `sparkwright install`, or `sparkwright rollback` if another one is installed."
+        raise ClientError("nothing-installed", f"{prefix.root} has no current release.", todo=todo)
     folder = prefix.release(prefix.current)
-    kept = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONHOME", "PYTHONPATH"}}
-    environment = {**cache_variables(folder), **kept, "VIRTUAL_ENV": str(folder)}
+    caches, releases = cache_variables(folder), f"{prefix.root}/releases/"
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        # A shell may have the caches.env of another release.
+        if name not in ("PYTHONHOME", "PYTHONPATH")
+        and not (name in caches and value.startswith(releases))
+    }
+    environment = {**caches, **inherited, "VIRTUAL_ENV": str(folder)}
     environment["PATH"] = f"{folder / 'bin'}:{environment.get('PATH', '/usr/bin:/bin')}"
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:

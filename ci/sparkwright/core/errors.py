@@ -139,14 +139,13 @@ class StoreError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "cache-unusable": Advice(
             "The cache directory is a file, or cannot be made or written by this user.",
-            "Choose another place with --cache-dir or SPARKWRIGHT_CACHE_DIR, or mend its "
-            "permissions.",
+            "Choose another place with SPARKWRIGHT_CACHE_DIR, or mend its permissions.",
         ),
         "disk-full": Advice(
             "The file system of the cache directory, or that of the output, has no room for "
             "what is to be written next.",
-            "Make room, or choose another place with --cache-dir. Nothing finished is lost; "
-            "the next run continues from here.",
+            "Make room, or choose another place with SPARKWRIGHT_CACHE_DIR. Nothing finished is "
+            "lost; the next run continues from here.",
         ),
         "output-unwritable": Advice(
             "Standard output or standard error leads to a file that may not grow, or to a "
@@ -230,7 +229,8 @@ class WheelError(SparkwrightError):
         "wheel-invalid": Advice(
             "The wheel is damaged or is not what its name says; its RECORD and its members "
             "disagree.",
-            "Remove it and fetch or build it again.",
+            "Build or fetch it again. If `install` refuses it, use the index's own address, and "
+            "tell its publisher.",
         ),
         "wheel-mismatch": Advice(
             "What the wheel says of itself inside (METADATA, WHEEL, RECORD, its SBOM) is not "

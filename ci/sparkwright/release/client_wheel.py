@@ -1,5 +1,6 @@
 """
-The wheel of the client, `sparkwright-install`, that carries the address and the root of an index.
+The wheel of the client, `sparkwright-install`, that carries the address and the root of an index, and
+the fingerprint of its first root.
 
 No build backend makes it: an installed program has none, and equal inputs give equal bytes.
 """
@@ -19,12 +20,13 @@ PACKAGE = Path(sparkwright.__file__).parent
 PROJECT = PACKAGE / "client" / "pyproject.toml"
 
 
-def write(folder: Path, url: str, root: bytes, *, label: str = "") -> Path:
+def write(folder: Path, url: str, fingerprint: str, root: bytes, *, label: str = "") -> Path:
     """
     Write the wheel to *folder*, and return its path.
 
     Args:
         url: The address of the index.
+        fingerprint: The sha256 of its first root: clients keep what they have seen of it by that.
         root: Its root metadata, which the client trusts at first.
         label: Local version label (PEP 440).
     """
@@ -32,7 +34,8 @@ def write(folder: Path, url: str, root: bytes, *, label: str = "") -> Path:
     project = document["project"]
     modules = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     files = {name: (PROJECT.parent / source).read_bytes() for source, name in modules.items()}
-    for path, data in ((CARRIED_ADDRESS, f"{url}\n".encode()), (CARRIED_ROOT, root)):
+    lines = f"{url}\n{fingerprint}\n".encode()
+    for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
     version = archive.labelled(sparkwright.__version__, label) if label else sparkwright.__version__
     name = WheelName(project["name"].replace("-", "_"), version, "py3-none-any")

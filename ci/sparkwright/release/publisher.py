@@ -392,14 +392,15 @@ def _file(wheel: WheelFacts) -> ReleaseFile:
 def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel, ...]:
     """Return the wheels of the client in the index, with a new one if it would differ."""
     known = change.facts.clients
+    carried = (url, change.fingerprint, change.root)
     with tempfile.TemporaryDirectory(prefix="client-") as name:
         folder = Path(name)
-        path = client_wheel.write(folder, url, change.root, label=str(max(1, len(known))))
+        path = client_wheel.write(folder, *carried, label=str(max(1, len(known))))
         if known and sha256_file(path) == known[-1].sha256:
             change.put(known[-1], path)
             return known
         if known:
-            path = client_wheel.write(folder, url, change.root, label=str(len(known) + 1))
+            path = client_wheel.write(folder, *carried, label=str(len(known) + 1))
         wheel = WheelName.of(path.name)
         with zipfile.ZipFile(path) as archive:
             metadata = archive.read(f"{wheel.info}/METADATA")

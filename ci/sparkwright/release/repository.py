@@ -390,6 +390,11 @@ class Transaction:
         """The root metadata that clients trust after the change."""
         return self._root.to_bytes()
 
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of root 1, which the change may be about to write."""
+        return self._index.fingerprint or sha256_bytes(self.root)
+
     def put(self, file: ReleaseFile, source: Path | bytes, metadata: bytes = b"") -> None:
         """
         Bring *file* to its place, and *metadata* beside it (PEP 658); nothing is written if it is
