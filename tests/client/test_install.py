@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 from tests.client.test_refusals import dripping
 from tests.client.world import PYTHON, SITE, User, World, wheel
-from tests.support import refused
+from tests.support import mounts, refused
 from uv import find_uv_bin
 
 from sparkwright.client import main
@@ -144,7 +145,7 @@ def test_rollback_to_a_yanked_release_needs_a_yes(two: World, others: bool) -> N
         other = World(two.folder / "others")
         other.publish(TWO, [wheel("demo", "3.0")])
         user.environment["SPARKWRIGHT_INDEX"] = str(other.root)
-        assert user.run("install", "--trust", other.fingerprint).code == 0
+        assert user.run("install", "--renew", "--trust", other.fingerprint).code == 0
     two.yank(ONE, "it answers wrongly")
 
     refused = user.run("rollback")
@@ -343,6 +344,101 @@ def test_doctor_finds_every_kind_of_change_and_renew_makes_it_anew(two: World) -
         assert renewed.code == 0, renewed.said
     assert user.run("doctor", "--deep").code == 0
     assert path.read_bytes() == data
+
+
+def test_renew_means_the_current_release_in_its_channel(two: World) -> None:
+    """A damaged current release is not left for the newest verified one."""
+    user = with_both(two)
+    three = [wheel("demo", "1.2")]
+    two.publish(THREE, three, channel="candidate")
+    for release, words in ((THREE, ["--channel", "candidate"]), (ONE, ["--version", ONE])):
+        assert user.run("install", *words).code == 0
+        (user.site() / "demo/__init__.py").unlink()
+        doctor = user.run("doctor")
+        assert f"`sparkwright install --renew --version {release}`" in doctor.said
+
+        assert user.run("install", "--renew").document["release"]["name"] == release
+        assert (user.current, user.run("doctor").code) == (release, 0)
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_an_environment_without_a_readable_marker_is_renewed_or_removed(
+    two: World, text: str | None
+) -> None:
+    """A lost marker keeps nobody from the two ways out; the environment is not replaced unasked."""
+    user = with_both(two)
+    marker = user.prefix / "releases" / TWO / "sparkwright.json"
+
+    def damage() -> None:
+        marker.unlink()
+        if text is not None:
+            marker.write_text(text)
+
+    damage()
+    assert user.run("doctor").reference == "environment-broken"
+    assert user.run("install").reference == "environment-broken"
+    assert user.run("install", "--renew", "--version", TWO).code == 0
+    assert (user.current, user.run("doctor").code) == (TWO, 0)
+    damage()
+    assert user.run("uninstall", TWO).code == 0
+    assert sorted(path.name for path in (user.prefix / "releases").iterdir()) == [ONE]
+
+
+def test_uninstall_tells_what_cannot_be_removed(two: World) -> None:
+    """What stays is reported, keeps its name free of a new environment, and goes with a later run."""
+    user = with_both(two)
+    mounted = user.prefix / "releases" / ONE / "caches/triton"
+    mounted.mkdir()
+    client = shlex.join([sys.executable, "-m", "sparkwright.client.main"])
+    commands = [f"uninstall {ONE}", f"uninstall {ONE}", f"install --renew --version {ONE}"]
+    script = "; ".join(f"{client} {command} >/dev/null" for command in commands)
+    environment = {**user.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*mounts.mounting_shell(), f"mount -t tmpfs none {shlex.quote(str(mounted))} && {script}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stderr.count("environment-unusable") == 3, done.stderr
+    assert user.run("uninstall", ONE).code == 0
+    assert user.run("install", "--version", ONE).code == 0
+
+
+def test_dry_run_switches_nothing(two: World) -> None:
+    """A release that is installed does not become current by a trial."""
+    user = with_both(two)
+    before = user.listing()
+
+    trial = user.run("install", "--dry-run", "--version", ONE).document["release"]
+
+    assert (trial["state"], trial["added"], user.listing()) == (
+        "would switch",
+        ["demo 1.0"],
+        before,
+    )
+
+
+def test_an_environment_of_other_contents_is_not_replaced_unasked(
+    world: World, record_property: Callable[[str, object], None]
+) -> None:
+    """The same release for another Python leaves what may be running, until `--renew`."""
+    world.publish(ONE, [wheel("demo")])
+    user = world.user()
+    assert user.install().code == 0
+    marker = user.prefix / "releases" / ONE / "sparkwright.json"
+    marker.write_bytes(
+        msgspec.json.encode({**msgspec.json.decode(marker.read_bytes()), "key": "0" * 64})
+    )
+    before = user.listing()
+
+    for words in ([], ["--dry-run"]):
+        reference = user.run("install", *words).reference
+        row = refused.record(record_property, reference, before, user.listing())
+        assert row == ("environment-unusable", "nothing")
+    assert user.run("install", "--renew").code == 0
+    assert user.run("install").document["release"]["state"] == "there already"
 
 
 def _stranger(user: User) -> Path:

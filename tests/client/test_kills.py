@@ -13,6 +13,8 @@ import pytest
 from tests.client.world import User, World, wheel
 from tests.support import refused
 
+from sparkwright.client.environment import Prefix
+
 ONE, TWO = "2026.11.1", "2026.11.2"
 
 #: Runs command lines in copies of itself, each of which kills itself before its k-th change of a file below the user's folder.
@@ -121,7 +123,7 @@ def test_installing_killed_anywhere_leaves_the_old_release_or_the_new(
                 assert user.run("rollback").reference in ("", "nothing-installed")
             again = user.run(*words)
             assert again.code == 0, again.said
-            assert user.current == target
+            assert user.current == target == Prefix(user.prefix).history[-1]
             assert user.run("doctor", "--deep").code == 0
             user.run("install", "--version", ONE)
     finally:
@@ -144,11 +146,15 @@ def test_going_back_and_removing_killed_anywhere(
         for words in (["rollback"], ["uninstall", TWO]):
             for step in range(1, 1000):
                 assert user.run("install").code == 0
+                (user.prefix / "history.json").write_text(json.dumps([ONE, TWO]))
                 ended = killer.run(step, words)
                 assert user.current in (ONE, TWO) or (words[0] == "uninstall" and not user.current)
                 left = [path.name for path in _whole(user.prefix)]
                 assert ONE in left
                 assert user.current in ("", *left)
+                if words == ["rollback"]:
+                    assert user.run("rollback").reference in ("", "nothing-installed")
+                    assert user.current == ONE == Prefix(user.prefix).history[-1]
                 user.run("install", "--version", ONE)
                 assert user.run("install").code == 0
                 assert user.run("doctor").code == 0

@@ -220,8 +220,18 @@ class Prefix:
 
     def installed(self) -> dict[str, Marker]:
         """Return every release that is installed wholly."""
-        names = sorted(path.name for path in self.root.glob("releases/[!.]*"))
+        names = self.environments()
         return {name: marker for name in names if (marker := self.marker(name))}
+
+    def environments(self) -> list[str]:
+        """Return the names of the folders that are ours, also of those that are not whole."""
+        return [
+            folder.name
+            for folder in sorted(self.root.glob("releases/[!.]*"))
+            if any(
+                map(os.path.lexists, (folder / MARKER, folder / LISTING, self.journal(folder.name)))
+            )
+        ]
 
     @property
     def current(self) -> str:
@@ -234,18 +244,31 @@ class Prefix:
 
     @property
     def history(self) -> list[str]:
-        """The releases that were current, the latest last."""
-        path = self.root / "history.json"
-        return files.read_json(path, list[str]) if path.exists() else []
+        """The releases that were current, the latest last, which is the current one if any is."""
+        path, current = self.root / "history.json", self.current
+        entries = files.read_json(path, list[str]) if path.exists() else []
+        # A `switch` that was killed leaves entries after the current one.
+        while current in entries and entries[-1] != current:
+            entries.pop()
+        return entries
 
-    def switch(self, name: str, history: Sequence[str]) -> None:
-        """Let ``current`` lead to the release *name*, and note *history*, which ends with it."""
+    def switch(self, name: str, *, back: bool = False) -> None:
+        """
+        Let ``current`` lead to the release *name*, and append it to the history.
+
+        Args:
+            back: Instead, remove what follows *name* from the history.
+        """
+        path = self.root / "history.json"
+        if not back:
+            entries = [entry for entry, _ in itertools.groupby([*self.history, name])]
+            write_file(path, msgspec.json.encode(entries))
         link = self.root / ".current"
         link.unlink(missing_ok=True)
         link.symlink_to(Path("releases") / name)
         os.replace(link, self.root / "current")
-        kept = [entry for entry, _ in itertools.groupby(history)]
-        write_file(self.root / "history.json", msgspec.json.encode(kept))
+        if back:
+            write_file(path, msgspec.json.encode(self.history))
 
     def journal(self, name: str) -> Path:
         """Return the file that exists while the environment *name* is made or removed."""
@@ -260,23 +283,26 @@ class Prefix:
             self.release(name).unlink()
             return
         self.journal(name).touch()
-        (self.release(name) / MARKER).unlink()
+        (self.release(name) / MARKER).unlink(missing_ok=True)
         self.recover()
 
     def recover(self) -> None:
         """
         Undo what was not finished: remove environments without a marker that were begun, and put
-        back what was set aside for them.
+        back what was set aside for them. What cannot be removed is left to the next run.
         """
         for journal in self.root.glob("releases/.*.unfinished"):
             name = journal.name[1:].removesuffix(".unfinished")
-            aside = journal.with_suffix(".old")
+            folder, aside = self.release(name), journal.with_suffix(".old")
             if not self.marker(name):
-                shutil.rmtree(self.release(name), ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                if folder.exists():
+                    continue
                 if aside.exists():
-                    aside.rename(self.release(name))
+                    aside.rename(folder)
             shutil.rmtree(aside, ignore_errors=True)
-            journal.unlink()
+            if not aside.exists():
+                journal.unlink()
 
 
 def make(

@@ -8,9 +8,10 @@ wheel, and the room. Nothing is installed into an environment that exists.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,22 +109,29 @@ def install(
         version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
             for that of the current release, else the latest), this machine and *python* (empty for
             the one that runs this program).
-        renew: Make the environment anew, even if it is there.
+        renew: Make the environment anew, even if it is there: without *version* that of the current
+            release, and from the channel that it was installed from.
         dry_run: Check everything, and create nothing.
 
     Returns:
         The release's ``name`` and ``folder``; its ``state``, which is ``there already``,
-        ``installed``, ``switched`` or ``would install``; and the packages ``added``, ``removed``
-        and ``unchanged``.
+        ``installed``, ``switched``, ``would install`` or ``would switch``; and the packages
+        ``added``, ``removed`` and ``unchanged``.
 
     Raises:
         release-unknown, release-unproved, release-yanked, lock-invalid, set-mixed, index-damaged,
             download-invalid, wheel-invalid, wheel-mismatch, wheel-unsafe, edit-mismatch,
             disk-full: Nothing was created.
-        environment-broken, command-failed: The new environment is not usable, and was removed; the
-            one before stays.
+        environment-broken: The environment is there, and was changed; or the new one is not
+            usable, and was removed.
+        environment-unusable: The environment is there, with another Python or from another lock.
+        command-failed: The new environment could not be made, and was removed.
     """
     interpreter = environment.find_python(python)
+    if renew:
+        version = version or prefix.current
+        old = prefix.marker(version)
+        channel = "candidate" if old and old.channel == "candidate" else channel
     machine = platform.machine()
     if not (stack or version):
         stack = prefix.current.rpartition(".")[0]
@@ -146,11 +154,19 @@ def install(
     with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        folder, history = str(prefix.release(name)), [*prefix.history, name]
-        if present and (present.key, present.folder) == (key, folder) and not renew:
-            if prefix.current == name:
+        folder = str(prefix.release(name))
+        moved = present and present.folder != folder
+        if name in prefix.environments() and not moved and not renew:
+            if present and present.key != key:
+                raise PythonError(
+                    "environment-unusable",
+                    f"{name} is installed with Python {present.python}, or from another lock.",
+                    todo=f"Name that Python with --python; or, once no program of {folder} runs,"
+                    f" replace it with `sparkwright install --renew --version {name}`.",
+                )
+            if present and prefix.current == name:
                 return _result(prefix, "there already", present, present)
-            return _switch(prefix, name, history)
+            return _switch(prefix, name, dry_run=dry_run)
         wheels = _wheels(index, release, lock, interpreter)
         checked, replaced = _check(prefix, cache, release, wheels, interpreter, renew=renew)
         marker = Marker(
@@ -175,7 +191,7 @@ def install(
             write_file(place / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
             write_file(place / MARKER, msgspec.json.encode(marker))
-        prefix.switch(name, history)
+        prefix.switch(name)
         return _result(prefix, "installed", before, marker)
 
 
@@ -284,14 +300,15 @@ def _making(prefix: Prefix, marker: Marker) -> Iterator[Path]:
     new one has its marker.
     """
     folder = own_folder(prefix.root, "releases") / marker.name
-    aside = folder.with_name(f".{marker.name}.old")
-    if folder.is_symlink() or (folder.exists() and not prefix.marker(marker.name)):
+    aside, journal = folder.with_name(f".{marker.name}.old"), prefix.journal(marker.name)
+    ours = marker.name in prefix.environments() and not folder.is_symlink()
+    if journal.exists() or (os.path.lexists(folder) and not ours):
         raise PythonError(
             "environment-unusable",
-            f"{folder} is not an environment of sparkwright.",
-            todo="Remove it, or name another folder with --prefix.",
+            f"{folder} is not an environment of sparkwright, or cannot be removed.",
+            todo=f"Remove it, and {aside.name} beside it; or name another folder with --prefix.",
         )
-    prefix.journal(marker.name).touch()
+    journal.touch()
     if folder.exists():
         folder.rename(aside)
     try:
@@ -333,15 +350,25 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     return changes
 
 
-def _switch(prefix: Prefix, name: str, history: Sequence[str]) -> dict[str, Any]:
+def _switch(
+    prefix: Prefix, name: str, *, back: bool = False, dry_run: bool = False
+) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
-        what = f"{prefix.release(name)} was changed."
-        raise ClientError("environment-broken", what, details=changes[:20])
+        what, todo = f"{prefix.release(name)} was changed.", advise_renewal([name])
+        raise ClientError("environment-broken", what, details=changes[:20], todo=todo)
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
-    prefix.switch(name, history)
+    if dry_run:
+        return _result(prefix, "would switch", before, after)
+    prefix.switch(name, back=back)
     return _result(prefix, "switched", before, after)
+
+
+def advise_renewal(names: Iterable[str]) -> str:
+    """Return what to do about the changed environments *names*."""
+    commands = (f"`sparkwright install --renew --version {name}`" for name in names)
+    return f"Make it anew with {', '.join(commands)}, or `sparkwright uninstall` it."
 
 
 def rollback(
@@ -371,7 +398,7 @@ def rollback(
             if not confirmed:
                 todo = "Go back to it nevertheless with --yes, or install another release."
                 raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
-        return _switch(prefix, name, history)
+        return _switch(prefix, name, back=True)
 
 
 def uninstall(prefix: Prefix, name: str) -> str:
@@ -379,14 +406,17 @@ def uninstall(prefix: Prefix, name: str) -> str:
     Remove the release *name*, by default the current one, and return its name.
 
     Raises:
-        nothing-installed: It is not installed.
+        nothing-installed: It is not installed. environment-unusable: Some of it cannot be removed.
     """
     with prefix.locked():
         prefix.recover()
         name = name or prefix.current
-        if name not in prefix.installed():
+        if name not in prefix.environments():
             raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
         if prefix.current == name:
             (prefix.root / "current").unlink()
         prefix.remove(name)
+        if (folder := prefix.release(name)).exists():
+            what, todo = f"{folder} cannot be removed whole.", "Remove the rest as its owner."
+            raise PythonError("environment-unusable", what, todo=todo)
     return name

@@ -88,7 +88,11 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         if name == "install":
             add("--version", type=nonempty, metavar="NAME", help="this release; also a yanked one")
             add("--python", type=nonempty, help="the interpreter, by version or path")
-            add("--renew", action="store_true", help="make the environment anew")
+            add(
+                "--renew",
+                action="store_true",
+                help="make that of the current release, or of --version, anew",
+            )
             add("--dry-run", action="store_true", help="check everything, and create nothing")
         elif name == "rollback":
             add("--yes", action="store_true", help="also to a release that was yanked")
@@ -159,6 +163,7 @@ def _show(result: dict[str, Any]) -> dict[str, Any]:
     done = {
         "there already": "is installed already, untouched",
         "would install": "would be installed; nothing was created",
+        "would switch": "would be current; nothing was changed",
         "installed": "is installed, and current",
         "switched": "is current",
     }[result["state"]]
@@ -260,6 +265,7 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
             "environment-broken",
             "An installed release is not as it was made.",
             details=faults[:20],
+            todo=installation.advise_renewal(name for name in releases if releases[name]["faults"]),
             data={"releases": releases},
         )
     return {"releases": releases}

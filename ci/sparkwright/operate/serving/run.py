@@ -99,7 +99,7 @@ def look_after(environment: ServingEnvironment) -> None:
         except errors.SparkwrightError as error:
             found = [error.what]
         if found:
-            console.warn(f"the installed set was changed ({'; '.join(found)[:500]}); `sparkwright install --renew` makes it anew")
+            console.warn(f"the installed set was changed ({'; '.join(found)[:500]}); `sparkwright install --renew --version {environment.release}` makes it anew")
 
     threading.Thread(target=look, daemon=True).start()
 
