@@ -199,20 +199,20 @@ class Prefix:
                 raise PythonError("environment-unusable", what, todo="Move it away.")
         return locked(own_folder(self.root) / LOCK, str(self.root))
 
-    def release(self, name: str) -> Path:
+    def environment_folder(self, name: str) -> Path:
         """Return the environment of the release *name*."""
         return self.root / "releases" / name
 
     def marker(self, name: str) -> Marker | None:
         """Return what is installed as *name*; None if nothing is, or not wholly, or a copy."""
         with contextlib.suppress(FileError):
-            marker = files.read_json(self.release(name) / MARKER, Marker)
+            marker = files.read_json(self.environment_folder(name) / MARKER, Marker)
             return marker if marker.name == name else None
         return None
 
     def listing(self, name: str) -> dict[str, FileState]:
         """Return the files of the release *name* as they were made; nothing if it is not whole."""
-        path, marker = self.release(name) / LISTING, self.marker(name)
+        path, marker = self.environment_folder(name) / LISTING, self.marker(name)
         data = path.read_bytes() if path.is_file() else b""
         if not marker or files.sha256_bytes(data) != marker.listing:
             return {}
@@ -279,11 +279,11 @@ class Prefix:
         Remove the environment *name*; without its marker, it does not count while it shrinks. Of a
         link to another place, only the link is removed.
         """
-        if self.release(name).is_symlink():
-            self.release(name).unlink()
+        if self.environment_folder(name).is_symlink():
+            self.environment_folder(name).unlink()
             return
         self.journal(name).touch()
-        (self.release(name) / MARKER).unlink(missing_ok=True)
+        (self.environment_folder(name) / MARKER).unlink(missing_ok=True)
         self.recover()
 
     def recover(self) -> None:
@@ -293,7 +293,7 @@ class Prefix:
         """
         for journal in self.root.glob("releases/.*.unfinished"):
             name = journal.name[1:].removesuffix(".unfinished")
-            folder, aside = self.release(name), journal.with_suffix(".old")
+            folder, aside = self.environment_folder(name), journal.with_suffix(".old")
             if not self.marker(name):
                 shutil.rmtree(folder, ignore_errors=True)
                 if folder.exists():
@@ -312,7 +312,7 @@ def make(
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
     loaded: Collection[str],
-    known: Mapping[tuple[int, int, int], str],
+    hashes: Mapping[tuple[int, int, int], str],
 ) -> dict[str, FileState]:
     """
     Make the environment in *folder*, which does not exist, and return its files.
@@ -321,7 +321,7 @@ def make(
         cache: The folder of uv's cache and of the log.
         replaced: Files that are written after the installation, by path below the environment.
         loaded: Projects whose libraries are loaded as a trial.
-        known: As `known_files`.
+        hashes: As `known_files`.
 
     Raises:
         command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold,
@@ -348,8 +348,8 @@ def make(
     write_file(folder / "caches.env", text.encode())
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_load, folder, wheels, loaded)
-        actual = describe(folder, known=known)
-        _check(folder, wheels, replaced, base, actual)
+        actual = describe(folder, hashes=hashes)
+        _compare_with_wheels(folder, wheels, replaced, base, actual)
         loading.result()
     for place in actual:
         # Links of uv make one file of those of several releases, so none is to be edited.
@@ -362,19 +362,19 @@ def _uv_environment(cache: Path) -> dict[str, str]:
     """Return an environment without what would make uv install another thing, or elsewhere."""
     unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
     clean = process.clean_environment()
-    kept = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
-    return {**kept, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
+    variables = {name: value for name, value in clean.items() if not name.startswith(unwanted)}
+    return {**variables, "UV_CACHE_DIR": str(own_folder(cache, "uv")), "UV_NO_PROGRESS": "1"}
 
 
 def describe(
-    folder: Path, *, contents: bool = True, known: Mapping[tuple[int, int, int], str] = {}
+    folder: Path, *, contents: bool = True, hashes: Mapping[tuple[int, int, int], str] = {}
 ) -> dict[str, FileState]:
     """
     Return the files and links below *folder*, without what programs compile at run time.
 
     Args:
         contents: Whether files are read; else their sha256 is left empty.
-        known: As `known_files`; these are not read.
+        hashes: As `known_files`; these are not read.
     """
     paths = []
     for top, names, members in os.walk(folder):
@@ -384,7 +384,7 @@ def describe(
         paths += [f"{top}/{name}" for name in (*members, *links)]
 
     def states(part: Sequence[str]) -> list[tuple[str, FileState]]:
-        return [(path[start:], _state(path, known, contents=contents)) for path in part]
+        return [(path[start:], _state(path, hashes, contents=contents)) for path in part]
 
     start = len(str(folder)) + 1
     with ThreadPoolExecutor(8) as pool:
@@ -392,10 +392,10 @@ def describe(
         return dict(itertools.chain.from_iterable(parts))
 
 
-def _state(path: str, known: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
+def _state(path: str, hashes: Mapping[tuple[int, int, int], str], *, contents: bool) -> FileState:
     entry = os.lstat(path)
     time = entry.st_mtime_ns // 10**9
-    digest = known.get((entry.st_ino, entry.st_size, time), "")
+    digest = hashes.get((entry.st_ino, entry.st_size, time), "")
     if contents and not digest and stat.S_ISREG(entry.st_mode):
         digest = files.sha256_file(Path(path))
     elif contents and stat.S_ISLNK(entry.st_mode):
@@ -409,16 +409,16 @@ def known_files(prefix: Prefix, name: str) -> dict[tuple[int, int, int], str]:
 
     uv links the files of one wheel into every environment, so the next one need not read them.
     """
-    known: dict[tuple[int, int, int], str] = {}
+    hashes: dict[tuple[int, int, int], str] = {}
     for place, state in prefix.listing(name).items():
         with contextlib.suppress(OSError):
-            entry = os.lstat(prefix.release(name) / place)
+            entry = os.lstat(prefix.environment_folder(name) / place)
             if stat.S_ISREG(entry.st_mode):
-                known[entry.st_ino, state.size, state.time] = state.sha256
-    return known
+                hashes[entry.st_ino, state.size, state.time] = state.sha256
+    return hashes
 
 
-def _check(
+def _compare_with_wheels(
     folder: Path,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],

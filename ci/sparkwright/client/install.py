@@ -39,10 +39,10 @@ from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.store import write_file
 
 #: Of the cache: what a check of a wheel yielded, a file for each sha256 and site-packages.
-CHECKED = "checked"
+CACHED_CHECKS = "checked"
 
 
-class _Check(msgspec.Struct, frozen=True):
+class _CachedCheck(msgspec.Struct, frozen=True):
     """What the check of a wheel yielded (`CheckedWheel`), and the time of its file, in ns."""
 
     time: int
@@ -149,12 +149,12 @@ def install(
     lock = locks.get(machine) or locks.get("any")
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
-    made_of = (lock.sha256, release.edits, release.overlays, interpreter.site)
-    key = content_key("environment", made_of)
+    contents = (lock.sha256, release.edits, release.overlays, interpreter.site)
+    key = content_key("environment", contents)
     with prefix.locked():
         prefix.recover()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
-        folder = str(prefix.release(name))
+        folder = str(prefix.environment_folder(name))
         moved = present and present.folder != folder
         if name in prefix.environments() and not moved and not renew:
             if present and present.key != key:
@@ -168,7 +168,9 @@ def install(
                 return _result(prefix, "there already", present, present)
             return _switch(prefix, name, dry_run=dry_run)
         wheels = _wheels(index, release, lock, interpreter)
-        checked, replaced = _check(prefix, cache, release, wheels, interpreter, renew=renew)
+        checked, replaced = _prepare_wheels(
+            prefix, cache, release, wheels, interpreter, renew=renew
+        )
         marker = Marker(
             name=name,
             folder=folder,
@@ -184,10 +186,10 @@ def install(
         if renew:  # files of other environments may be links into uv's cache
             shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
         ours = {wheel.project for wheel in release.wheels}
-        with _making(prefix, marker) as place, console.step(f"installing into {folder}"):
-            known = environment.known_files(prefix, before.name) if before else {}
-            made = environment.make(place, cache, interpreter, checked, replaced, ours, known)
-            listing = msgspec.json.encode(made)
+        with _replacing(prefix, marker) as place, console.step(f"installing into {folder}"):
+            hashes = environment.known_files(prefix, before.name) if before else {}
+            states = environment.make(place, cache, interpreter, checked, replaced, ours, hashes)
+            listing = msgspec.json.encode(states)
             write_file(place / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
             write_file(place / MARKER, msgspec.json.encode(marker))
@@ -202,7 +204,7 @@ def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) ->
     return {
         "name": after.name,
         "state": state,
-        "folder": str(prefix.release(after.name)),
+        "folder": str(prefix.environment_folder(after.name)),
         "added": [" ".join(item) for item in sorted(new - old)],
         "removed": [" ".join(item) for item in sorted(old - new)],
         "unchanged": len(new & old),
@@ -245,7 +247,7 @@ def _wheels(
     return tuple(wheels)
 
 
-def _check(
+def _prepare_wheels(
     prefix: Prefix,
     cache: Path,
     release: Release,
@@ -258,21 +260,21 @@ def _check(
     Bring the wheels of *release* into *cache*, check all that can be known of them, and return
     them with the files that overlays and edits replace.
     """
-    folder = own_folder(cache, CHECKED, content_key("site", python.site)[:16])
-    known: dict[str, _Check] = {}
+    folder = own_folder(cache, CACHED_CHECKS, content_key("site", python.site)[:16])
+    cached: dict[str, _CachedCheck] = {}
     for wheel in () if renew else wheels:
         with contextlib.suppress(FileError):
-            known[wheel.sha256] = files.read_json(folder / wheel.sha256, _Check)
-    paths = downloads.obtain(cache, wheels, {sha256: old.time for sha256, old in known.items()})
+            cached[wheel.sha256] = files.read_json(folder / wheel.sha256, _CachedCheck)
+    paths = downloads.obtain(cache, wheels, {sha256: old.time for sha256, old in cached.items()})
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        old, time = known.get(wheel.sha256), path.stat().st_mtime_ns
+        old, time = cached.get(wheel.sha256), path.stat().st_mtime_ns
         if old and old.time == time:
             return CheckedWheel(wheel, path, old.files, old.scripts, old.info)
         inexact = wheel.project in release.inexact_records
         new = wheel_check.check_wheel(wheel, path, python.site, inexact=inexact)
         if not inexact:
-            result = _Check(time, new.files, new.scripts, new.info)
+            result = _CachedCheck(time, new.files, new.scripts, new.info)
             write_file(folder / wheel.sha256, msgspec.json.encode(result))
         return new
 
@@ -286,7 +288,7 @@ def _check(
         }
         replaced |= wheel_check.edited(checked, release.edits, python.site)
     # uv links from its cache, which has the files of a wheel that was installed before.
-    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in known)
+    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in cached)
     downloads.check_room(cache, new)
     one_disk = cache.stat().st_dev == prefix.root.stat().st_dev
     downloads.check_room(prefix.root, new if one_disk else sum(wheel.size for wheel in checked))
@@ -294,7 +296,7 @@ def _check(
 
 
 @contextlib.contextmanager
-def _making(prefix: Prefix, marker: Marker) -> Iterator[Path]:
+def _replacing(prefix: Prefix, marker: Marker) -> Iterator[Path]:
     """
     Yield the place of an environment that the block makes; one that is there stays aside until the
     new one has its marker.
@@ -326,7 +328,7 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     Args:
         deep: Read every file, instead of its size and time.
     """
-    folder, expected, changes = prefix.release(name), prefix.listing(name), list[str]()
+    folder, expected, changes = prefix.environment_folder(name), prefix.listing(name), list[str]()
     marker = prefix.marker(name)
     if not marker or not expected:
         return ["it is not whole, or not an environment of sparkwright"]
@@ -355,7 +357,7 @@ def _switch(
 ) -> dict[str, Any]:
     """Let ``current`` lead to an environment that is there; raise if it was changed."""
     if changes := find_changes(prefix, name):
-        what, todo = f"{prefix.release(name)} was changed.", advise_renewal([name])
+        what, todo = f"{prefix.environment_folder(name)} was changed.", advise_renewal([name])
         raise ClientError("environment-broken", what, details=changes[:20], todo=todo)
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
@@ -409,14 +411,15 @@ def uninstall(prefix: Prefix, name: str) -> str:
         nothing-installed: It is not installed. environment-unusable: Some of it cannot be removed.
     """
     with prefix.locked():
+        begun = prefix.environments()  # an earlier run may have removed one in part
         prefix.recover()
         name = name or prefix.current
-        if name not in prefix.environments():
+        if name not in (*begun, *prefix.environments()):
             raise ClientError("nothing-installed", f"{prefix.root} has no release {name!r:.120}.")
         if prefix.current == name:
             (prefix.root / "current").unlink()
         prefix.remove(name)
-        if (folder := prefix.release(name)).exists():
+        if (folder := prefix.environment_folder(name)).exists():
             what, todo = f"{folder} cannot be removed whole.", "Remove the rest as its owner."
             raise PythonError("environment-unusable", what, todo=todo)
     return name

@@ -280,7 +280,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     if not prefix.marker(prefix.current):
         todo = "Run `sparkwright install`, or `sparkwright rollback` if another one is installed."
         raise ClientError("nothing-installed", f"{prefix.root} has no current release.", todo=todo)
-    folder = prefix.release(prefix.current)
+    folder = prefix.environment_folder(prefix.current)
     caches, releases = cache_variables(folder), f"{prefix.root}/releases/"
     inherited = {
         name: value
