@@ -22,7 +22,8 @@ from tests.support.publisher import IndexOwner
 from tests.support.tufindex import Reader
 
 from sparkwright.core.files import sha256_bytes
-from sparkwright.release import keys, locked_set, pages, repository
+from sparkwright.core.store import UNFINISHED
+from sparkwright.release import keys, locked_set, pages
 from sparkwright.release.repository import IndexFolder
 
 Wheels = list[Path]
@@ -247,9 +248,24 @@ def test_old_pages_are_written_again(owner: IndexOwner) -> None:
     assert not (owner.root / "simple" / "verified" / "gone").exists()
 
 
+def test_unwritable_pages_are_said_to_follow_the_publication(
+    owner: IndexOwner, new: Wheels
+) -> None:
+    page = owner.root / "simple" / "verified" / "index.html"
+    page.unlink()
+    page.mkdir()
+    with refusal("index-unwritable", match="Version 2 of the index is published") as caught:
+        owner.publish(new, "candidate")
+    assert "release refresh" in caught.value.todo
+    assert list(owner.index.entries) == ["2026.11.1", "2026.11.2"]
+    page.rmdir()
+    owner.publisher().refresh()
+    assert "2026.11.2" in (owner.root / "index.html").read_text()
+
+
 def test_refresh_renews_and_tidies(owner: IndexOwner) -> None:
     (owner.root / "files" / ("0" * 64)).mkdir()
-    (owner.root / "files" / ("0" * 64) / f"{repository.UNFINISHED}x").write_bytes(b"killed")
+    (owner.root / "files" / ("0" * 64) / f"{UNFINISHED}x").write_bytes(b"killed")
     done = owner.publisher().refresh()
     assert (done.version, done.removed) == (2, ("files/" + "0" * 64,))
     assert owner.index.targets.signed.version == 2
@@ -510,10 +526,12 @@ def test_wheels_as_assets_of_github(
             publish(new, "candidate", github=github.repository, url=owner.url)
         assert owner.files() == before
         github.faults.clear()
+        # Another publisher takes the number; the draft of these wheels is used nevertheless.
+        owner.publish([wheels.vllm(tmp_path / "other", label="spark.2026.11.1")], "candidate")
         publish(new, "candidate", github=github.repository, url=owner.url)
-        release = owner.index.entries["2026.11.2"].release
+        release = owner.index.entries["2026.11.3"].release
         assert all(
-            wheel.url.startswith(f"{github.api}/acme/wheels/releases/download/2026.11.2-")
+            wheel.url.startswith(f"{github.api}/acme/wheels/releases/download/2026.11-")
             for wheel in release.wheels
         )
         assert not any((owner.root / wheel.path).exists() for wheel in release.wheels)
@@ -534,10 +552,10 @@ def test_wheels_as_assets_of_github(
             copy = Path(shutil.copy(path, judged))
             wheels.judge(copy, companions=new[:3] if path == new[-1] else ())
             copy.unlink()
-        owner.publisher(mirrors=mirrors).promote("2026.11.2", judged)
-    assert owner.index.entries["2026.11.2"].state.channel == "verified"
+        owner.publisher(mirrors=mirrors).promote("2026.11.3", judged)
+    assert owner.index.entries["2026.11.3"].state.channel == "verified"
     monkeypatch.delenv("GITHUB_TOKEN")
-    owner.publisher(mirrors=mirrors).yank("2026.11.2", "it hangs")
+    owner.publisher(mirrors=mirrors).yank("2026.11.3", "it hangs")
 
 
 def test_notes_compare_with_the_release_before(owner: IndexOwner, new: Wheels) -> None:

@@ -135,10 +135,12 @@ def test_damaged_index_is_shown(
         monkeypatch.setenv(name, value)
     world.publish([wheels.vllm(tmp_path)], "candidate")
     wheel = world.index.entries["2026.11.1"].release.wheels[0]
-    (world.root / wheel.path).write_bytes(b"other bytes")
+    damaged = [wheel.path, f"{wheel.path}.metadata"]
+    for path in damaged:
+        (world.root / path).write_bytes(b"other bytes")
     with refusal("index-damaged") as caught:
         main.run(["release", "verify", "--at", str(world.root)])
-    assert caught.value.details == (wheel.path,)
+    assert sorted(caught.value.details) == damaged
 
 
 @pytest.mark.parametrize(

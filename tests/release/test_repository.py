@@ -83,12 +83,12 @@ def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) 
 def test_second_publisher_is_refused(folder: Path, held: Keys) -> None:
     late, before = IndexFolder(folder), IndexFolder(folder)
     with before.changing(held, ROLES) as change:
-        change.renew()
+        change.schedule_signing()
         with refusal("index-busy"), late.changing(held, ROLES):
             pass
     published = files(folder)
     with refusal("index-moved"), late.changing(held, ROLES) as change:
-        change.renew("targets")
+        change.schedule_signing("targets")
     assert files(folder) == published
 
 
@@ -97,7 +97,7 @@ def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     with refusal("publish-failed"), IndexFolder(folder).changing(held, ROLES) as change:
         change.put(release.wheels[0], b"other bytes")
     with refusal("release-unknown"), IndexFolder(folder).changing(held, ROLES) as change:
-        change.renew("targets")
+        change.schedule_signing("targets")
         IndexFolder(folder).entry("2026.11.9")
     assert files(folder) == before
 
@@ -110,7 +110,7 @@ def test_change_needs_keys_of_its_roles(
     few = keys.load([tmp_path / "keys" / f"{name}.pem" for name in names] + [tmp_path / "others"])
     before = files(folder)
     with refusal("key-missing"), IndexFolder(folder).changing(few, ROLES) as change:
-        change.renew("targets")
+        change.schedule_signing("targets")
     assert files(folder) == before
 
 
@@ -120,7 +120,7 @@ def test_online_keys_alone_refresh(folder: Path, tmp_path: Path) -> None:
         keys.load([tmp_path / "keys" / "online.pem"]), ROLES
     ) as change:
         assert not change.holds("targets")
-        change.renew()
+        change.schedule_signing()
     after = IndexFolder(folder)
     assert (after.version, after.snapshot.signed.version, after.targets) == (2, 2, before.targets)
 
@@ -130,13 +130,13 @@ def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> N
         ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1)
     )
     with IndexFolder(folder).changing(held, short) as change:
-        change.renew()
+        change.schedule_signing()
     with tufindex.serve(folder) as url:
         reader = Reader(url, tmp_path / "client", root_of(folder))
         with pytest.raises(ExpiredMetadataError):
             reader.read()
         with IndexFolder(folder).changing(held, ROLES) as change:
-            change.renew()
+            change.schedule_signing()
         assert NAME in reader.read()
 
 
@@ -170,7 +170,7 @@ def test_replaced_index_is_not_signed(
             )
     before = refused.tree(evil)
     with refusal("index-unpinned"), IndexFolder(evil).changing(mine, ROLES) as change:
-        change.renew()
+        change.schedule_signing()
     with refusal("index-damaged"):
         IndexFolder(evil, pin=pin)
     if "root" in held_names:
@@ -209,7 +209,7 @@ def test_old_client_follows_rotation_and_refuses_revoked_keys(
         )
         if names != ("root",):
             with refusal("key-missing"), IndexFolder(folder).changing(held, ROLES) as change:
-                change.renew("targets")
+                change.schedule_signing("targets")
             (before / "metadata" / "2.root.json").write_bytes(
                 (folder / "metadata" / "2.root.json").read_bytes()
             )
@@ -249,6 +249,38 @@ def test_threshold_of_two_roots(tmp_path: Path) -> None:
     with refusal("key-missing"), IndexFolder(folder).changing(few, two) as change:
         change.rotate(
             ["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()]
+        )
+
+
+@pytest.mark.parametrize(
+    ("role", "other"),
+    [("targets", "targets-2"), ("snapshot", "online-2"), ("timestamp", "online-2")],
+)
+def test_new_root_signs_roles_of_raised_threshold(tmp_path: Path, role: str, other: str) -> None:
+    folder, name = tmp_path / "index", other.partition("-")[0]
+    held = tufindex.make_keys(
+        tmp_path / "keys", "root", name, other, *{"targets", "online"} - {name}
+    )
+    tufindex.publish(folder, held, NAME)
+    raised = msgspec.structs.replace(getattr(ROLES, role), threshold=2)
+    policy = msgspec.structs.replace(ROLES, **{role: raised})
+    own = [signer.public_key for signer in held.by_file["root"]]
+    (tmp_path / "keys" / f"{other}.pem").rename(tmp_path / f"{other}.pem")
+    few = keys.load([tmp_path / "keys"])
+    tufindex.publish(folder, few, "2026.11.2")
+    before = files(folder)
+    with refusal("key-missing"), IndexFolder(folder).changing(few, policy) as change:
+        change.rotate(["root"], own)
+    assert files(folder) == before
+    with IndexFolder(folder).changing(held, policy) as change:
+        change.rotate(["root"], own)
+    assert IndexFolder(folder).root.signed.roles[role].threshold == 2  # type: ignore[union-attr]
+    with tufindex.serve(folder) as url:
+        assert (
+            NAME
+            in Reader(
+                url, tmp_path / "client", (folder / "metadata" / "1.root.json").read_bytes()
+            ).read()
         )
 
 

@@ -272,13 +272,13 @@ def _make_keys(arguments: argparse.Namespace) -> dict[str, Any]:
             for name in arguments.name
         )
     )
-    made = keys.make(arguments.path, arguments.name or tuple(ROLES))
-    rows = [[str(path), public.keyid] for path, public in made.items()]
+    pairs = keys.make(arguments.path, arguments.name or tuple(ROLES))
+    rows = [[str(path), public.keyid] for path, public in pairs.items()]
     console.table("keys", ["private key", "fingerprint"], rows, result=True)
     if not keys.passphrase():
         console.note(f"They have no passphrase; {keys.PASSPHRASE} gives one.")
     console.note("Keep the root key offline: it is needed for the first publication and rotations.")
-    return {"keys": {str(path): public.keyid for path, public in made.items()}}
+    return {"keys": {str(path): public.keyid for path, public in pairs.items()}}
 
 
 def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -295,26 +295,25 @@ def _show_keys(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = [
         [
             role,
-            f"{known.threshold} of {len(known.keyids)}",
+            f"{holder.threshold} of {len(holder.keyids)}",
             f"{index.expires[role]:%Y-%m-%d}",
             keyid,
         ]
-        for role, known in root.roles.items()
-        for keyid in known.keyids
+        for role, holder in root.roles.items()
+        for keyid in holder.keyids
     ]
     title = f"root {root.version}; fingerprint of the index: {index.fingerprint}"
     console.table(title, ["role", "threshold", "expires", "key"], rows, result=True)
-    roles = {role: list(known.keyids) for role, known in root.roles.items()}
+    roles = {role: list(holder.keyids) for role, holder in root.roles.items()}
     return {"fingerprint": index.fingerprint, "roles": roles}
 
 
 def notes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the notes of a release."""
-    from sparkwright.release import release_notes
-    from sparkwright.release.repository import IndexFolder
+    from sparkwright.release import release_notes, repository
 
-    index = IndexFolder(arguments.at).require()
-    entry = index.entry(arguments.release or ["", *index.entries][-1])
+    index = repository.IndexFolder(arguments.at).require()
+    entry = index.entry(arguments.release or ["yet", *index.entries][-1])
     before = index.entries.get(entry.release.before)
     if entry.state.yanked:
         console.warn(f"{entry.release.name} was yanked: {entry.state.yanked}")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: What an installer writes into a ``.dist-info`` folder beside the files of the wheel.
-_INSTALLER_FILES = frozenset(
+INSTALLER_FILES = frozenset(
     ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json")
 )
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
@@ -431,7 +431,7 @@ def _compare_with_wheels(
     } | {place: files.sha256_bytes(data) for place, data in replaced.items()}
     others = base.union(
         *(wheel.scripts for wheel in wheels),
-        *({f"{wheel.info}/{name}" for name in _INSTALLER_FILES} for wheel in wheels),
+        *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
     )
     wrong = [
         place

@@ -24,6 +24,8 @@ from sparkwright.core.errors import FileError, StoreError
 
 T = TypeVar("T")
 
+#: What a killed run leaves beside the file that it was writing begins so.
+UNFINISHED = ".unfinished-"
 #: Bytes read of a file of JSON lines.
 LARGEST_LINES = 1024**3
 
@@ -64,7 +66,7 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         disk-full: There is no room.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     try:
         with translate_disk_full(path.parent):
             temporary.write_bytes(data)

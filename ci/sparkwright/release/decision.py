@@ -100,10 +100,8 @@ def decide(
     verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts} if ladder else {}
     measured = verdicts.get(("G8", throughput.recipe if throughput else ""))
     if ladder and measured and measured.state not in ("pass", "not-run"):
-        # The file of an earlier recipe's measurement was overwritten: its pass is not shown.
-        own = [one for one in ladder.verdicts if (one.gate, one.state) != ("G8", "pass")]
-        ladder = replace(ladder, verdicts=tuple(own))
-        verdicts = {(entry.gate, entry.recipe): entry for entry in own}
+        ladder = _without_overwritten_passes(ladder)
+        verdicts = {(entry.gate, entry.recipe): entry for entry in ladder.verdicts}
     if any(entry.gate == "G8" and entry.state == "pass" for entry in verdicts.values()):
         throughput_recheck.require(measured, throughput, policy)
     rule = policy.file.forks.get(wheel.source.name)
@@ -134,6 +132,17 @@ def decide(
         margin=throughput.margin if throughput else None,
         host={line(name): line(value) for name, value in (ladder.host if ladder else {}).items()},
     )
+
+
+def _without_overwritten_passes(ladder: Ladder) -> Ladder:
+    """
+    Return *ladder* without the passes of G8.
+
+    The measurement beside the wheel belongs to a recipe whose G8 is no pass, so those of other
+    recipes were overwritten by it, and nothing shows their passes any more.
+    """
+    own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) != ("G8", "pass")]
+    return replace(ladder, verdicts=tuple(own))
 
 
 class _Gates:
@@ -211,8 +220,8 @@ class _Gates:
         if expected and verdict.policy != expected:
             text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
             yield Missing(verdict.gate, "invalid", "policy-other", line(text))
-        made = {check.name for check in verdict.checks if check.required}
-        if lacking := [name for name in rule.wanted if name not in made]:
+        names = {check.name for check in verdict.checks if check.required}
+        if lacking := [name for name in rule.wanted if name not in names]:
             text = f"it did not make {', '.join(lacking)}"
             yield Missing(verdict.gate, "invalid", "checks-other", line(text))
         gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")

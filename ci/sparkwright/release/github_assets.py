@@ -64,9 +64,13 @@ class _GitHubRelease(msgspec.Struct, frozen=True):
     immutable: bool = False
 
 
-def tag_of(name: str, hashes: Iterable[str]) -> str:
-    """Return the tag for the release *name* whose files have these sha256 *hashes*."""
-    return f"{name}-{hashlib.sha256(chr(10).join(sorted(hashes)).encode()).hexdigest()[:12]}"
+def tag_of(stack: str, hashes: Iterable[str]) -> str:
+    """
+    Return the tag for files of *stack* with these sha256 *hashes*.
+
+    The name of the release is no part of it: another publisher may take that between two runs.
+    """
+    return f"{stack}-{hashlib.sha256(chr(10).join(sorted(hashes)).encode()).hexdigest()[:12]}"
 
 
 class GitHubAssets(Repository):

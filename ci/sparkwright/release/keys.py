@@ -195,15 +195,15 @@ def make(folder: Path, names: Sequence[str] = tuple(ROLES)) -> dict[Path, Key]:
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if secret:
         protection = serialization.BestAvailableEncryption(secret.encode())
-    made: dict[Path, Key] = {}
+    pairs: dict[Path, Key] = {}
     for path in files:
         key = Ed25519PrivateKey.generate()
         pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         spki = serialization.PublicFormat.SubjectPublicKeyInfo
         _write_new(path, key.private_bytes(pem, pkcs8, protection), 0o600)
         _write_new(path.with_suffix(".pub"), key.public_key().public_bytes(pem, spki), 0o644)
-        made[path] = SSlibKey.from_crypto(key.public_key())
-    return made
+        pairs[path] = SSlibKey.from_crypto(key.public_key())
+    return pairs
 
 
 def identity_key(identity: Identity) -> Key:

@@ -83,9 +83,9 @@ def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str
     if clients := index.facts.clients:
         projects[CLIENT] = {wheel.name: (wheel, "") for wheel in clients}
     for wheel, yanked in _offered(index, channel):
-        known = projects.setdefault(wheel.project, {}).get(wheel.name)
+        earlier = projects.setdefault(wheel.project, {}).get(wheel.name)
         # A wheel of several releases is yanked only with all of them.
-        reason = yanked if known is None or known[1] else ""
+        reason = yanked if earlier is None or earlier[1] else ""
         projects[wheel.project][wheel.name] = (wheel, reason)
     links = [{"href": f"{name}/", "attributes": {}, "text": name} for name in sorted(projects)]
     _write_page(folder, "Simple index", links)

@@ -33,7 +33,7 @@ from sparkwright.client.records import (
     number,
 )
 from sparkwright.core import github
-from sparkwright.core.errors import UsageError
+from sparkwright.core.errors import StoreError, UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
@@ -152,14 +152,11 @@ class Publisher:
         channel = channel or "verified"
         done = Published("", channel, index.version, missing=decided.missing)
         if same := _same_release(index, stack, decided.wheels):
-            _require_promoted(same, channel)
+            _refuse_unpromoted(same, channel)
             if not dry_run:
-                with index.changing(self.keys, self.policy.file.roles) as change:
-                    _put_wheels(change, decided.wheels, same.release)
-                self._finish()
+                self._restore(index, same.release, decided.wheels)
             name, channel = same.release.name, same.state.channel
             return replace(done, release=name, channel=channel, already=True)
-        known = _known_wheels(index)
         _require_free_names(index, decided.wheels)
         _require_order(index, stack, channel, decided.wheels)
         earlier = [entry.release for entry in index.of_stack(stack)]
@@ -167,8 +164,9 @@ class Publisher:
         if dry_run:
             return replace(done, release=name)
         index.require_keys(self.keys, self.policy.file.roles)
-        new = [wheel for wheel in decided.wheels if wheel.name not in known]
-        host = self._host(name, new, github, channel)
+        published = _published_wheels(index)
+        new = [wheel for wheel in decided.wheels if wheel.name not in published]
+        host = self._host(new, github, channel)
         draft = ReleaseDraft(
             self.context,
             self.policy,
@@ -176,7 +174,7 @@ class Publisher:
             name=name,
             url=url,
             address=host.url if host else lambda _: "",
-            known=known,
+            published=published,
             before=earlier[-1] if earlier else None,
         )
         self._require_room([*draft.contents, *draft.release.wheels])
@@ -196,6 +194,12 @@ class Publisher:
             sent=(*sent, *change.sent),
             fingerprint=index.fingerprint,
         )
+
+    def _restore(self, index: IndexFolder, release: Release, wheels: Iterable[WheelFacts]) -> None:
+        """Bring what is missing or damaged of the published *wheels* of *release* back."""
+        with index.changing(self.keys, self.policy.file.roles) as change:
+            _put_wheels(change, wheels, release)
+        self._finish()
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """
@@ -289,7 +293,7 @@ class Publisher:
                 surplus.append(entry)
             newer[kind] = newer.get(kind, 0) + (not entry.state.yanked)
         with index.changing(self.keys, self.policy.file.roles) as change:
-            change.renew()
+            change.schedule_signing()
             for entry in surplus:
                 change.remove(entry.release)
         index = self._finish()
@@ -307,7 +311,7 @@ class Publisher:
         what killed runs left.
         """
         with self.open().changing(self.keys, self.policy.file.roles) as change:
-            change.renew(*(["targets"] if change.holds("targets") else []))
+            change.schedule_signing(*(["targets"] if change.holds("targets") else []))
         index = self._finish()
         return replace(_changed(index), removed=tuple(repository.remove_unreferenced(index)))
 
@@ -328,15 +332,26 @@ class Publisher:
         return _changed(self._finish())
 
     def _finish(self) -> IndexFolder:
-        """Return the index as it is now, and write its pages."""
+        """
+        Return the index as it is now, and write its pages.
+
+        Raises:
+            index-unwritable, disk-full: The pages cannot be written; the change is published.
+        """
         index = self._index()
         try:
             with index.locked():
                 pages.write(index)
-        except ReleaseError as error:
+        except (ReleaseError, StoreError) as error:
             # Another publisher, who writes the pages of a newer version.
             if error.reference not in ("index-busy", "index-moved"):
-                raise
+                raise type(error)(
+                    error.reference,
+                    f"Version {index.version} of the index is published; its pages could not be"
+                    " written.",
+                    details=[error.what, *error.details],
+                    todo="Correct that, and write the pages with `sparkwright release refresh`.",
+                ) from error
         return index
 
     def _url(self, index: IndexFolder, requested: str) -> str:
@@ -355,7 +370,7 @@ class Publisher:
         return url
 
     def _host(
-        self, name: str, new: Sequence[WheelFacts], repository: str, channel: Channel
+        self, new: Sequence[WheelFacts], repository: str, channel: Channel
     ) -> GitHubAssets | None:
         """Return the host of *new* wheels; None for the folder of the index."""
         if not repository or not new:
@@ -364,7 +379,7 @@ class Publisher:
         return GitHubAssets(
             api,
             repository,
-            github_assets.tag_of(name, [wheel.sha256 for wheel in new]),
+            github_assets.tag_of(self.context.project.stack, [wheel.sha256 for wheel in new]),
             uploads=self.context.mirrored(github_assets.UPLOADS),
             prerelease=channel == "candidate",
             immutable=self.policy.file.immutable,
@@ -389,18 +404,18 @@ def _file(wheel: WheelFacts) -> ReleaseFile:
     return ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
 
 
-def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel, ...]:
+def _with_client(change: Transaction, url: str, uploaded: str) -> tuple[ClientWheel, ...]:
     """Return the wheels of the client in the index, with a new one if it would differ."""
-    known = change.facts.clients
+    clients = change.facts.clients
     carried = (url, change.fingerprint, change.root)
     with tempfile.TemporaryDirectory(prefix="client-") as name:
         folder = Path(name)
-        path = client_wheel.write(folder, *carried, label=str(max(1, len(known))))
-        if known and sha256_file(path) == known[-1].sha256:
-            change.put(known[-1], path)
-            return known
-        if known:
-            path = client_wheel.write(folder, *carried, label=str(len(known) + 1))
+        path = client_wheel.write(folder, *carried, label=str(max(1, len(clients))))
+        if clients and sha256_file(path) == clients[-1].sha256:
+            change.put(clients[-1], path)
+            return clients
+        if clients:
+            path = client_wheel.write(folder, *carried, label=str(len(clients) + 1))
         wheel = WheelName.of(path.name)
         with zipfile.ZipFile(path) as archive:
             metadata = archive.read(f"{wheel.info}/METADATA")
@@ -410,11 +425,11 @@ def _with_client(change: Transaction, url: str, made: str) -> tuple[ClientWheel,
             sha256=sha256_file(path),
             version=wheel.version,
             metadata=sha256_bytes(metadata),
-            uploaded=made,
+            uploaded=uploaded,
             requires_python=BytesParser().parsebytes(metadata)["Requires-Python"],
         )
         change.put(record, path, metadata)
-    return (*known, record)
+    return (*clients, record)
 
 
 def _upload(host: GitHubAssets, wheels: Sequence[WheelFacts]) -> list[str]:
@@ -446,13 +461,13 @@ def _changed(index: IndexFolder, *names: str) -> Changed:
     return Changed(index.version, f"{expires:%Y-%m-%dT%H:%M:%SZ}", names)
 
 
-def _known_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
+def _published_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
     return {wheel.name: wheel for entry in index.entries.values() for wheel in entry.release.wheels}
 
 
 def _require_free_names(index: IndexFolder, wheels: Iterable[WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
-    taken = {name: wheel.sha256 for name, wheel in _known_wheels(index).items()}
+    taken = {name: wheel.sha256 for name, wheel in _published_wheels(index).items()}
     taken = {**index.facts.retired, **taken}
     for wheel in wheels:
         if taken.get(wheel.name, wheel.sha256) != wheel.sha256:
@@ -483,9 +498,9 @@ def _require_order(
     for entry in index.of_stack(stack):
         counts = channel in ("candidate", entry.state.channel)
         if counts and not entry.state.yanked and entry.release.name != besides:
-            for known in entry.release.wheels:
-                version = (Version(known.version), known.sha256, entry.release.name)
-                offered.setdefault((known.project, known.machine), []).append(version)
+            for other in entry.release.wheels:
+                version = (Version(other.version), other.sha256, entry.release.name)
+                offered.setdefault((other.project, other.machine), []).append(version)
     for wheel in wheels:
         versions = offered.get((wheel.project, wheel.machine))
         if not versions:
@@ -511,7 +526,7 @@ def _same_release(
     return None
 
 
-def _require_promoted(same: IndexEntry, channel: Channel) -> None:
+def _refuse_unpromoted(same: IndexEntry, channel: Channel) -> None:
     """Raise `release-name-taken` for the wheels of a candidate that are to be verified."""
     if channel == "verified" and same.state.channel == "candidate":
         raise ReleaseError(

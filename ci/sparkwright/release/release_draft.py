@@ -120,7 +120,7 @@ class ReleaseDraft:
         name: Of the release.
         url: The address of the index. *address*: returns the address of a new wheel at another
             host by its file name; empty for the index.
-        known: The wheels of the index, by file name.
+        published: The wheels of the index, by file name.
         before: The release of the same stack before it.
 
     Attributes:
@@ -139,14 +139,15 @@ class ReleaseDraft:
         name: str,
         url: str,
         address: Callable[[str], str],
-        known: Mapping[str, ReleaseWheel],
+        published: Mapping[str, ReleaseWheel],
         before: Release | None,
     ) -> None:
         self.contents: dict[ReleaseFile, bytes] = {}
         self._context, self._policy = context, policy
         self._made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         wheels = tuple(
-            self._wheel(wheel, decided, address, known.get(wheel.name)) for wheel in decided.wheels
+            self._wheel(wheel, decided, address, published.get(wheel.name))
+            for wheel in decided.wheels
         )
         machines: list[Machine] = sorted({wheel.machine for wheel in wheels} - {"any"})
         rule = policy.set_rule(context.project.stack)
@@ -179,7 +180,7 @@ class ReleaseDraft:
         wheel: WheelFacts,
         decided: DecidedWheels,
         address: Callable[[str], str],
-        known: ReleaseWheel | None,
+        earlier: ReleaseWheel | None,
     ) -> ReleaseWheel:
         lock_file = self._context.project.lock_file
         statement = provenance.statement(
@@ -190,13 +191,13 @@ class ReleaseDraft:
             name=wheel.name,
             size=wheel.size,
             sha256=wheel.sha256,
-            url=known.url if known else address(wheel.name),
+            url=earlier.url if earlier else address(wheel.name),
             fork=wheel.source.name,
             project=wheel.project,
             version=wheel.version,
             machine=wheel.machine,
             metadata=sha256_bytes(wheel.metadata),
-            uploaded=known.uploaded if known else self._made,
+            uploaded=earlier.uploaded if earlier else self._made,
             proof=with_files(decided, wheel.name, self.contents),
             requires_python=wheel.requires_python,
             device_code=wheel.device_code,

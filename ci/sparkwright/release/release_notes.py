@@ -158,14 +158,14 @@ def _gain(speed: Speed) -> tuple[float, float] | None:
 
 
 def _speed_row(speed: Speed) -> dict[str, str]:
-    known = METRICS.get(speed.metric)  # type: ignore[call-overload]  # a record may hold any line
+    metric = METRICS.get(speed.metric)  # type: ignore[call-overload]  # a record may hold any line
     interval = NOT_MEASURED
     if speed.low is not None and speed.high is not None:
         interval = f"{speed.low - 1:+.2%} to {speed.high - 1:+.2%}"
     return {
         "cell": speed.cell,
-        "metric": f"{known[0]} ({'more' if known[3] else 'less'} is better)"
-        if known
+        "metric": f"{metric[0]} ({'more' if metric[3] else 'less'} is better)"
+        if metric
         else speed.metric,
         "state": speed.state if speed.state != "not-run" or speed.ratio is None else "reported",
         "change": NOT_MEASURED if speed.ratio is None else f"{speed.ratio - 1:+.2%}",

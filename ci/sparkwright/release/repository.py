@@ -50,6 +50,7 @@ from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleaseState,
+    ReleaseWheel,
     Sha256,
     Time,
     decode_release,
@@ -57,15 +58,13 @@ from sparkwright.client.records import (
     target_path,
 )
 from sparkwright.core.files import canonical, read_bytes, sha256_bytes, sha256_file
-from sparkwright.core.store import flush, translate_disk_full
+from sparkwright.core.store import UNFINISHED, flush, translate_disk_full
 from sparkwright.release.errors import ReleaseError, TrustError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
 
 #: In the folder of the index. Servers need not serve names that begin with a dot.
 LOCK = ".lock"
-#: What a killed run leaves beside its place begins so.
-UNFINISHED = ".unfinished-"
 #: What is written after the root metadata, over what is there.
 PAGES = ("index.html", "releases", "simple")
 #: The folders that the publisher writes into.
@@ -130,6 +129,7 @@ class IndexFolder:
 
     Attributes:
         root: None if there is no index yet. *targets*, *snapshot*, *timestamp*: as published.
+        published_timestamp: The bytes of the timestamp metadata; empty if there is no index yet.
 
     Raises:
         index-damaged: A file is missing or damaged, or its signatures do not suffice.
@@ -144,7 +144,7 @@ class IndexFolder:
         unpublished: list[Signed] = [self.targets.signed, self.snapshot.signed]
         for signed in (*unpublished, self.timestamp.signed):
             signed.version = 0
-        self.serial = b""
+        self.published_timestamp = b""
         self._entries: dict[str, IndexEntry] | None = None
         try:
             if odd := list(_irregular(folder)):
@@ -177,8 +177,8 @@ class IndexFolder:
         if not timestamp.exists():
             return
         admitting = roots[-2:] if resuming else roots[-1:]
-        self.serial = _bytes(timestamp)
-        self.timestamp = _verified(admitting, "timestamp", self.serial)
+        self.published_timestamp = _bytes(timestamp)
+        self.timestamp = _verified(admitting, "timestamp", self.published_timestamp)
         meta = self.timestamp.signed.snapshot_meta
         self.snapshot = self._listed(admitting, "snapshot", meta)
         self.targets = self._listed(admitting, "targets", self.snapshot.signed.meta["targets.json"])
@@ -198,7 +198,7 @@ class IndexFolder:
     @property
     def exists(self) -> bool:
         """Whether the index was published."""
-        return bool(self.serial)
+        return bool(self.published_timestamp)
 
     def require(self) -> IndexFolder:
         """Return it; raise `index-missing` if it was not published."""
@@ -278,7 +278,7 @@ class IndexFolder:
     def require_keys(self, keys: Keys, roles: Roles) -> None:
         """Require the keys of a publication; raise `key-missing` or `index-unpinned`."""
         self._require_own(keys)
-        Transaction(self, keys, roles).renew("targets")
+        Transaction(self, keys, roles).schedule_signing("targets")
 
     def _require_own(self, keys: Keys) -> None:
         """
@@ -345,8 +345,8 @@ class IndexFolder:
             self.metadata_path("timestamp"),
             self.root.signed.version if self.root else 0,
         )
-        serial = _bytes(timestamp) if timestamp.exists() else b""
-        if serial != self.serial or self.metadata_path("root", version + 1).exists():
+        present = _bytes(timestamp) if timestamp.exists() else b""
+        if present != self.published_timestamp or self.metadata_path("root", version + 1).exists():
             raise ReleaseError(
                 "index-moved",
                 f"{self.folder} was changed by somebody else.",
@@ -373,7 +373,7 @@ class Transaction:
         self.sent: list[str] = []
         self._root = index.root or self._first_root()
         if not index.exists:
-            self.renew("targets")
+            self.schedule_signing("targets")
 
     def _first_root(self) -> Metadata[Root]:
         """Return root 1, whose keys are those of the files' names."""
@@ -413,7 +413,7 @@ class Transaction:
 
     def set_release(self, release: Release, state: ReleaseState) -> None:
         """Add the release, or replace the one of its name."""
-        self.renew("targets")
+        self.schedule_signing("targets")
         data = canonical(release)
         target = TargetFile.from_data(release.target, data, ["sha256"])
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
@@ -422,20 +422,25 @@ class Transaction:
 
     def set_state(self, name: str, state: ReleaseState) -> None:
         """Change how the release *name* stands."""
-        self.renew("targets")
+        self.schedule_signing("targets")
         target = self._targets.targets[target_path(name)]
         target.unrecognized_fields["custom"] = msgspec.to_builtins(state)
 
     def remove(self, release: Release) -> None:
         """Remove *release*; the names of its wheels stay taken."""
-        self.renew("targets")
+        self.schedule_signing("targets")
         del self._targets.targets[release.target]
         retired = {wheel.name: wheel.sha256 for wheel in release.wheels}
         retired = {**self.facts.retired, **retired}
         self.facts = msgspec.structs.replace(self.facts, retired=retired)
 
-    def renew(self, *roles: str) -> None:
-        """Sign new versions of *roles*, of snapshot and of timestamp."""
+    def schedule_signing(self, *roles: str) -> None:
+        """
+        Have the commit sign new versions of *roles*, of snapshot and of timestamp.
+
+        Raises:
+            key-missing: The keys do not suffice for one of them.
+        """
         self._signing += [role for role in (*roles, *RENEWAL) if role not in self._signing]
         self._keys.require(self._root.signed, self._signing)
 
@@ -446,10 +451,13 @@ class Transaction:
 
     def rotate(self, names: Iterable[str], keys: Sequence[Key]) -> None:
         """
-        Give the roles *names* to *keys* alone, in a new root.
+        Give the roles *names* to *keys* alone, in a new root with the thresholds of the policy.
+
+        Every role whose published metadata the new root does not admit is signed again.
 
         Raises:
-            key-missing: The old keys of root, or the new ones of a role, do not suffice.
+            key-missing: The old keys of root, or the new ones of a role to be signed, do not
+                suffice.
         """
         old, root = self._root.signed, copy.deepcopy(self._root.signed)
         for role in root.roles:
@@ -466,9 +474,19 @@ class Transaction:
             root.version += 1
             signers = [*self._keys.of_role(old, "root"), *self._keys.of_role(root, "root")]
             self._root = self._signed(root, "root", signers)
-        others = [role for role in names if role != "root"]
+        index = self._index
+        published: dict[str, Metadata[Any]] = {
+            "targets": index.targets,
+            "snapshot": index.snapshot,
+            "timestamp": index.timestamp,
+        }
+        others = {
+            role
+            for role, metadata in published.items()
+            if role in names or not _admits(self._root.signed, role, metadata)
+        }
         if others:
-            self.renew(*(role for role in others if role == "targets"))
+            self.schedule_signing(*others.intersection(["targets"]))
 
     def commit(self) -> None:
         """
@@ -618,9 +636,14 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
     return removed
 
 
-def damaged_files(folder: Path, files: Iterable[ReleaseFile]) -> list[str]:
-    """Return the paths of *files* that the index keeps and that are missing or other bytes."""
+def damaged_files(folder: Path, files: Sequence[ReleaseFile]) -> list[str]:
+    """
+    Return the paths of *files* that the index keeps, and of METADATA beside wheels, which are
+    missing or other bytes.
+    """
+    wheels = [file for file in files if isinstance(file, ReleaseWheel | ClientWheel)]
     own = {file.path: file.sha256 for file in files if not file.url}
+    own |= {f"{wheel.path}.metadata": wheel.metadata for wheel in wheels if not wheel.url}
     return [
         path
         for path, sha256 in own.items()

@@ -95,7 +95,7 @@ def install_stock(context: RunContext, environment: Path) -> Path:
             log=context.store.folder("logs") / "stock.log",
             env=variables,
         )
-    kept = environment / "wheel" / base.filename
-    kept.parent.mkdir(exist_ok=True)
-    shutil.copy2(path, kept)
-    return kept
+    copy = environment / "wheel" / base.filename
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy2(path, copy)
+    return copy

@@ -18,14 +18,14 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
+from sparkwright.client.environment import INSTALLER_FILES
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_text, sha256_file
 
 T = TypeVar("T")
 
 #: What installers write into the ``.dist-info`` folder, and what signs RECORD.
-_NOTED = {"RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json"}
-_NOTED |= {"uv_cache.json", "uv_build.json"}
+_VARYING = INSTALLER_FILES | {"RECORD.jws", "RECORD.p7s"}
 
 _SHA256 = re.compile(r"sha256=([A-Za-z0-9_-]{43})=?")
 
@@ -38,7 +38,7 @@ def of_wheel(rows: Mapping[str, tuple[str, str]], info: str) -> str:
         rows: RECORD: name → hash and size, compared with the members before.
         info: The name of its ``.dist-info`` folder.
     """
-    return _digest((name, hexed(row[0])) for name, row in _kept(rows.items(), info))
+    return _digest((name, hexed(row[0])) for name, row in _stable(rows.items(), info))
 
 
 def of_environment(site: Path) -> dict[str, str]:
@@ -53,7 +53,7 @@ def of_environment(site: Path) -> dict[str, str]:
             record = csv.reader(read_text(info / "RECORD").splitlines())
             names = {row[0]: site / row[0] for row in record if row}
             digests[f"content {project}"] = _digest(
-                (name, _hashed(path)) for name, path in _kept(names.items(), info.name)
+                (name, _hashed(path)) for name, path in _stable(names.items(), info.name)
             )
         except (OSError, ValueError, csv.Error, FileError):
             continue
@@ -66,7 +66,7 @@ def hexed(text: str) -> str:
     return base64.urlsafe_b64decode(match[1] + "=").hex() if match else ""
 
 
-def _kept(rows: Iterable[tuple[str, T]], info: str) -> Iterator[tuple[str, T]]:
+def _stable(rows: Iterable[tuple[str, T]], info: str) -> Iterator[tuple[str, T]]:
     """Yield the rows of files that every installer leaves as they are, by their installed names."""
     data = f"{info.removesuffix('.dist-info')}.data"
     for name, value in rows:
@@ -77,7 +77,7 @@ def _kept(rows: Iterable[tuple[str, T]], info: str) -> Iterator[tuple[str, T]]:
             # These two become the site-packages; scripts, data and headers leave it.
             if rest.startswith(("purelib/", "platlib/")):
                 yield rest.partition("/")[2], value
-        elif top != info or rest not in _NOTED:
+        elif top != info or rest not in _VARYING:
             yield name, value
 
 
