@@ -142,6 +142,8 @@ def test_incomplete_release_is_only_a_candidate(owner: IndexOwner, new: Wheels) 
     done = owner.publish(new, "candidate")
     assert done.release == "2026.11.2"
     assert owner.index.entries["2026.11.2"].state.missing == ("G5",)
+    page = (owner.root / "releases" / "2026.11.2" / "index.html").read_text()
+    assert "G5: not run with these bytes (not-climbed); recipes: " in page
 
 
 def test_promotion_needs_new_verdicts(owner: IndexOwner, new: Wheels, tmp_path: Path) -> None:
