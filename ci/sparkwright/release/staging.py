@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from sparkwright.client.environment import Prefix
 from sparkwright.client.index import open_index
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
+from sparkwright.core.errors import PythonError, UsageError
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -54,7 +56,18 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
         published = publisher.publish(wheels, "candidate", url=URL)
         index = open_index(scratch / "trust", str(scratch / "index"), published.fingerprint)
         cache = context.store.folder("downloads", "staging")
-        return client.install(Prefix(prefix.absolute()), cache, index, channel="candidate")
+        install = partial(
+            client.install,
+            Prefix(prefix.absolute()),
+            cache,
+            index,
+            channel="candidate",
+            version=published.release,
+        )
+        # Every set has the same name here: an earlier one is replaced.
+        with suppress(PythonError):
+            return install()
+        return install(renew=True)
 
 
 def install_stock(context: RunContext, environment: Path) -> Path:
