@@ -195,7 +195,7 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         for name, state in states.items()
     ]
-    columns = ["  release", "channel", "made", "Python", "machine", "not shown", ""]
+    columns = ["  release", "channel", "made", "Python", "machine", "missing for verified", ""]
     console.table(str(index.location), columns, rows, result=True)
     if others := len(index.states) - len(states):
         console.note(f"{others} more with --channel candidate, or another --stack")

@@ -217,7 +217,7 @@ class PythonError(SparkwrightError):
         "environment-unusable": Advice(
             "The folder is no Python environment that this user may change, or it holds other "
             "releases of what is to be installed.",
-            "Name a virtual environment of your own with --into, such as `uv venv` makes.",
+            "Name another Python with --python, or another folder of installations with --prefix.",
         ),
     }
 
