@@ -35,16 +35,13 @@ from sparkwright.core.caches import CACHES, cache_variables
 from sparkwright.core.errors import CommandError, FileError, PythonError
 from sparkwright.core.process import Limits
 from sparkwright.core.store import locked, write_file
+from sparkwright.core.zips import INSTALLER_FILES
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.tags import Tag
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
-#: What an installer writes into a ``.dist-info`` folder beside the files of the wheel.
-INSTALLER_FILES = frozenset(
-    ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json")
-)
 #: Of the child that loads the libraries: seconds, MB of addresses (CUDA reserves much), and MB of
 #: any file that it writes, its output included.
 _LOAD_LIMITS = Limits(seconds=600, memory=4 << 20, written=256)

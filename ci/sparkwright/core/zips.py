@@ -24,6 +24,10 @@ from pathlib import Path
 
 from sparkwright.core.errors import Failure, FileError, WheelError
 
+#: What an installer writes into a ``.dist-info`` folder beside the files of the wheel.
+INSTALLER_FILES = frozenset(
+    ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json")
+)
 #: Bytes of the largest member.
 MOST_BYTES = 4 * 1024**3
 #: Fixed part of a zip's local file header (APPNOTE.TXT 4.3.7); name and extra field follow it.

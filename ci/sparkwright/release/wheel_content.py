@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
-from sparkwright.client.environment import INSTALLER_FILES
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import read_text, sha256_file
+from sparkwright.core.zips import INSTALLER_FILES
 
 T = TypeVar("T")
 
