@@ -8,7 +8,6 @@ signed metadata; what a killed run left old, the next command writes again.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +27,6 @@ from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
 SIMPLE_VERSION = "1.1"
 #: The project of the client.
 CLIENT = "sparkwright-install"
-
-#: How `decision` says that a gate was not run, and with which recipe.
-_NOT_RUN = re.compile(r"G\d was not run with these bytes(?: and the recipe (\S+))?: ")
 
 Wheel = ReleaseWheel | ClientWheel
 
@@ -76,28 +72,9 @@ def _write_release(index: IndexFolder, path: Path, entry: IndexEntry) -> None:
         state=entry.state,
         url=index.facts.url,
         link=lambda file: _link(file, 2),
-        reasons=_reasons,
         **release_notes.view(entry.release, before.release if before else None),
     )
     _write(path, page.encode() + last)
-
-
-def _reasons(wheel: ReleaseWheel) -> list[tuple[str, list[str]]]:
-    """Return each reason why *wheel* is not for ``verified``, with its gates; recipes once."""
-    groups: dict[str, list[str]] = {}
-    recipes: dict[str, None] = {}
-    for entry in wheel.proof.missing:
-        reason = f"{entry.says} ({entry.reference})"
-        if match := _NOT_RUN.match(entry.says):
-            reason = f"not run with these bytes ({entry.reference})"
-            recipes.update(dict.fromkeys(filter(None, match.groups())))
-        gates = groups.setdefault(reason, [])
-        gates += [entry.gate] if entry.gate not in gates else []
-    served = f"; recipes: {', '.join(recipes)}" if recipes else ""
-    return [
-        (f"{reason}{served if reason.startswith('not run with') else ''}", gates)
-        for reason, gates in groups.items()
-    ]
 
 
 def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:

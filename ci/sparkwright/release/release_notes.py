@@ -7,6 +7,7 @@ for the fork.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,11 +17,21 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.bench.records import METRICS
 from sparkwright.cherry_picks import drift, ledger
 from sparkwright.cherry_picks.drift import Trial
-from sparkwright.client.records import ForkSource, Release, ReleaseLock, ReleasePatch, Speed, line
+from sparkwright.client.records import (
+    ForkSource,
+    Release,
+    ReleaseLock,
+    ReleasePatch,
+    ReleaseWheel,
+    Speed,
+    line,
+)
 from sparkwright.core.console import size
 from sparkwright.forks.context import RunContext
 from sparkwright.release import templates
 
+#: How `decision` says that a gate was not run, and with which recipe.
+_NOT_RUN = re.compile(r"G\d was not run with these bytes(?: and the recipe (\S+))?: ")
 #: Written where nothing was measured.
 NOT_MEASURED = "not measured"
 
@@ -58,7 +69,26 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
             for wheel in release.wheels
         },
         "sizes": list(_sizes(release, before)),
+        "reasons": _reasons,
     }
+
+
+def _reasons(wheel: ReleaseWheel) -> list[tuple[str, list[str]]]:
+    """Return each reason why *wheel* is not for ``verified``, with its gates; recipes once."""
+    groups: dict[str, list[str]] = {}
+    recipes: dict[str, None] = {}
+    for entry in wheel.proof.missing:
+        reason = f"{entry.says} ({entry.reference})"
+        if match := _NOT_RUN.match(entry.says):
+            reason = f"not run with these bytes ({entry.reference})"
+            recipes.update(dict.fromkeys(filter(None, match.groups())))
+        gates = groups.setdefault(reason, [])
+        gates += [entry.gate] if entry.gate not in gates else []
+    served = f"; recipes: {', '.join(recipes)}" if recipes else ""
+    return [
+        (f"{reason}{served if reason.startswith('not run with') else ''}", gates)
+        for reason, gates in groups.items()
+    ]
 
 
 def with_upstream(context: RunContext, source: ForkSource) -> ForkSource:
