@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from tests.client.world import World, wheel
+from uv import find_uv_bin
 
 from sparkwright.release import client_wheel
 
@@ -95,7 +96,8 @@ def test_the_client_needs_exactly_its_modules_and_requirements(
         }
     site, user = _site(tmp_path / "site", made), world.user()
     del user.environment["SPARKWRIGHT_INDEX"]
-    # uv finds its program beside the interpreter.
+    # One of the places in which the module `uv` looks for the program.
+    (_folder(site / "bin") / "uv").symlink_to(find_uv_bin())
     options: dict[str, Any] = {
         "env": {**user.environment, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
         "text": True,

@@ -79,7 +79,7 @@ ERROR = whole({"error": {"message": "EngineDeadError"}}, "500 Internal Server Er
 )
 def test_a_server_fares_as_it_does(answers: Answers, state: str, says: str, listen: Callable[[Answers], Listener]) -> None:
     """A token counts, then the counters; what /health says of a living process counts only when it is bad."""
-    found = health.of_server(listen(answers).url, 0.3)
+    found = health.of_server(listen(answers).url, 1.5 if state in ("serving", "dead") else 0.3)
     assert (found.state, says in found.says) == (state, True), found
 
 
