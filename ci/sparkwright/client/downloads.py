@@ -1,8 +1,8 @@
 """
 The wheels of a set: downloaded to the user's cache, several at a time, and known by hash alone.
 
-A file that lies there is hashed again unless its time is that of the last check; uv, which reads
-the others, hashes what it unpacks. One of an index in a folder is used where it lies.
+A cached file is hashed again unless its time is that of the last check; uv hashes every wheel that
+it unpacks. The wheels of an index in a folder are used in place.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Prefix:
         return self.root / "releases" / name
 
     def marker(self, name: str) -> Marker | None:
-        """Return what is installed as *name*; None if nothing is, or not wholly, or a copy."""
+        """Return the marker of the release *name*; None without a whole one of that name."""
         with contextlib.suppress(FileError):
             marker = files.read_json(self.environment_folder(name) / MARKER, Marker)
             return marker if marker.name == name else None
@@ -349,7 +349,7 @@ def make(
         _compare_with_wheels(folder, wheels, replaced, base, actual)
         loading.result()
     for place in actual:
-        # Links of uv make one file of those of several releases, so none is to be edited.
+        # uv links one file into several releases, so an edit would change all of them.
         if not (folder / place).is_symlink():
             (folder / place).chmod((folder / place).stat().st_mode & ~0o222)
     return actual

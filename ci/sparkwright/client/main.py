@@ -114,8 +114,9 @@ def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:
 
 def _states(arguments: argparse.Namespace, prefix: Prefix) -> dict[str, ReleaseState]:
     """
-    Return the states of what is installed, in the index that each release is from, else in the one
-    that is named; without them, nothing, for going back must not need an index.
+    Return the states of the installed releases, each asked of the index that it came from.
+
+    An index that does not answer yields no state, because going back must not need one.
     """
     installed, states = prefix.installed(), dict[str, ReleaseState]()
     # Markers hold addresses without credentials.

@@ -25,6 +25,6 @@ VARIABLES = {
 
 
 def cache_variables(environment: Path) -> dict[str, str]:
-    """Return the variables that keep what is compiled in the folder *environment*."""
+    """Return the variables by which compiled kernels are cached in the folder *environment*."""
     caches = environment / CACHES
     return {name: str(caches / part) for name, part in VARIABLES.items()}
