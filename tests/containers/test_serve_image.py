@@ -28,7 +28,7 @@ from tests.refusals import refusal
 from tests.support import githubwork, workflows
 
 from sparkwright.core.store import Store
-from sparkwright.operate import image
+from sparkwright.serving import image
 
 pytestmark = pytest.mark.containers
 

@@ -19,7 +19,7 @@ import pytest
 from tests.server.rayed import _ray_site, _rayed_standin, _rayed_vllm
 from tests.support.standin import Machine, free_port
 
-from sparkwright.operate.serving import cluster
+from sparkwright.serving import cluster
 
 __all__ = ["_ray_site", "_rayed_standin", "_rayed_vllm"]
 

@@ -18,7 +18,7 @@ from tests.refusals import refusal
 from tests.support.standin import Machine, alive
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.operate.serving import known, variables
+from sparkwright.serving import known, variables
 
 pytestmark = pytest.mark.server
 

@@ -15,7 +15,7 @@ from tests.refusals import refusal
 from sparkwright.cli.main import main
 from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.console import console
-from sparkwright.operate import image
+from sparkwright.serving import image
 
 ROOT = Path(__file__).parents[2]
 BASE = "debian@sha256:" + "0123456789abcdef" * 4

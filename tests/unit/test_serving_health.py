@@ -17,8 +17,8 @@ import pytest
 from tests.support.badserver import MODELS, Listener, completion, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
-from sparkwright.operate.serving import health, held
-from sparkwright.operate.serving.held import Running
+from sparkwright.serving import health, held
+from sparkwright.serving.held import Running
 
 __all__ = ["_machine", "_standin"]
 
@@ -86,7 +86,7 @@ def test_a_server_fares_as_it_does(answers: Answers, state: str, says: str, list
 #: Asks once all imports are done and a program beside it, of which the kernel thinks more, has its only processor.
 DEAF = """
 import os, subprocess, sys
-from sparkwright.operate.serving import health
+from sparkwright.serving import health
 health.of_server(sys.argv[1], 0.1)
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.core.store import Store
-from sparkwright.operate.serving import loading
-from sparkwright.operate.serving.loading import Starts, Watch
+from sparkwright.serving import loading
+from sparkwright.serving.loading import Starts, Watch
 
 #: As the sources of vLLM 0.33.0 print it; colours, progress bars that write over themselves, and a letter of two bytes.
 LOG = (

@@ -9,7 +9,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.operate.serving import models
+from sparkwright.serving import models
 
 NAME, COMMIT, OTHER = "org/Toy-1", "a" * 40, "b" * 40
 

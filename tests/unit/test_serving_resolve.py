@@ -14,10 +14,10 @@ from tests.support import standin
 
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
-from sparkwright.operate.serving import environment as environments
-from sparkwright.operate.serving import shown
-from sparkwright.operate.serving.resolve import Ready, resolved
-from sparkwright.operate.serving.wish import Where, Wish
+from sparkwright.serving import environment as environments
+from sparkwright.serving import shown
+from sparkwright.serving.resolve import Ready, resolved
+from sparkwright.serving.wish import Where, Wish
 
 ROOT = Path(__file__).parents[2]
 WHEEL, OTHER = "a" * 64, "b" * 64

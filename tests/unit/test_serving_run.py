@@ -23,10 +23,10 @@ from tests.support.standin import Machine, _machine, _standin, alive, free_port
 
 from sparkwright.core import config
 from sparkwright.core.store import Store
-from sparkwright.operate.serving import held, run
-from sparkwright.operate.serving.asked import Asked
-from sparkwright.operate.serving.resolve import resolved
-from sparkwright.operate.serving.wish import Where, Wish
+from sparkwright.serving import held, run
+from sparkwright.serving.asked import Asked
+from sparkwright.serving.resolve import resolved
+from sparkwright.serving.wish import Where, Wish
 
 __all__ = ["_machine", "_standin"]
 

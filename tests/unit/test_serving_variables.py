@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import standin
 
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving import cluster, known, variables
-from sparkwright.operate.serving.wish import Wish
+from sparkwright.serving import cluster, known, variables
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.wish import Wish
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sparkwright.cli import main
-from sparkwright.operate.serving import variables
+from sparkwright.serving import variables
 
 PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
 

@@ -450,8 +450,8 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build and push its image."""
     # These load docker.
     from sparkwright.builder import container_build
-    from sparkwright.operate import image as images
     from sparkwright.release import policy
+    from sparkwright.serving import image as images
 
     context = options.checkout(arguments)
     repository = images.check_repository(arguments.push) if arguments.push else ""

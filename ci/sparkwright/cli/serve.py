@@ -17,8 +17,7 @@ from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving import (
+from sparkwright.serving import (
     cluster,
     health,
     held,
@@ -29,10 +28,11 @@ from sparkwright.operate.serving import (
     together,
     variables,
 )
-from sparkwright.operate.serving import environment as environments
-from sparkwright.operate.serving import run as running
-from sparkwright.operate.serving.asked import Asked
-from sparkwright.operate.serving.wish import Where, Wish
+from sparkwright.serving import environment as environments
+from sparkwright.serving import run as running
+from sparkwright.serving.asked import Asked
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.wish import Where, Wish
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

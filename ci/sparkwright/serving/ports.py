@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from sparkwright.operate.errors import ServeError
+from sparkwright.serving.errors import ServeError
 
 
 def check(host: str, port: int) -> None:

@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from sparkwright.bench.server.client import Client, ServerInvalid
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving import cluster
-from sparkwright.operate.serving.held import Running
+from sparkwright.serving import cluster
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.held import Running
 
 State = Literal["serving", "busy", "loading", "stuck", "dead", "node-lost"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from sparkwright.core import process
-from sparkwright.operate.errors import ServeError
+from sparkwright.serving.errors import ServeError
 
 #: Megabytes from which on a program is worth naming. *MOST*: how many are.
 LEAST, MOST = 200, 6

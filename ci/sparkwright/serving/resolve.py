@@ -15,11 +15,11 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe, RecipeError
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
-from sparkwright.operate.serving import environment as environments
-from sparkwright.operate.serving import known, models, variables
-from sparkwright.operate.serving.environment import ServingEnvironment
-from sparkwright.operate.serving.models import Found
-from sparkwright.operate.serving.wish import SHARE, Where, Wish
+from sparkwright.serving import environment as environments
+from sparkwright.serving import known, models, variables
+from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.models import Found
+from sparkwright.serving.wish import SHARE, Where, Wish
 
 #: GiB in megabytes, as psutil tells them.
 GIB = 2**30 / 1e6

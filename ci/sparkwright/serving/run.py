@@ -18,12 +18,12 @@ from sparkwright.bench.server.server_log import LogInvalid, LogPattern, scan
 from sparkwright.core import errors
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving import held, loading, ports, room
-from sparkwright.operate.serving.asked import Asked
-from sparkwright.operate.serving.environment import ServingEnvironment, changes
-from sparkwright.operate.serving.held import Held, Running
-from sparkwright.operate.serving.resolve import Ready
+from sparkwright.serving import held, loading, ports, room
+from sparkwright.serving.asked import Asked
+from sparkwright.serving.environment import ServingEnvironment, changes
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.held import Held, Running
+from sparkwright.serving.resolve import Ready
 
 #: Seconds between two looks at the log and the memory; a Spark's memory is gone within seconds (vllm #56824).
 LOOK = 0.25

@@ -36,7 +36,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import SparkwrightError, UsageError, by_reference
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
-from sparkwright.operate.errors import ImageError
+from sparkwright.serving.errors import ImageError
 
 #: Platforms of images, as engines name them → their machine, as Python does.
 PLATFORMS = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}

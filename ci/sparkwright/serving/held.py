@@ -21,8 +21,8 @@ from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError
 from sparkwright.core.store import translate_disk_full
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving.wish import Role
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.wish import Role
 
 Phase = Literal["waiting", "loading", "serving", "stopping", "joined"]
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.bench.recipes import preflight
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.wish import HOST, PORT, RAY_PORT, SHARE, Wish
 
 Kind = Literal["text", "address", "name", "integer", "share", "seconds", "words", "switch"]
 

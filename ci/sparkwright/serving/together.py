@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from sparkwright.bench.server.launch import SupervisedProcess
 from sparkwright.core.console import console, duration
 from sparkwright.core.store import Store
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving import cluster, held, ports, room, run
-from sparkwright.operate.serving.asked import Asked
-from sparkwright.operate.serving.cluster import Node
-from sparkwright.operate.serving.environment import ServingEnvironment
-from sparkwright.operate.serving.held import Held, Running
-from sparkwright.operate.serving.resolve import Ready
-from sparkwright.operate.serving.wish import Wish
+from sparkwright.serving import cluster, held, ports, room, run
+from sparkwright.serving.asked import Asked
+from sparkwright.serving.cluster import Node
+from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.held import Held, Running
+from sparkwright.serving.resolve import Ready
+from sparkwright.serving.wish import Wish
 
 #: Seconds between two questions who is there; each starts a Python that imports Ray.
 LOOK = 2.0

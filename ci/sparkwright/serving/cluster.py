@@ -20,9 +20,9 @@ import msgspec
 from sparkwright.bench.server.launch import ALWAYS, PASSED, SupervisedProcess
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, UsageError
-from sparkwright.operate.errors import ServeError
-from sparkwright.operate.serving.environment import ServingEnvironment
-from sparkwright.operate.serving.variables import goes_on
+from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
+from sparkwright.serving.variables import goes_on
 
 #: Bytes for objects that machines hand each other; Ray takes 30 % of the memory by itself, which on a Spark is the model's. Proposed.
 OBJECT_STORE = 1 << 30

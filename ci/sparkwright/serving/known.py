@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparkwright.bench.recipes import preflight
-from sparkwright.operate.errors import ServeError
+from sparkwright.serving.errors import ServeError
 
 #: ``engine/arg_utils.py`` of vLLM 0.33.0 has 120,000 bytes.
 LARGEST = 4 * 1024 * 1024

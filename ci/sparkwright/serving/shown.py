@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkwright.core.console import console, size
-from sparkwright.operate.serving.resolve import GIB, Ready
+from sparkwright.serving.resolve import GIB, Ready
 
 
 def rows(ready: Ready, log: str) -> list[tuple[str, str]]:
