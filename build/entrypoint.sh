@@ -33,7 +33,7 @@ case $command in
     serve) serve --environment "$@" ;;
     ray-head) serve --environment --ray-head "$@" ;;
     ray-worker) serve --environment --ray-worker "$@" ;;
-    health) serve --health "$@" ;;
+    health) serve --environment --health "$@" ;;
     bash) run /bin/bash "$@" ;;
     help | --help | -h) commands ;;
     *)

@@ -33,7 +33,6 @@ RUN set -eu; chown -R 10001:10001 /opt/sparkwright/releases/$NAME/caches; \
 ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     HOME=/var/lib/sparkwright \
     HF_HOME=/var/lib/sparkwright/huggingface \
-    SPARKWRIGHT_STATE_DIR=/var/lib/sparkwright/state \
     SPARKWRIGHT_CACHE_DIR=/var/lib/sparkwright/cache \
     HOST=0.0.0.0 \
     PORT=8888 \
@@ -47,7 +46,7 @@ WORKDIR /var/lib/sparkwright
 USER 10001:10001
 EXPOSE 8888
 STOPSIGNAL SIGTERM
-# A server that loads or is busy is healthy; one that is dead or stuck is not. It is a program's start each time, so not more often.
-HEALTHCHECK --interval=60s --timeout=60s --start-period=60s --retries=3 CMD ["/usr/local/bin/sparkwright-entrypoint", "health"]
+# While it loads, a container is "starting"; a busy server is healthy, one that is dead or stuck is not.
+HEALTHCHECK --interval=60s --timeout=60s --start-period=3600s --retries=3 CMD ["/usr/local/bin/sparkwright-entrypoint", "health"]
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/sparkwright-entrypoint"]
 CMD ["serve"]

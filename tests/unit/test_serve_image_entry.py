@@ -75,7 +75,7 @@ def serve(entry: Path, *words: str) -> list[str]:
         (["ray-head", "a-recipe"], ["--environment", "--ray-head", "a-recipe"]),
         (["ray-worker", "10.0.0.1:6379"], ["--environment", "--ray-worker", "10.0.0.1:6379"]),
         (["ray-worker"], ["--environment", "--ray-worker"]),
-        (["health", "--json"], ["--health", "--json"]),
+        (["health", "--json"], ["--environment", "--health", "--json"]),
     ],
     ids=lambda words: " ".join(words[:3]),
 )

@@ -31,20 +31,19 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def found(hub: Path, revision: str = "", *, download: bool = False) -> models.Found:
+def found(hub: Path, revision: str = "", *, download: bool = False) -> models.LocalModel:
     return models.find(NAME, revision, {"HF_HUB_CACHE": str(hub)}, download=download)
 
 
 def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
     """Its weights are counted from the headers."""
     one = models.find(str(standin.model(tmp_path / "toy")), "", {})
-    assert (one.local, one.weights, one.commit) == (tmp_path / "toy", 8, "")
+    assert (one.checkpoint, one.weights, one.commit) == (tmp_path / "toy", 8, "")
 
 
 def test_a_name_is_resolved_in_the_cache(hub: Path) -> None:
     """The pinned commit, else the one that was fetched last."""
     assert found(hub).path == found(hub, COMMIT).path == hub / "models--org--Toy-1" / "snapshots" / COMMIT
-    assert found(hub, "unresolved").commit == COMMIT
     (hub / "models--org--Toy-1" / "refs" / "main").unlink()
     assert found(hub).commit == COMMIT
 
@@ -52,16 +51,16 @@ def test_a_name_is_resolved_in_the_cache(hub: Path) -> None:
 def test_the_cache_is_where_the_hubs_client_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, home, in this order."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert models.cache({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
-    assert models.cache({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/hub")
-    assert models.cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
-    assert models.cache({}) == tmp_path / ".cache" / "huggingface" / "hub"
+    assert models.cache_folder({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
+    assert models.cache_folder({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/hub")
+    assert models.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
+    assert models.cache_folder({}) == tmp_path / ".cache" / "huggingface" / "hub"
 
 
 @pytest.mark.parametrize("revision", [OTHER, "other", "../../../etc/passwd", "refs/\0"])
 def test_a_commit_that_is_not_there_is_missing(hub: Path, revision: str) -> None:
     """Nothing is fetched, unless somebody allows vLLM to."""
-    with refusal("model-missing", match="not in the cache"):
+    with refusal("model-missing", match="not in the model cache"):
         found(hub, revision)
     assert found(hub, revision, download=True).path == Path(NAME)
 
@@ -70,10 +69,10 @@ def test_a_half_downloaded_name_is_missing(hub: Path) -> None:
     """What is still on its way is named."""
     place = hub / "models--org--Toy-1"
     (place / "blobs" / "model.safetensors").rename(place / "blobs" / "0123.incomplete")
-    with refusal("model-missing", match="not whole") as caught:
+    with refusal("model-missing", match="cannot be used") as caught:
         found(hub)
     assert "half downloaded: 0123.incomplete" in caught.value.details
-    assert found(hub, download=True).local is None
+    assert found(hub, download=True).checkpoint is None
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "org/not-here"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sparkwright.cli import main
-from sparkwright.serving import variables
+from sparkwright.cli import serve as serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
 
@@ -103,7 +103,7 @@ def sections() -> Iterator[str]:
         own = {name: one for name, one in found[verb].items() if name not in shared}
         texts = [f"\n## `{verb}`\n", f"{command.summary[0].upper()}{command.summary[1:]}.\n"]
         texts += [_table(own) + "\n"] if own else []
-        texts += [VARIABLES + variables.table()] if verb == "serve" else []
+        texts += [VARIABLES + serving.variables_table()] if verb == "serve" else []
         yield "\n".join(texts)
 
 

@@ -1,38 +1,132 @@
-"""``sparkwright serve``: a model served from an installed release, by its recipe."""
+"""``sparkwright serve``: preflight, and then vLLM in the place of this program."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.store import Store
-from sparkwright.serving import (
-    cluster,
-    health,
-    held,
-    ports,
-    resolve,
-    room,
-    shown,
-    together,
-    variables,
-)
 from sparkwright.serving import environment as environments
-from sparkwright.serving import run as running
-from sparkwright.serving.asked import Asked
+from sparkwright.serving import health, launch, preflight, ray
 from sparkwright.serving.errors import ServeError
-from sparkwright.serving.wish import Where, Wish
+from sparkwright.serving.launch import ServeRequest, ServingPlan
+
+#: Failure of each state of health.
+FAILURES = {"stuck": "server-stuck", "dead": "server-dead"}
+
+
+def plain_text(text: str) -> str:
+    """Return *text* if it is one line that does not begin with a hyphen."""
+    if not re.fullmatch(r"(?!-)[^\x00-\x1f\x7f]{1,4096}", text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no line of text without - in front")
+    return text
+
+
+def share(text: str) -> str:
+    """Return *text* if it is a number above 0 and at most 1."""
+    if not re.fullmatch(r"0*\.[0-9]{1,6}|0*1(\.0*)?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number above 0 and at most 1")
+    return text
+
+
+def switch(text: str) -> bool:
+    """Return whether *text* is 1, and not 0."""
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is neither 0 nor 1")
+    return text == "1"
+
+
+def words(text: str) -> list[str]:
+    """Return the words of *text*, split as a shell splits them; nothing is expanded or run."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"cannot be split into words: {error}") from None
+
+
+_PORT = options.number(int, 1, 65535)
+_NODES = options.number(int, 1, 64)
+_SECONDS = options.number(int, 1, 86400)
+
+
+class ContainerVariable(NamedTuple):
+    """
+    A variable of a serving image.
+
+    Attributes:
+        option: The option that it stands for, by its name in the namespace; a flag of vLLM if it
+            begins with ``--``.
+        convert: As argparse's ``type``.
+        help: For people.
+    """
+
+    option: str
+    convert: Callable[[str], Any]
+    help: str
+
+
+VARIABLES = {
+    "RECIPE": ContainerVariable("recipe", plain_text, "name of a recipe"),
+    "MODEL": ContainerVariable(
+        "model", plain_text, "a model folder, or its name in the model cache; with RECIPE, where "
+        "its checkpoint is",
+    ),
+    "REVISION": ContainerVariable("revision", plain_text, "commit or branch of a named model"),
+    "HOST": ContainerVariable("host", plain_text, "address to listen on"),
+    "PORT": ContainerVariable("port", _PORT, "port to listen on"),
+    "SERVED_MODEL_NAME": ContainerVariable("name", plain_text, "name of the model for clients"),
+    "GPU_MEMORY_UTIL": ContainerVariable(
+        "--gpu-memory-utilization", share, "share of the memory that vLLM may take"
+    ),
+    "MAX_MODEL_LEN": ContainerVariable(
+        "--max-model-len", options.number(int, 16, 1 << 24), "tokens of the longest request"
+    ),
+    "MAX_NUM_SEQS": ContainerVariable(
+        "--max-num-seqs", options.number(int, 1, 1024), "requests at a time"
+    ),
+    "TENSOR_PARALLEL_SIZE": ContainerVariable(
+        "--tensor-parallel-size", _NODES, "GPUs that share the work"
+    ),
+    "VLLM_EXTRA_ARGS": ContainerVariable(
+        "flag", words, "further arguments of vLLM, split into words as a shell does"
+    ),
+    "DOWNLOAD": ContainerVariable("download", switch, "1: vLLM may download the model"),
+    "NODES": ContainerVariable("nodes", _NODES, "machines that serve together"),
+    "RAY_ADDRESS": ContainerVariable("ray_worker", plain_text, "HOST:PORT of the head (worker)"),
+    "RAY_PORT": ContainerVariable("ray_port", _PORT, "port of Ray on the head"),
+    "NODE_ADDRESS": ContainerVariable(
+        "node_address", plain_text, "address of this machine on the network of the nodes"
+    ),
+}  # fmt: skip
+#: Names that other images use → ours.
+ALIASES = {
+    "MODEL_NAME": "MODEL", "MODEL_ID": "MODEL", "MODEL_PATH": "MODEL", "MODEL_DIR": "MODEL",
+    "HF_MODEL": "MODEL", "VLLM_MODEL": "MODEL", "VLLM_RECIPE": "RECIPE",
+    "TP": "TENSOR_PARALLEL_SIZE", "TP_SIZE": "TENSOR_PARALLEL_SIZE",
+    "MODEL_ALIAS": "SERVED_MODEL_NAME",
+    "EXTRA_ARGS": "VLLM_EXTRA_ARGS", "VLLM_ARGS": "VLLM_EXTRA_ARGS",
+    "MAX_CONTEXT_LEN": "MAX_MODEL_LEN", "CONTEXT_LENGTH": "MAX_MODEL_LEN",
+    "MAX_SEQS": "MAX_NUM_SEQS", "GPU_UTIL": "GPU_MEMORY_UTIL", "RAY_HEAD": "RAY_ADDRESS",
+    "HEAD_ADDRESS": "RAY_ADDRESS",
+}  # fmt: skip
+#: Variables that pass to the server with --environment. None replaces code of the wheel.
+PASSED = (
+    "VLLM_", "NCCL_", "GLOO_", "UCX_", "RAY_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "FLASHINFER_",
+    "TRITON_", "CUTE_DSL_", "B12X_", "HF_", "TRANSFORMERS_", "NVIDIA_", "HTTP_PROXY", "HTTPS_PROXY",
+    "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -50,13 +144,13 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--model",
-        default="",
+        type=plain_text,
         metavar="DIR|NAME",
         help="folder of the model, or its name in the model cache (default: the recipe's)",
     )
     add(
         "--revision",
-        default="",
+        type=plain_text,
         metavar="COMMIT",
         help="commit or branch of a model named with --model",
     )
@@ -68,13 +162,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     add(
         "--host",
+        type=plain_text,
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, this machine alone)",
     )
-    add("--port", type=options.number(int, 1, 65535), metavar="N", help="the port (default: 8000)")
+    add("--port", type=_PORT, metavar="N", help="port to listen on (default: 8000)")
     add(
         "--name",
-        default="",
+        type=plain_text,
         metavar="NAME",
         help="name of the model for clients (default: the recipe's, or the folder's)",
     )
@@ -93,188 +188,209 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="check everything, show what would run, and start nothing",
-    )
-    add(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="log file of vLLM (default: a file in the cache directory)",
-    )
-    add(
-        "--patience",
-        type=options.number(int, 1, 86400),
-        metavar="SECONDS",
-        help="time limit to become ready (default: the recipe's, or 1800), or for --health (10)",
+        help="check everything, show the command, and start nothing",
     )
     add(
         "--health",
         nargs="?",
         const="",
         metavar="URL",
-        help="only check whether this server, or the one of this machine, answers",
+        help="only check whether the server at URL serves (default: at --host and --port)",
+    )
+    add(
+        "--patience",
+        type=_SECONDS,
+        default=10,
+        metavar="SECONDS",
+        help="time limit of each answer for --health (default: %(default)s)",
     )
     role = parser.add_mutually_exclusive_group()
     role.add_argument(
         "--ray-head",
         action="store_true",
-        help="serve with other machines: start the Ray head here, and wait for them",
+        help="serve with other machines: start Ray's head here first",
     )
     role.add_argument(
         "--ray-worker",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="serve with other machines: join the head at HOST:PORT",
+        help="serve with other machines: join Ray's head at HOST:PORT, and start no server",
     )
     add(
         "--nodes",
-        type=options.number(int, 1, 64),
+        type=_NODES,
         metavar="N",
         help="machines that serve together (default: the recipe's)",
     )
     add(
         "--node-address",
-        default="",
+        type=plain_text,
         metavar="ADDRESS",
         help="address of this machine on the shared network",
     )
-    add(
-        "--ray-port",
-        type=options.number(int, 1, 65535),
-        metavar="N",
-        help="port of Ray on the head (default: 6379)",
-    )
+    add("--ray-port", type=_PORT, metavar="N", help="port of Ray on the head (default: 6379)")
+
+
+def variables_table() -> str:
+    """Return the variables of a serving image as a table in Markdown, for the docs."""
+    rows = ["| variable | stands for | meaning |", "|---|---|---|"]
+    for name, (option, _, text) in VARIABLES.items():
+        flag = option if option.startswith("--") else "--" + option.replace("_", "-")
+        flag = {"--recipe": "RECIPE", "--flag": "--flag, for each word"}.get(flag, flag)
+        rows.append(f"| `{name}` | `{flag}` | {text} |")
+    return "\n".join(rows) + "\n"
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """
-    Serve until the user stops it, unless ``--health`` or ``--dry-run`` is given; return the exit
-    code.
+    Check the request, and become the server; return only with ``--health`` or ``--dry-run``.
+
+    Raises:
+        server-dead, server-stuck: With ``--health``, the server does not serve.
+        variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
+        UsageError and others: As `launch.plan`.
     """
+    passed = _apply_variables(arguments, os.environ) if arguments.environment else {}
     if arguments.health is not None:
-        _health(arguments.health, arguments.patience or 10)
-        return 0
-    with Asked() as supervision:
-        store, wish = options.store(arguments), _wish(arguments)
-        current = default_prefix() / "current" / "bin" / "python"
-        if not current.exists() and "VIRTUAL_ENV" in os.environ:
-            current = Path(os.environ["VIRTUAL_ENV"], "bin", "python")
-        python = arguments.python or current
-        where = Where(python, config.root(arguments.root), arguments.log)
-        run = _follow if wish.role == "worker" else _serve
-        return run(store, wish, where, supervision, dry=arguments.dry_run)
-
-
-def _health(url: str, patience: int) -> None:
-    """
-    Show whether the server answers.
-
-    Raises:
-        server-dead, server-stuck, node-lost: The server does not serve.
-    """
-    key = os.environ.get("VLLM_API_KEY", "")
-    state = (
-        health.of_server(url, patience, key)
-        if url
-        else health.of_machine(held.read(), patience, key)
-    )
-    where = f" at {state.url}" if state.url else ""
-    console.document({"health": state})
-    if failure := health.FAILURES.get(state.state):
-        raise ServeError(
-            failure,
-            f"The server{where} does not serve: {state.state}.",
-            details=[state.says],
-            data=msgspec.to_builtins(state),
-        )
-    console.result(f"{state.state}: {state.says}{where}")
-
-
-def _wish(arguments: argparse.Namespace) -> Wish:
-    """
-    Return the options; with ``--environment``, those not given come from the environment.
-
-    Raises:
-        UsageError: A worker has no address of a head.
-        variable-refused: See `variables.told`.
-    """
-    below = variables.told(os.environ) if arguments.environment else Wish()
-    role = "worker" if arguments.ray_worker is not None else "head" if arguments.ray_head else ""
-    options: dict[str, Any] = {
-        "recipe": arguments.recipe,
-        "model": arguments.model,
-        "revision": arguments.revision,
-        "host": arguments.host,
-        "port": arguments.port,
-        "name": arguments.name,
-        "floor": arguments.floor,
-        "download": arguments.download or None,
-        "role": role,
-        "head": arguments.ray_worker,
-        "nodes": arguments.nodes,
-        "address": arguments.node_address,
-        "ray_port": arguments.ray_port,
-        "patience": arguments.patience,
-    }
-    wish = msgspec.structs.replace(
-        below,
-        **{name: value for name, value in options.items() if value not in (None, "")},
-        flags=(*below.flags, *arguments.flag),
-        variables=dict(arguments.variable),
-    )
-    if role == "worker" and not wish.head:
-        raise UsageError(
-            "usage",
-            "A worker needs the address of the head.",
-            todo="Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment.",
-        )
-    lost = [name for name in os.environ if name.startswith("VLLM_") and name not in wish.variables]
-    if lost and not arguments.environment:
+        return _check_health(arguments)
+    python = arguments.python or default_prefix() / "current" / "bin" / "python"
+    if not arguments.python and not python.exists() and "VIRTUAL_ENV" in os.environ:
+        python = Path(os.environ["VIRTUAL_ENV"], "bin", "python")
+    variables = {**passed, **dict(arguments.variable)}
+    if arguments.ray_worker is not None:
+        return _join(arguments, python, variables)
+    ignored = [n for n in os.environ if n.startswith("VLLM_") and n not in variables]
+    if ignored and not arguments.environment:
         console.warn(
-            f"{', '.join(sorted(lost))} of this shell does not reach the server; use --variable "
-            f"NAME=VALUE, or --environment for all"
+            f"{', '.join(sorted(ignored))} of this shell does not reach the server; use --variable "
+            "NAME=VALUE, or --environment for all"
         )
-    return wish
-
-
-def _serve(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
-    ready = resolve.resolved(wish, where)
-    log = (where.log or running.log_path(store, ready.name)).absolute()
-    shown.show(ready, str(log))
-    console.document(shown.document(ready, str(log)))
-    if dry:
-        for text in environments.changes(ready.environment):
-            console.warn(f"the installed set was changed: {text}")
-        if wish.role == "head":
-            cluster.required(ready.environment)
-        ports.check(wish.host, wish.port)
-        room.check(ready.needs, ready.floor)
-        return 0
-    with held.held() as lock:
-        start = together.lead if wish.role == "head" else running.serve
-        return start(ready, lock, supervision, store, log)
-
-
-def _follow(store: Store, wish: Wish, where: Where, supervision: Asked, *, dry: bool) -> int:
-    environment = environments.examine(where.python)
-    planned = recipes.load(where.root, wish.recipe).plan.floor if wish.recipe else None
-    floors = (wish.floor, planned, resolve.floor(wish))
-    floor = next(floor for floor in floors if floor is not None)
-    log = (where.log or running.log_path(store, "ray-worker")).absolute()
-    console.document(
-        {
-            "head": wish.head,
-            "vllm": environment.vllm,
-            "ray": environment.ray,
-            "python": str(environment.python),
-            "log": str(log),
-        }
+    names = ("recipe", "model", "revision", "host", "port", "name", "floor", "nodes")
+    given = {name: getattr(arguments, name) for name in names}
+    head = arguments.ray_head
+    address = arguments.node_address or (ray.own_address() if head else "")
+    request = ServeRequest(
+        **{name: value for name, value in given.items() if value not in (None, "")},
+        flags=tuple(arguments.flag),
+        variables=variables,
+        download=arguments.download,
+        address=address,
     )
-    if dry:
-        cluster.required(environment)
-        cluster.parts(wish.head)
+    plan = launch.plan(request, python, config.root(arguments.root), head=head)
+    return _start(plan, arguments.ray_port or 6379, head=head, dry_run=arguments.dry_run)
+
+
+def _apply_variables(
+    arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """
+    Set the options that are not given from *environment*; return the variables for the server.
+
+    An empty variable counts as not set.
+
+    Raises:
+        variable-refused: A value is wrong, or a name is similar to one of ours.
+    """
+    given = {name: value.strip() for name, value in environment.items() if value.strip()}
+    wrong = [f"{name}: perhaps {similar}" for name in given if (similar := _similar(name))]
+    words: list[str] = []
+    for name, (option, convert, _) in VARIABLES.items():
+        if name not in given:
+            continue
+        try:
+            value = convert(given[name])
+        except argparse.ArgumentTypeError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        if option.startswith("--"):
+            words.append(f"{option}={value}")
+        elif option == "flag":
+            words += value
+        elif option == "ray_worker":
+            # Only a worker names a head; a server finds its own.
+            arguments.ray_worker = value if arguments.ray_worker == "" else arguments.ray_worker
+        elif getattr(arguments, option) in (None, "", False):
+            setattr(arguments, option, value)
+    if wrong:
+        what = f"{len(wrong)} variables of the environment cannot be used."
+        raise ServeError("variable-refused", what, details=sorted(wrong))
+    arguments.flag = [*words, *arguments.flag]
+    return {
+        name: value
+        for name, value in given.items()
+        if name.startswith(PASSED) and name not in VARIABLES
+    }
+
+
+def _similar(name: str) -> str:
+    """Return the variable that *name* was probably meant to be; empty if it is none of ours."""
+    if name in VARIABLES or len(name) < 8:
+        return "" if name in VARIABLES else ALIASES.get(name, "")
+    # Short names are similar to too many others.
+    long = [variable for variable in VARIABLES if len(variable) > 8]
+    return ALIASES.get(name) or "".join(difflib.get_close_matches(name, long, 1, 0.8))
+
+
+def _check_health(arguments: argparse.Namespace) -> int:
+    host, port = arguments.host or "127.0.0.1", arguments.port or 8000
+    url = arguments.health or health.local_url(host, port)
+    state = health.check(url, arguments.patience, os.environ.get("VLLM_API_KEY", ""))
+    console.document({"health": state})
+    if failure := FAILURES.get(state.state):
+        what = f"The server at {url} does not serve: {state.state}."
+        data = msgspec.to_builtins(state)
+        raise ServeError(failure, what, details=[state.message], data=data)
+    console.result(f"{state.state}: {state.message} at {url}")
+    return 0
+
+
+def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]) -> int:
+    """Become Ray's processes of a worker."""
+    if not arguments.ray_worker:
+        todo = "Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment."
+        raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
+    environment, own = environments.examine(python), arguments.node_address or ""
+    launch.check_variables(variables, environment)
+    command = ray.worker_command(environment, arguments.ray_worker, own)
+    console.document({"head": arguments.ray_worker, "command": command})
+    if arguments.dry_run:
+        console.result(shlex.join(command))
         return 0
-    memory, patience = round(floor * resolve.GIB), wish.patience or resolve.PATIENCE
-    with held.held() as lock:
-        return together.follow(environment, wish, memory, lock, supervision, log, patience)
+    return _become(command, ray.variables({**variables, "VLLM_HOST_IP": own}))
+
+
+def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> int:
+    """Show *plan*, check what may change between two starts, and become the server."""
+    request, marker = plan.request, plan.environment.marker
+    release = f"{marker.name} ({marker.channel})" if marker else "not installed by sparkwright"
+    rows = [
+        ("recipe", plan.recipe.title if plan.recipe else "none"),
+        ("vLLM", f"{plan.environment.vllm}, {release}"),
+        ("model", plan.model.title),
+        ("address", f"{request.host} port {request.port}, as {plan.launch.name}"),
+        ("memory", f"{plan.needed:.1f} GiB, and {plan.floor:.1f} GiB stay free"),
+    ]
+    command = ray.head_command(plan.environment, request.address, ray_port) if head else []
+    rows += [("machines", f"{plan.nodes}; Ray: {shlex.join(command)}")] * head
+    console.table("server", ("", ""), rows)
+    for text in plan.warnings:
+        console.warn(text)
+    console.document({**plan.document(), "ray": command})
+    preflight.check_port(request.host, request.port)
+    preflight.check_memory(plan.needed, plan.floor)
+    if dry_run:
+        console.result(plan.shell())
+        return 0
+    variables = plan.launch.environment()
+    if head:
+        address = f"{request.address}:{ray_port}"
+        console.note(f"on each other machine: sparkwright serve --ray-worker {address}")
+        ray.start_head(command, request.address, ray_port, plan.launch.variables)
+        variables = {**ray.variables(variables), "RAY_ADDRESS": address}
+    return _become(plan.command, variables)
+
+
+def _become(command: list[str], variables: Mapping[str, str]) -> NoReturn:
+    """Replace this program by *command*, so that signals and the exit status are the server's."""
+    os.execve(command[0], command, variables)  # noqa: S606  no shell is wanted

@@ -1,16 +1,27 @@
-"""The Python environment that vLLM is served from, examined without importing anything of it."""
+"""
+The Python environment that vLLM is served from, and the flags and variables that its vLLM reads.
+
+Nothing of vLLM is imported: it ends over an unknown flag only after half a minute of imports, and
+ignores an unknown variable.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from sparkwright.client.environment import Marker, Prefix, installed_at
+from sparkwright.client.environment import Marker, installed_at
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError, PythonError
 
-_ASK = """\
+#: Bytes of a source file of vLLM that is read; arg_utils.py of 0.33.0 has 120,000.
+LARGEST = 4 << 20
+
+_SCRIPT = """\
 import importlib.metadata as metadata, importlib.util as util, json, sys
 def version(name):
     try:
@@ -22,6 +33,7 @@ folders = list(spec.submodule_search_locations or []) if spec else []
 print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version("ray"),
                   "package": "".join(folders[:1])}))
 """
+_FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
 
 
 class _Answer(msgspec.Struct):
@@ -36,28 +48,69 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
     An environment with vLLM.
 
     Attributes:
-        python: Its interpreter. *folder*: the environment.
-        vllm, ray: The versions of the distributions; *ray* is empty if it is missing.
+        python: Its interpreter.
+        vllm: The version of vLLM.
+        ray: The version of Ray; empty if it is missing.
         package: The folder ``vllm``.
         marker: What `sparkwright install` installed in it; None for another environment.
     """
 
     python: Path
-    folder: Path
     vllm: str
     ray: str
     package: Path
     marker: Marker | None = None
 
     @property
-    def release(self) -> str:
-        """The name of the release; empty if `sparkwright install` did not make the environment."""
-        return self.marker.name if self.marker else ""
-
-    @property
     def wheel(self) -> str:
         """The sha256 of the wheel of vLLM; empty if it is not known."""
         return self.marker.wheels.get("vllm", "") if self.marker else ""
+
+    def flags(self) -> frozenset[str]:
+        """
+        Return the flags of ``vllm serve``; empty if its sources are not as expected.
+
+        Flags are string constants in ``engine/arg_utils.py`` and ``cli_args.py``, or fields of a
+        class ``…FrontendArgs`` there.
+        """
+        # The folder was openai/ up to 0.31, launchers/ in 0.32, and is common/ in 0.33.
+        paths = (self.package / "entrypoints").glob("*/cli_args.py")
+        try:
+            trees = [
+                ast.parse(_read(path))
+                for path in (self.package / "engine" / "arg_utils.py", *sorted(paths))
+            ]
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return frozenset()
+        flags = frozenset(flag for tree in trees for flag in _flags(tree))
+        return flags if {"--max-model-len", "--host"} <= flags else frozenset()
+
+    def variables(self) -> frozenset[str]:
+        """Return the ``VLLM_`` variables in the table of ``envs.py``; empty if there is none."""
+        try:
+            text = _read(self.package / "envs.py").decode("utf-8", "replace")
+        except (OSError, ValueError):
+            return frozenset()
+        return frozenset(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path} is too large")
+    return data
+
+
+def _flags(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if _FLAG.fullmatch(node.value):
+                yield node.value
+        elif isinstance(node, ast.ClassDef) and node.name.endswith("FrontendArgs"):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield "--" + field.target.id.replace("_", "-")
 
 
 def examine(python: Path) -> ServingEnvironment:
@@ -69,38 +122,17 @@ def examine(python: Path) -> ServingEnvironment:
     """
     python = python.absolute()
     try:
-        # .pth files may print something before our line.
-        lines = process.output([python, "-I", "-c", _ASK], timeout=60).splitlines()
+        # .pth files may print something before the answer.
+        lines = process.output([python, "-I", "-c", _SCRIPT], timeout=60).splitlines()
         answer = msgspec.json.decode(lines[-1], type=_Answer)
     except (CommandError, OSError, IndexError, msgspec.DecodeError) as error:
         details = error.details if isinstance(error, CommandError) else [str(error)]
         what = f"{python} does not answer as a Python does."
         raise PythonError("environment-unusable", what, details=details) from error
     if not answer.vllm or not answer.package:
-        raise PythonError(
-            "environment-unusable",
-            f"There is no vLLM in the environment of {python}.",
-            details=[answer.prefix],
-            todo="Install a release with `sparkwright install`, or name another Python with"
-            " --python.",
-        )
-    folder = Path(answer.prefix)
-    installed = installed_at(folder)
-    return ServingEnvironment(
-        python,
-        folder,
-        answer.vllm,
-        answer.ray,
-        Path(answer.package),
-        installed[1] if installed else None,
-    )
-
-
-def changes(environment: ServingEnvironment) -> list[str]:
-    """Return what differs from the installation, by sizes and times; nothing if unknown."""
-    from sparkwright.client.install import find_changes
-
-    if environment.marker is None:
-        return []
-    prefix = Prefix(environment.folder.resolve().parent.parent)
-    return find_changes(prefix, environment.marker.name)
+        todo = "Install a release with `sparkwright install`, or name another Python with --python."
+        what = f"There is no vLLM in the environment of {python}."
+        raise PythonError("environment-unusable", what, details=[answer.prefix], todo=todo)
+    installed = installed_at(Path(answer.prefix))
+    marker = installed[1] if installed else None
+    return ServingEnvironment(python, answer.vllm, answer.ray, Path(answer.package), marker)

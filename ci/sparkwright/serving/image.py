@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -33,10 +33,9 @@ from sparkwright.client.index import Index
 from sparkwright.client.install import select_release
 from sparkwright.client.records import Channel, Release
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError, UsageError, by_reference
+from sparkwright.core.errors import Advice, SparkwrightError, UsageError, by_reference
 from sparkwright.core.files import content_key, read_bytes, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
-from sparkwright.serving.errors import ImageError
 
 #: Platforms of images, as engines name them → their machine, as Python does.
 PLATFORMS = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}
@@ -84,6 +83,36 @@ _UNREACHABLE = re.compile(
     r"|unreachable|certificate|EOF",
     re.I,
 )
+
+
+class ImageError(SparkwrightError):
+    """A serving image cannot be built or pushed."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "image-digest-differs": Advice(
+            "The registry names another image than was pushed: somebody pushed at the same time, "
+            "or something between changed it.",
+            "Do not use that tag; find out who writes to the repository, and push again.",
+        ),
+        "image-tag-taken": Advice(
+            "The repository has another image under the tag of this release, perhaps on another "
+            "base; nothing is overwritten.",
+            "Push to another repository, or remove the tag there if nobody uses it.",
+        ),
+        "registry-refused": Advice(
+            "The registry does not accept the image from this user: missing credentials, no right "
+            "to write there, or no room.",
+            "Log in with `docker login` as a user who may push there; sparkwright keeps no "
+            "credentials of its own.",
+        ),
+        "registry-unreachable": Advice(
+            "The container engine does not reach the registry: a wrong name, no network, or a "
+            "registry without TLS that it does not trust.",
+            "Try `docker push` yourself; for a registry without TLS see `insecure-registries` in "
+            "the engine's configuration.",
+            exit_code=5,
+        ),
+    }
 
 
 class ServingImage(msgspec.Struct, frozen=True):

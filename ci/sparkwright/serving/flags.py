@@ -1,0 +1,141 @@
+"""Arguments of ``vllm serve``: parsed, merged, and checked against the installed release."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sparkwright.bench.recipes.preflight import setting
+from sparkwright.serving.environment import ServingEnvironment
+from sparkwright.serving.errors import ServeError
+
+#: Flag that `serve` sets, or that would hide the server from it → the option to use instead.
+RESERVED = {
+    "--model": "use --model (MODEL)",
+    "--host": "use --host (HOST)",
+    "--port": "use --port (PORT)",
+    "--served-model-name": "use --name (SERVED_MODEL_NAME)",
+    "--revision": "use --revision (REVISION)",
+    "--api-key": "set the variable VLLM_API_KEY, which no list of processes shows",
+    "--config": "use --flag, or a recipe",
+    "--uds": "use --host and --port",
+    "--fd": "use --host and --port",
+    "--headless": "use --ray-worker",
+    "--ssl-keyfile": "use a proxy in front of the server",
+    "--ssl-certfile": "use a proxy in front of the server",
+    "--grpc": "not supported",
+}
+#: Suffixes of vLLM's numbers.
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+_NUMBER = re.compile(r"-[0-9.]+(e-?[0-9]+)?")
+
+
+class Argument(NamedTuple):
+    """
+    A flag with its values.
+
+    Attributes:
+        name: With hyphens, and without ``no-`` or a key behind a dot.
+        key: Behind a dot (``method`` of ``--speculative-config.method``).
+        value: Behind ``=``, or the first word after the flag; empty for a switch.
+        words: As given.
+    """
+
+    name: str
+    key: str
+    value: str
+    words: tuple[str, ...]
+
+
+def is_flag(word: str) -> bool:
+    """Return whether *word* is a flag, and no value of one."""
+    return word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word)
+
+
+def parse(words: Sequence[str]) -> list[Argument]:
+    """
+    Return the arguments in *words*.
+
+    Raises:
+        flag-unknown: The first word is no flag, or a word holds a zero byte.
+    """
+    wrong = [word for word in words if "\0" in word]
+    if words and not is_flag(words[0]):
+        wrong.append(words[0])
+    if wrong:
+        raise ServeError("flag-unknown", f"{wrong[0]!r:.80} is no argument of vLLM.")
+    starts = [index for index, word in enumerate(words) if is_flag(word)]
+    bounds = itertools.pairwise([*starts, len(words)])
+    return [_argument(tuple(words[start:end])) for start, end in bounds]
+
+
+def _argument(words: tuple[str, ...]) -> Argument:
+    flag, equals, value = words[0].partition("=")
+    name, _, key = flag.partition(".")
+    if name.startswith("--"):
+        name = setting(name.replace("_", "-"))
+    return Argument(name, key, value if equals else "".join(words[1:2]), words)
+
+
+def merge(below: Sequence[str], above: Sequence[str]) -> tuple[str, ...]:
+    """Return *below* without the arguments that *above* also gives, and then *above*."""
+    overridden = {argument.name for argument in parse(above)}
+    rest = [argument for argument in parse(below) if argument.name not in overridden]
+    return (*(word for argument in rest for word in argument.words), *above)
+
+
+def value(words: Sequence[str], name: str) -> str:
+    """Return the value of the flag *name*, the last one; empty if it is not given."""
+    values = [argument.value for argument in parse(words) if argument.name == name]
+    return values[-1] if values else ""
+
+
+def number(words: Sequence[str], name: str) -> float | None:
+    """Return the number that the flag *name* sets, such as 0.8, 64k or 20G; None without one."""
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kmgKMG]?)", value(words, name))
+    return float(match[1]) * SUFFIXES.get(match[2], 1) if match else None
+
+
+def speculation(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of speculative decoding, such as ``method``; empty without any."""
+    settings: dict[str, Any] = {}
+    for argument in parse(words):
+        if argument.name in ("--speculative-config", "-sc"):
+            with contextlib.suppress(msgspec.DecodeError):
+                settings |= (
+                    {argument.key: argument.value}
+                    if argument.key
+                    else msgspec.json.decode(argument.value, type=dict[str, Any])
+                )
+        elif argument.name in ("--spec-method", "--spec-model"):
+            settings[argument.name.removeprefix("--spec-")] = argument.value
+    return settings
+
+
+def check(words: Sequence[str], environment: ServingEnvironment) -> None:
+    """
+    Check *words* against the flags of the installed vLLM.
+
+    Raises:
+        flag-unknown: vLLM does not know a flag, or `serve` sets it itself.
+    """
+    if wrong := list(_unknown(parse(words), environment.flags())):
+        what = f"vLLM {environment.vllm} does not take {len(wrong)} of these arguments."
+        raise ServeError("flag-unknown", what, details=wrong)
+
+
+def _unknown(arguments: Iterable[Argument], known: frozenset[str]) -> Iterator[str]:
+    for name, _, _, words in arguments:
+        flag = words[0].partition("=")[0]
+        if name in RESERVED:
+            yield f"{flag}: {RESERVED[name]}"
+        elif known and name not in known and not re.match("-(O|cc)", name):
+            similar = difflib.get_close_matches(name, known, 1, 0.7)
+            yield f"{flag:.80}: unknown" + "".join(f"; perhaps {match}" for match in similar)

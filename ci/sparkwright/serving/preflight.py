@@ -1,0 +1,229 @@
+"""
+Preflight of a server: the same rules for a recipe, a plain model and a container.
+
+They judge the final arguments of ``vllm serve``, whatever gave them. The memory rules assume that
+the GPU has the host's memory, as on a GB10, or that there is no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from sparkwright.bench.recipes import preflight as recipe_preflight
+from sparkwright.bench.recipes.preflight import CheckpointSize, PreflightFinding
+from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.core import process
+from sparkwright.serving import flags
+from sparkwright.serving.errors import ServeError
+
+GIB = 2**30
+#: GiB for activations, CUDA graphs and the processes of a model without a recipe. Proposed.
+RESERVE = 8.0
+#: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
+NGRAM_LOSES = {"nemotron_h": "74.75 → 55.70 tok/s for one chat on a Spark"}
+#: Folder of the NVIDIA driver with a folder per GPU.
+GPUS = Path("/proc/driver/nvidia/gpus")
+#: Megabytes from which a process is named as holding memory, and how many are.
+LARGE, SHOWN = 200, 6
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """
+    The memory of this machine.
+
+    Attributes:
+        total: In GiB.
+        gpus: The number of NVIDIA GPUs.
+        unified: Whether the GPU shares the host's memory.
+    """
+
+    total: float
+    gpus: int = 0
+    unified: bool = False
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Return this machine, as the kernel and the driver describe it."""
+        texts = []
+        for path in sorted(GPUS.glob("*/information")):
+            with contextlib.suppress(OSError):
+                texts.append(path.read_text("utf-8", "replace"))
+        unified = any("GB10" in text for text in texts)
+        return cls(psutil.virtual_memory().total / GIB, len(texts), unified)
+
+    @property
+    def shared(self) -> bool:
+        """Whether a server's memory is the host's."""
+        return self.unified or not self.gpus
+
+
+def check(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    machine: Machine,
+    *,
+    recipe: Recipe | None,
+    checkpoint: CheckpointSize | None,
+    weights: float,
+    floor: float,
+) -> list[str]:
+    """
+    Return advice about a server with the arguments *words*.
+
+    Args:
+        recipe: With the plan that *words* follow; None for a plain model.
+        checkpoint: None if its files were not read.
+        weights: GiB of the model on one node; 0 if unknown.
+        floor: GiB that stay free.
+
+    Raises:
+        serve-unfit: A rule is broken.
+    """
+    results = [*_speculation(words, checkpoint)]
+    if machine.unified and not _pinned(words, variables):
+        message = (
+            "vLLM would size its KV cache by a profile that counts other programs and may come out "
+            "negative (vllm #44740, #46307). Pin it with --flag=--kv-cache-memory-bytes=BYTES"
+        )
+        results.append(PreflightFinding("cache-unpinned", message))
+    if recipe:
+        total = round(machine.total * GIB / 1e6)
+        results += recipe_preflight.findings(recipe, None, total=total, checkpoint=checkpoint)
+    elif machine.shared:
+        results += _memory(words, machine, weights, floor)
+    texts = {
+        finding: f"{finding.reference}: {finding.message}. "
+        + recipe_preflight.REASONS.get(finding.reference, "")
+        for finding in results
+    }
+    errors = [text.strip() for finding, text in texts.items() if finding.weight == "error"]
+    if errors:
+        name = recipe.name if recipe else "The model"
+        what = f"{name} cannot be served here with these flags."
+        raise ServeError("serve-unfit", what, details=list(dict.fromkeys(errors)))
+    return [text.strip() for text in texts.values()]
+
+
+def _pinned(words: Sequence[str], variables: Mapping[str, str]) -> bool:
+    pinned = flags.number(words, "--kv-cache-memory-bytes")
+    # vLLM for CPUs has a variable for it.
+    return bool(pinned or variables.get("VLLM_CPU_KVCACHE_SPACE"))
+
+
+def pinned_cache(words: Sequence[str], machine: Machine, weights: float) -> int:
+    """
+    Return the bytes of KV cache for a plain model with *weights* GiB, by its share of the memory
+    (``--gpu-memory-utilization``); 0 if there is no room, or nothing to compute it from.
+    """
+    share = flags.number(words, "--gpu-memory-utilization") or 0.0
+    return max(0, int((share * machine.total - weights - RESERVE) * GIB)) if weights else 0
+
+
+def _memory(
+    words: Sequence[str], machine: Machine, weights: float, floor: float
+) -> Iterator[PreflightFinding]:
+    """Yield what a plain model takes of the memory that must stay free."""
+    share = flags.number(words, "--gpu-memory-utilization") or 0.0
+    if share * machine.total + floor > machine.total:
+        left = (1 - share) * machine.total
+        message = f"{share:g} of {machine.total:.1f} GiB leaves {left:.1f}; {floor:g} must stay"
+        weight: Literal["error", "advice"] = "error" if machine.unified else "advice"
+        yield PreflightFinding("memory-utilization", f"{message} free", weight)
+    cache = (flags.number(words, "--kv-cache-memory-bytes") or 0.0) / GIB
+    if (needed := weights + cache + floor) > machine.total:
+        message = (
+            f"{weights:.1f} GiB of weights, {cache:.1f} of cache and {floor:g} that stay free are "
+            f"{needed:.1f} GiB; the machine has {machine.total:.1f}"
+        )
+        yield PreflightFinding("memory-short", message)
+
+
+def _speculation(
+    words: Sequence[str], checkpoint: CheckpointSize | None
+) -> Iterator[PreflightFinding]:
+    """Yield what is wrong with speculative decoding."""
+    settings = flags.speculation(words)
+    method = str(settings.get("method", ""))
+    if "mtp" in method and checkpoint and not checkpoint.drafts:
+        message = "the checkpoint has no layers that draft, or its config names none"
+        yield PreflightFinding("speculation-headless", message)
+    drafting = "mtp" in method or settings.get("model")
+    moe = str(settings.get("moe_backend") or flags.value(words, "--moe-backend"))
+    if drafting and "b12x" in moe:
+        message = (
+            "the draft model follows --moe-backend, its experts are not quantized, and b12x takes "
+            "none that are not (seed report 003). Set moe_backend (triton) in --speculative-config"
+        )
+        yield PreflightFinding("draft-b12x", message)
+    if method == "ngram" and checkpoint and checkpoint.architecture in NGRAM_LOSES:
+        loss = NGRAM_LOSES[checkpoint.architecture]
+        message = f"prompt lookup made this model slower: {loss} (seed report 003)"
+        yield PreflightFinding("ngram-slower", message, "advice")
+
+
+def check_memory(needed: float, floor: float) -> None:
+    """
+    Check that *needed* and *floor* GiB are free now.
+
+    Raises:
+        memory-held: Running programs hold too much.
+    """
+    free = process.available_megabytes() * 1e6 / GIB
+    if needed + floor <= free:
+        return
+    sizes = []
+    for running in psutil.process_iter(["pid", "name", "memory_info"]):
+        if running.info["memory_info"] and running.info["memory_info"].rss >= LARGE * 1e6:
+            sizes.append((running.info["memory_info"].rss, running.info))
+    raise ServeError(
+        "memory-held",
+        "There is not enough free memory for the server.",
+        details=[
+            f"{needed:.1f} GiB for the server, {floor:.1f} must stay free; {free:.1f} are free",
+            *(
+                f"process {info['pid']}, {info['name']}: {size / GIB:.1f} GiB"
+                for size, info in sorted(sizes, key=lambda pair: -pair[0])[:SHOWN]
+            ),
+        ],
+    )
+
+
+def check_port(host: str, port: int) -> None:
+    """
+    Check that a server can listen at *host* and *port* now, in the way that vLLM does.
+
+    Raises:
+        port-taken: Another program does, or this user may not.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except OSError as error:
+        raise ServeError(
+            "port-taken",
+            f"{host} port {port} cannot be listened on: {error.strerror or error}.",
+            details=_listeners(port),
+        ) from None
+
+
+def _listeners(port: int) -> list[str]:
+    with contextlib.suppress(psutil.Error, OSError):
+        return [
+            f"process {connection.pid}: {' '.join(psutil.Process(connection.pid).cmdline())[:120]}"
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and tuple(connection.laddr)[1:] == (port,)
+            and connection.pid
+        ]
+    return []

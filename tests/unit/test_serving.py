@@ -1,0 +1,399 @@
+"""What `serve` starts, and what it refuses before it starts anything: a recipe, a plain model and a container by the same rules."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.refusals import allowed, refusal
+from tests.support import checkpoints, standin
+from tests.support.badserver import MODELS, Listener, completion, head, whole
+from tests.support.standin import Machine, _machine, _standin, free_port
+
+from sparkwright.client import environment as client
+from sparkwright.core.files import sha256_bytes
+from sparkwright.serving import flags, health, launch, preflight
+from sparkwright.serving.environment import examine
+from sparkwright.serving.launch import ServeRequest, ServingPlan
+
+__all__ = ["_machine", "_standin"]
+
+ROOT = Path(__file__).parents[2]
+SPARK = preflight.Machine(119.7, gpus=1, unified=True)
+DESKTOP = preflight.Machine(64.0, gpus=1)
+WHEEL, OTHER = "a" * 64, "b" * 64
+FIGURE = {"cell": "32/64 c1", "metric": "tpot", "value": 50.0, "unit": "tok/s", "runs": [49.0, 51.0]}
+REPORT = {"source": "the gate", "host": "h", "stack": "s", "times": 5, "wheel": WHEEL, "figures": [FIGURE]}
+
+
+class World:
+    """An environment, a model, and reviewed data that may be edited."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.environment = folder, folder / "prefix" / "releases" / "spark.1"
+        self.python = standin.environment(self.environment)
+        self.model = standin.model(folder / "toy")
+        shutil.copytree(ROOT / "ci" / "recipes", folder / "data" / "ci" / "recipes")
+
+    @property
+    def site(self) -> Path:
+        return next(self.environment.glob("lib/python3.*/site-packages"))
+
+    def plan(self, recipe: str = "", *, machine: preflight.Machine | None = None, head: bool = False, **values: Any) -> ServingPlan:
+        values.setdefault("model", str(self.model))
+        return launch.plan(ServeRequest(recipe=recipe, **values), self.python, self.folder / "data", machine=machine, head=head)
+
+    def edit(self, recipe: str, **changes: object) -> None:
+        """Change fields of a recipe's file."""
+        path = self.folder / "data" / "ci" / "recipes" / f"{recipe}.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+    def install(self, channel: str = "verified") -> None:
+        """Mark the stand-in as a release that `install` made."""
+        listing = msgspec.json.encode(client.describe(self.environment))
+        marker = client.Marker(
+            name="spark.1", folder=str(self.environment.resolve()), index="https://example.org/", python="3.11.2", key="c" * 64,
+            packages={"vllm": standin.VERSION}, channel=channel,  # type: ignore[arg-type]
+            wheels={"vllm": WHEEL}, listing=sha256_bytes(listing),
+        )  # fmt: skip
+        (self.environment / client.LISTING).write_bytes(listing)
+        (self.environment / client.MARKER).write_bytes(msgspec.json.encode(marker))
+
+
+@pytest.fixture(name="world")
+def _world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def nemotron(folder: Path, *, drafts: bool = False) -> Path:
+    """Write a checkpoint without weights of Nemotron's kind; one that drafts has the field and the layers of it."""
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "vocab_size": 32, **shape}
+    tensors: list[checkpoints.Told] = [("backbone.layers.0.mixer.weight", "BF16", [16])]
+    if drafts:
+        config["num_nextn_predict_layers"] = 1
+        tensors.append(("mtp.layers.0.weight", "BF16", [16]))
+    return checkpoints.write(folder, config, tensors)
+
+
+# Preflight.
+
+MTP = '--speculative-config={"method":"mtp","num_speculative_tokens":3}'
+NGRAM = '--speculative-config={"method":"ngram","num_speculative_tokens":3}'
+PINNED = "--kv-cache-memory-bytes=4G"
+
+
+@pytest.mark.parametrize("origin", ["model", "recipe"])
+@pytest.mark.parametrize(
+    ("given", "drafts", "reference"),
+    [
+        ([MTP, PINNED], False, "speculation-headless"),
+        (["--speculative-config.method=mtp", PINNED], False, "speculation-headless"),
+        ([MTP, PINNED, "--moe-backend", "flashinfer_b12x"], True, "draft-b12x"),
+        ([PINNED, "--gpu-memory-utilization=0.999"], False, "memory-utilization"),
+        (["--kv-cache-memory-bytes=200G"], False, "memory-short"),
+        (["--kv-cache-memory-bytes=0"], False, "cache-unpinned"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_rule_holds_whatever_gave_the_flags(world: World, origin: str, given: list[str], drafts: bool, reference: str) -> None:
+    """A plain model and a recipe are judged by their final arguments on the machine that they are for."""
+    model = nemotron(world.folder / "nemotron", drafts=drafts)
+    world.edit("toy-cpu", versions=[{"vllm": ">=0.20", "flags": ["--enforce-eager"]}])
+    with refusal("serve-unfit") as caught:
+        world.plan("toy-cpu" * (origin == "recipe"), model=str(model), flags=tuple(given), machine=SPARK)
+    if reference == "cache-unpinned" and origin == "recipe":
+        assert caught.value.details
+    else:
+        assert any(line.startswith(f"{reference}: ") for line in caught.value.details), caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("given", "drafts"),
+    [
+        ([MTP], True),
+        (['--speculative-config={"method":"mtp","moe_backend":"triton"}', "--moe-backend=flashinfer_b12x"], True),
+        ([NGRAM, "--moe-backend=flashinfer_b12x"], False),
+        (["--gpu-memory-utilization=0.9"], False),
+    ],
+)
+def test_rule_lets_the_opposite_pass(world: World, given: list[str], drafts: bool) -> None:
+    with allowed():
+        world.plan(model=str(nemotron(world.folder / "nemotron", drafts=drafts)), flags=(PINNED, *given), machine=SPARK)
+
+
+def test_ngram_is_advised_against_where_it_was_measured_to_lose(world: World) -> None:
+    plan = world.plan(model=str(nemotron(world.folder / "nemotron")), flags=(NGRAM,), machine=DESKTOP)
+    assert any("74.75 → 55.70 tok/s" in text for text in plan.warnings)
+    assert not any("74.75" in text for text in world.plan(flags=(NGRAM,), machine=DESKTOP).warnings)
+
+
+def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None:
+    """Three quarters of the memory less weights and reserve; the user's own figure, and another machine, stay as they are."""
+    size = int((0.75 * 119.7 - world.plan(machine=SPARK).model.weights / preflight.GIB - preflight.RESERVE) * preflight.GIB)
+    share = "--gpu-memory-utilization=0.75"
+    assert world.plan(machine=SPARK).launch.flags == (share, f"--kv-cache-memory-bytes={size}")
+    assert world.plan(machine=SPARK, flags=(PINNED,)).launch.flags == (PINNED,)
+    assert world.plan(machine=DESKTOP).launch.flags == (share,)
+    (world.model / "model.safetensors").rename(world.model / "model.bin")
+    with refusal("serve-unfit"):
+        world.plan(machine=SPARK)
+
+
+def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:
+    plan = world.plan("toy-cpu", flags=("--max-model-len=512",), floor=2.0, machine=DESKTOP)
+    assert plan.launch.flags.count("--max-model-len=512") == 1
+    assert not any(word == "--max-model-len=1024" for word in plan.launch.flags)
+    assert plan.floor == 2.0
+    with refusal("serve-unfit", match="toy-cpu cannot be served here"):
+        world.plan("toy-cpu", floor=4000.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reference"),
+    [
+        ({"recipe": "no-such-recipe"}, "usage"),
+        ({"model": ""}, "usage"),
+        ({"recipe": "toy-cpu", "model": ""}, "usage"),
+        ({"recipe": "qwen3-vl-235b-nvfp4"}, "usage"),
+        ({"nodes": 2}, "usage"),
+        ({"flags": ("--tensor-parallel-size=2",)}, "usage"),
+        ({"recipe": "qwen3-next-80b-nvfp4-marlin"}, "serve-unfit"),
+        ({"recipe": "qwen3-next-80b-nvfp4-marlin", "model": ""}, "model-missing"),
+        ({"flags": ("--max-model-length=5",)}, "flag-unknown"),
+        ({"flags": ("--port=5",)}, "flag-unknown"),
+        ({"flags": ("value",)}, "flag-unknown"),
+        ({"variables": {"VLLM_NVFP4_GEMM_BACKEND": "x"}}, "variable-refused"),
+    ],
+)
+def test_refused_before_the_start(world: World, values: dict[str, Any], reference: str) -> None:
+    with refusal(reference):
+        world.plan(**values, machine=DESKTOP)
+
+
+def test_refusals_name_the_successor(world: World) -> None:
+    """Of a removed variable and of a misspelt flag."""
+    with refusal("variable-refused") as variable:
+        world.plan(variables={"VLLM_NVFP4_GEMM_BACKEND": "marlin", "VLLM_CPU_KVCACHE_SPCE": "1"})
+    assert list(variable.value.details) == [
+        "VLLM_CPU_KVCACHE_SPCE: perhaps VLLM_CPU_KVCACHE_SPACE", "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend",
+    ]  # fmt: skip
+    with refusal("flag-unknown") as flag:
+        world.plan(flags=("--max-model-length=5", "--api_key=x"))
+    assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"
+    assert "VLLM_API_KEY" in flag.value.details[1]
+
+
+def test_environment_without_the_recipes_vllm_is_refused(world: World) -> None:
+    info = world.site / f"vllm-{standin.VERSION}.dist-info"
+    info.rename(world.site / "vllm-0.12.0.dist-info")
+    (world.site / "vllm-0.12.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.12.0\n")
+    with refusal("recipe-unfit", match=r"does not know vLLM '0\.12\.0'"):
+        world.plan("toy-cpu")
+    shutil.rmtree(world.site / "vllm-0.12.0.dist-info")
+    with refusal("environment-unusable", match="no vLLM"):
+        world.plan("toy-cpu")
+
+
+def test_what_was_not_shown_is_said(world: World) -> None:
+    """Stock vLLM, a candidate, another wheel than the one that was measured."""
+
+    def warns(text: str) -> bool:
+        return any(text in warning for warning in world.plan("toy-cpu", machine=DESKTOP).warnings)
+
+    assert warns("not installed by sparkwright")
+    assert warns("has not measured")
+    world.install("candidate")
+    assert warns("spark.1 is a candidate")
+    world.edit("toy-cpu", ours=[REPORT])
+    assert not warns("measured")
+    world.edit("toy-cpu", ours=[{**REPORT, "wheel": OTHER}])
+    assert warns(f"with wheel {OTHER[:12]}, not with {WHEEL[:12]}")
+
+
+def test_sources_that_are_not_vllms_check_nothing(world: World) -> None:
+    """A release that states its flags otherwise is served; vLLM judges them itself."""
+    for name in ("envs.py", "engine/arg_utils.py"):
+        (world.site / "vllm" / name).write_text("x = (\n")
+    with allowed():
+        world.plan(flags=("--new-flag=1",), variables={"VLLM_NEW": "1"}, machine=DESKTOP)
+    assert examine(world.python).flags() == frozenset()
+
+
+WORDS = st.lists(st.from_regex(r"--[a-c](=[0-9])?|[0-9]", fullmatch=True), max_size=6).filter(lambda words: words[:1] != [] and words[0][0] == "-")
+
+
+@given(below=WORDS, above=WORDS)
+def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], above: list[str]) -> None:
+    merged = flags.merge(below, above)
+    assert list(merged[-len(above) :]) == above
+    for name in ("--a", "--b", "--c"):
+        names = [argument.name for argument in flags.parse(above)]
+        assert flags.value(merged, name) == flags.value(above if name in names else below, name)
+
+
+def test_port_and_memory_are_checked_now(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken") as caught:
+        preflight.check_port("127.0.0.1", taken.getsockname()[1])
+    assert any("pytest" in line for line in caught.value.details)
+    with refusal("memory-held", match="not enough free"):
+        preflight.check_memory(1e6, 0)
+    with allowed():
+        preflight.check_memory(0.0, 0.0)
+
+
+# The process.
+
+
+def test_server_takes_the_place_of_the_program(machine: Machine) -> None:
+    """It has the pid that was started, gets signals itself, and the exit status is its own."""
+    child = machine.start("--flag=--dtype", "--flag=float32")
+    machine.until_healthy()
+    seen = machine.told()
+    assert seen["pids"][0] == child.pid
+    assert seen["argv"][1:3] == ["serve", str(machine.model)]
+    assert seen["argv"][-2:] == ["--dtype", "float32"]
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == -signal.SIGTERM
+
+
+def test_server_that_dies_while_loading_ends_with_its_status(machine: Machine) -> None:
+    done = machine.run(die="loading")
+    assert (done.returncode, "RuntimeError: no such kernel" in done.stdout) == (7, True)
+
+
+def test_dry_run_shows_the_command_and_no_secret(machine: Machine) -> None:
+    machine.environment |= {"VLLM_API_KEY": "geheim", "MAX_MODEL_LEN": "512"}
+    done = machine.run("--dry-run", "--environment")
+    assert done.returncode == 0, done.stderr
+    assert "VLLM_API_KEY='(set)'" in done.stdout
+    assert f"-m vllm.entrypoints.cli.main serve {machine.model}" in done.stdout
+    assert "--max-model-len=512" in done.stdout
+    assert "geheim" not in done.stdout + done.stderr
+    assert not machine.record.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"PORT": "eighty"}, "PORT: 'eighty' is not a whole number from 1 to 65535"),
+        ({"GPU_MEMORY_UTIL": "1.5"}, "GPU_MEMORY_UTIL: "),
+        ({"MODEL": "-x"}, "MODEL: "),
+        ({"DOWNLOAD": "yes"}, "DOWNLOAD: "),
+        ({"VLLM_EXTRA_ARGS": "'--dtype"}, "VLLM_EXTRA_ARGS: "),
+        ({"MAX_MODEL_LENGTH": "5"}, "MAX_MODEL_LENGTH: perhaps MAX_MODEL_LEN"),
+        ({"TP_SIZE": "2"}, "TP_SIZE: perhaps TENSOR_PARALLEL_SIZE"),
+        ({"VLLM_NVFP4_GEMM_BACKEND": "x"}, "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend"),
+    ],
+)
+def test_container_variable_is_taken_or_refused(machine: Machine, variables: dict[str, str], text: str) -> None:
+    machine.environment |= variables
+    done = machine.run("--dry-run", "--environment", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["reference"]) == (1, "variable-refused")
+    assert any(line.startswith(text) for line in error["details"]), error
+
+
+def test_container_variables_stand_for_options(machine: Machine) -> None:
+    """An option that is given wins; words are split as a shell does, and nothing is expanded."""
+    machine.environment |= {
+        "SERVED_MODEL_NAME": "toy two", "PORT": "1", "VLLM_EXTRA_ARGS": "--seed 5\n--dtype '$(id)'", "NCCL_DEBUG": "INFO", "UNRELATED": "1",
+        "MAX_NUM_SEQS": " 7 ", "REVISION": "",
+    }  # fmt: skip
+    done = machine.run("--dry-run", "--environment", "--json", "--flag=--seed=6")
+    document = json.loads(done.stdout)
+    command = document["command"]
+    assert (document["name"], command[command.index("--port") + 1]) == ("toy two", str(machine.port))
+    assert command[-5:] == ["--seed", "5", "--dtype", "$(id)", "--seed=6"]
+    assert "--max-num-seqs=7" in command
+    assert document["variables"]["NCCL_DEBUG"] == "INFO"
+    assert "UNRELATED" not in document["variables"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [(["--ray-head"], "ray-missing"), (["--ray-worker", "127.0.0.1:1"], "ray-missing"), (["--ray-worker"], "usage")],
+)
+def test_ray_is_refused_without_what_it_needs(machine: Machine, words: list[str], reference: str) -> None:
+    done = machine.run(*words, "--json")
+    assert json.loads(done.stdout)["error"]["reference"] == reference
+
+
+# Health.
+
+TOKEN = whole({**completion(token_ids=[5]), "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+ERROR = whole({"error": {"message": "EngineDeadError"}}, "500 Internal Server Error")
+Answers = dict[str, bytes | None]
+
+
+@pytest.fixture(name="listen")
+def _listen() -> Iterator[Callable[[Answers], Listener]]:
+    """Return what runs a server that answers each path with the given bytes, and with silence where they are None."""
+    with contextlib.ExitStack() as open_:
+
+        def listen(answers: Answers) -> Listener:
+            steps = itertools.count(5)
+
+            def say(connection: socket.socket, path: str) -> None:
+                answer = {"/health": whole(b""), "/v1/models": whole(MODELS), "/v1/completions": TOKEN, **answers}.get(path)
+                if path == "/metrics" and answers.get(path) == b"moving":
+                    answer = metrics(next(steps))
+                if answer is None:
+                    listener.over.wait(60)
+                else:
+                    connection.sendall(answer)
+
+            listener = Listener(say)
+            open_.callback(listener.close)
+            return listener
+
+        yield listen
+
+
+def metrics(tokens: float) -> bytes:
+    data = f'vllm:generation_tokens_total{{model="toy"}} {tokens}\nvllm:num_requests_running 1\n'.encode()
+    return head("text/plain", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "text"),
+    [
+        ({}, "serving", "a token came"),
+        ({"/metrics": ERROR}, "serving", "a token came"),
+        ({"/health": None}, "serving", "a token came"),
+        ({"/health": whole(b"", "503 Service Unavailable")}, "dead", "/health: "),
+        ({"/v1/completions": ERROR, "/metrics": metrics(5)}, "dead", "EngineDeadError"),
+        ({"/v1/completions": None, "/metrics": b"moving"}, "busy", "generation_tokens_total increases"),
+        ({"/v1/completions": None, "/metrics": metrics(5)}, "stuck", "no counter increases"),
+        ({"/v1/completions": None, "/metrics": None}, "stuck", "no counter increases"),
+        ({"/v1/completions": whole(b"<html>"), "/metrics": metrics(5)}, "stuck", "no counter"),
+        ({"/v1/models": whole({"data": []}), "/metrics": metrics(5)}, "stuck", "lists no model"),
+        ({"/v1/models": whole({}, "401 Unauthorized")}, "stuck", "VLLM_API_KEY"),
+    ],
+)
+def test_health_tells_slow_from_dead(answers: Answers, state: str, text: str, listen: Callable[[Answers], Listener]) -> None:
+    found = health.check(listen(answers).url, 1.5 if state in ("serving", "dead") else 0.3)
+    assert (found.state, text in found.message) == (state, True), found
+
+
+def test_health_command_has_an_exit_code(machine: Machine, listen: Callable[[Answers], Listener]) -> None:
+    done = machine.verb("serve", "--health", "--json", "--port", str(free_port()))
+    assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "server-dead")
+    stuck = listen({"/v1/completions": None, "/metrics": metrics(5)}).url
+    done = machine.verb("serve", "--health", stuck, "--json", "--patience", "1")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["error"]["reference"], document["health"]["state"]) == (1, "server-stuck", "stuck")
+    done = machine.verb("serve", "--health", listen({}).url)
+    assert (done.returncode, done.stdout.startswith("serving: ")) == (0, True)
