@@ -112,7 +112,8 @@ def test_a_model_is_served_and_its_health_is_told(real: Real) -> None:
     real.started[-1].send_signal(signal.SIGTERM)
     _, err = real.started[-1].communicate(timeout=120)
     assert real.started[-1].returncode == 0, err
-    assert not any(alive(one.pid) for one in left)
+    _, running = psutil.wait_procs(left, timeout=60)  # the resource tracker is the last to notice
+    assert not any(alive(one.pid) for one in running)
     assert real.health() == (1, "dead")
 
 
@@ -126,7 +127,8 @@ def test_an_engine_that_dies_ends_the_server_with_its_reason(real: Real) -> None
     _, err = real.started[-1].communicate(timeout=180)
     assert real.started[-1].returncode != 0
     assert "geheim" not in err
-    assert not any(alive(one.pid) for one in left)
+    _, running = psutil.wait_procs(left, timeout=60)  # the resource tracker is the last to notice
+    assert not any(alive(one.pid) for one in running)
     assert real.health() == (1, "dead")
 
 
