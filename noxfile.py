@@ -46,9 +46,7 @@ WORKERS = str((os.cpu_count() or 1) + 1)
 #: Scripts that shellcheck reads; those of workflows' steps are read by the tests.
 SCRIPTS = (
     ".ci/run",
-    ".github/setup.sh",
-    ".github/published.sh",
-    ".github/keys.sh",
+    *map(str, sorted(Path(".github").glob("*.sh"))),
     *map(str, sorted(Path("build").glob("*.sh"))),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -186,7 +184,7 @@ def emulation(session: nox.Session) -> None:
 
 @nox.session(default=False, tags=["check"])
 def workflows(session: nox.Session) -> None:
-    """Run every step of the workflows and every command of the guides on the demo (ten minutes)."""
+    """Run every step of the workflows, in containers, and every command of the guides (minutes)."""
     pytest(session, "workflows", seconds=1800)
 
 

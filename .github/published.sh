@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The branch `published`: the index, the records of nights, the last drift, and the site made of them. `get` brings it to ./published,
-# `put` commits what changed there and pushes it. Nothing is ever forced: who is too late begins again.
+# The branch `published` of the public repository: the index, the records of runs, the last drift, and the status page. `get` brings it
+# to ./published, `version` prints the version of its index (0 for none), and `put` commits what changed there and pushes it. Nothing
+# is ever forced: whoever is too late begins again.
 set -euo pipefail
 
 branch=published
-url=$GITHUB_SERVER_URL/$GITHUB_REPOSITORY
+url=$GITHUB_SERVER_URL/${PUBLIC_REPOSITORY:-$GITHUB_REPOSITORY}
 
 # The token reaches git by its environment: a command line is seen by every process, and a configuration file stays behind.
 if [[ -n ${TOKEN:-} ]]; then
@@ -13,22 +14,33 @@ if [[ -n ${TOKEN:-} ]]; then
     GIT_CONFIG_VALUE_0="AUTHORIZATION: basic $(printf 'x-access-token:%s' "$TOKEN" | base64 -w0)"
     export GIT_CONFIG_COUNT GIT_CONFIG_KEY_0 GIT_CONFIG_VALUE_0
 fi
+# A repository that is private, or not there, is refused, and nobody is asked for a password.
+export GIT_TERMINAL_PROMPT=0
 
 case ${1:-} in
 get)
     rm -rf published
-    if git ls-remote --exit-code --heads "$url" "$branch" >/dev/null; then
-        git clone --quiet --depth 1 --branch "$branch" "$url" published
+    # Status 2 alone means that there is no such branch; a host that does not answer is no reason to begin an empty one.
+    status=0
+    git ls-remote --exit-code --heads "$url" "$branch" >/dev/null || status=$?
+    case $status in
+    0) git clone --quiet --depth 1 --branch "$branch" "$url" published ;;
+    2) git init --quiet --initial-branch="$branch" published ;;
+    *) echo "::error::$url does not answer, or is not public" >&2 && exit 1 ;;
+    esac
+    ;;
+version)
+    timestamp=published/index/metadata/timestamp.json
+    if [[ -e $timestamp ]]; then
+        python3 -c 'import json, sys; print(int(json.load(sys.stdin)["signed"]["version"]))' <"$timestamp"
     else
-        # Status 2 alone means that there is no such branch; a host that does not answer is no reason to begin an empty one.
-        status=0
-        git ls-remote --exit-code --heads "$url" "$branch" >/dev/null || status=$?
-        ((status == 2)) || { echo "$url does not answer" >&2; exit 1; }
-        git init --quiet --initial-branch="$branch" published
+        echo 0
     fi
     ;;
 put)
     cd published
+    # Pages would leave out names that begin with a dot or an underscore.
+    touch .nojekyll
     git add --all
     if git diff --cached --quiet; then
         echo "nothing changed"
@@ -38,7 +50,7 @@ put)
     git push --quiet "$url" "HEAD:refs/heads/$branch"
     ;;
 *)
-    echo "usage: $0 get | put MESSAGE" >&2
+    echo "usage: $0 get | version | put MESSAGE" >&2
     exit 2
     ;;
 esac

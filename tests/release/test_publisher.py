@@ -510,6 +510,36 @@ def test_client_of_the_index_is_published_with_it(
     assert f"sparkwright-install=={second.version}" in (owner.root / "index.html").read_text()
 
 
+def test_wheels_are_sent_after_the_release_is_signed(
+    owner: IndexOwner, new: Wheels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who signs needs no token that writes, who sends needs no key, and other wheels than the signed ones are not sent."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with githubapi.serve() as github:
+        mirrors = {
+            "https://api.github.com": github.api,
+            "https://uploads.github.com": github.uploads,
+        }
+        signer = owner.publisher(mirrors=mirrors)
+        monkeypatch.setenv("GITHUB_TOKEN", "ghs_reads")
+        signer.publish(new, "candidate", github=github.repository, url=owner.url, send=False)
+        assert not github.releases
+        sender = dataclasses.replace(signer, keys=keys.load([]))
+        monkeypatch.setenv("GITHUB_TOKEN", githubapi.TOKEN)
+        other = wheels.vllm(tmp_path / "other", label="spark.2026.11.9")
+        for others in (new[:-1], [*new[:-1], other]):
+            with refusal("release-unknown"):
+                sender.upload(others, github.repository)
+        assert not github.releases
+        assert len(sender.upload(new, github.repository)) == 2 * len(new)
+        assert sender.upload(new, github.repository) == []
+        (remote,) = github.releases.values()
+    assert {wheel.name for wheel in owner.index.entries["2026.11.2"].release.wheels} < {
+        asset.name for asset in remote.assets.values()
+    }
+
+
 def test_wheels_as_assets_of_github(
     owner: IndexOwner, new: Wheels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

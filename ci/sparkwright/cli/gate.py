@@ -6,11 +6,14 @@ bytes.
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparkwright.audit import wheel
+from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
 from sparkwright.core.console import console
@@ -43,6 +46,18 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default=[],
         choices=tuple(GATES),
         help="only this gate; may be repeated (default: all)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only check that --recipe serves the vLLM of the stack; start nothing",
+    )
+    add(
+        "--server-user",
+        default="",
+        metavar="USER",
+        help="user that servers run as, by root or by sudo without a password; it can write no "
+        "verdict",
     )
     add("--keep-going", action="store_true", help="continue after a failure")
     add("--server-log", type=Path, metavar="FILE", help="log file of that server")
@@ -83,7 +98,11 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the gates, show and store their verdicts; raise unless all pass."""
+    own = pwd.getpwuid(os.geteuid()).pw_name
     options.refuse(
+        (arguments.dry_run and not arguments.recipe, "--dry-run needs --recipe NAME."),
+        (arguments.server_user == own, f"--server-user {own} is the gate's own user."),
+        (arguments.server_user and not arguments.serve, "--server-user belongs to --serve."),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
@@ -96,6 +115,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         ),
     )
     context, facts = options.checkout(arguments), machine_facts()
+    if arguments.dry_run:
+        return _check_recipe(context, arguments.recipe)
     named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
     if not arguments.wheel and not arguments.server:
@@ -110,6 +131,23 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     console.document({"ladder": verdict_file.document(result)})
     ladder.raise_for_state(result)
     return None
+
+
+def _check_recipe(context: RunContext, name: str) -> dict[str, Any]:
+    """
+    Return the releases of the stack's grafted forks, all of which the recipe *name* serves.
+
+    Raises:
+        UsageError: There is no such recipe. recipe-unfit: It does not know a release.
+    """
+    recipe = recipes.load(context.project.root, name)
+    locked = {fork: context.lock.forks[fork].bases.values() for fork in context.forks}
+    versions = sorted({base.version for bases in locked.values() for base in bases})
+    for version in versions:
+        # Of our wheel, which has what the official one may lack.
+        recipe.variant(f"{version}+{context.project.spec.label}")
+    console.result(f"{name} serves {context.project.stack} ({', '.join(versions)})")
+    return {"recipe": name, "stack": context.project.stack, "versions": versions}
 
 
 def climb(

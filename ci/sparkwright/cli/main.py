@@ -67,6 +67,7 @@ COMMANDS = {
     "release stage": CommandInfo(
         "release", "install unpublished wheels, or the official one, for the gates"
     ),
+    "release upload": CommandInfo("release", "send the wheels of a release to GitHub"),
     "release promote": CommandInfo("release", "move a candidate to verified, by new verdicts"),
     "release yank": CommandInfo("release", "stop offering a release; its files stay"),
     "release prune": CommandInfo(

@@ -21,6 +21,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``publish`` and of the commands of ``release``."""
     runs = {
         "publish": publish,
+        "release upload": upload,
         "release promote": promote,
         "release yank": yank,
         "release prune": prune,
@@ -39,7 +40,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             metavar="FOLDER",
             help="folder of the index",
         )
-        if name not in ("release notes", "release verify"):
+        if name not in ("release notes", "release verify", "release upload"):
             add(
                 "--keys",
                 type=Path,
@@ -60,6 +61,16 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parsers["release notes"].add_argument(
         "release", nargs="?", metavar="RELEASE", help="its name (default: the newest)"
     )
+    for name in ("publish", "release upload"):
+        parsers[name].add_argument(
+            "wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels of the release"
+        )
+        parsers[name].add_argument(
+            "--files",
+            default="folder",
+            metavar="folder|github:OWNER/REPO",
+            help="where the wheels are stored (default: folder, that of the index)",
+        )
     _add_publish(parsers["publish"])
     _add_key(parsers["release key"])
     parsers["release promote"].add_argument(
@@ -103,7 +114,6 @@ def _add_stage(parser: argparse.ArgumentParser) -> None:
 
 def _add_publish(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheels", nargs="+", type=Path, metavar="WHEEL", help="wheels of the release")
     add(
         "--channel",
         choices=CHANNELS,
@@ -115,12 +125,7 @@ def _add_publish(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the verdicts (default: beside each wheel)",
     )
-    add(
-        "--files",
-        default="folder",
-        metavar="folder|github:OWNER/REPO",
-        help="where the wheels are stored (default: folder, that of the index)",
-    )
+    add("--unsent", action="store_true", help="leave new wheels to `release upload`")
     add(
         "--url",
         default="",
@@ -182,16 +187,7 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
     from sparkwright.release.release_draft import missing_lines
 
-    kind, _, repository = arguments.files.partition(":")
-    options.refuse(
-        (
-            (kind, bool(repository)) not in (("folder", False), ("github", True)),
-            f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO.",
-        )
-    )
-    wheels = tuple(path.absolute() for path in arguments.wheels)
-    if missing := [str(path) for path in wheels if not path.is_file()]:
-        raise UsageError("usage", "There is no such wheel.", details=missing)
+    wheels, repository = _wheels(arguments)
     done = _publisher(arguments).publish(
         wheels,
         arguments.channel,
@@ -199,6 +195,7 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
         github=repository,
         url=arguments.url,
         dry_run=arguments.dry_run,
+        send=not arguments.unsent,
     )
     state = f"published, version {done.version} of the index"
     if done.already or arguments.dry_run:
@@ -212,6 +209,30 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
             "write it into ci/release.yaml as `root`."
         )
     return {"published": done, "dry_run": arguments.dry_run}
+
+
+def upload(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Send the wheels of a release that was signed with --unsent."""
+    wheels, repository = _wheels(arguments)
+    options.refuse((not repository, "`release upload` needs --files github:OWNER/REPO."))
+    sent = _publisher(arguments).upload(wheels, repository)
+    console.result(f"sent to {repository}: {', '.join(sent) or 'nothing, all was there'}")
+    return {"sent": sent}
+
+
+def _wheels(arguments: argparse.Namespace) -> tuple[tuple[Path, ...], str]:
+    """Return the named wheels, and ``OWNER/REPO`` on GitHub; empty for the folder of the index."""
+    kind, _, repository = arguments.files.partition(":")
+    options.refuse(
+        (
+            (kind, bool(repository)) not in (("folder", False), ("github", True)),
+            f"--files {arguments.files!r} is neither folder nor github:OWNER/REPO.",
+        )
+    )
+    wheels = tuple(path.absolute() for path in arguments.wheels)
+    if missing := [str(path) for path in wheels if not path.is_file()]:
+        raise UsageError("usage", "There is no such wheel.", details=missing)
+    return wheels, repository
 
 
 def promote(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -341,7 +362,7 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     Return the publisher of the index ``--at``.
 
     Raises:
-        UsageError: No key is named; a dry run needs none.
+        UsageError: No key is named; a dry run and an upload need none.
         key-invalid, identity-unusable: A key or the identity cannot sign.
     """
     from sparkwright.release import keys, policy
@@ -349,17 +370,18 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
 
     context = options.checkout(arguments)
     rules = policy.load(context.project.root)
-    if not arguments.keys and not getattr(arguments, "dry_run", False):
+    keyless = getattr(arguments, "dry_run", not hasattr(arguments, "keys"))
+    named = getattr(arguments, "keys", [])
+    if not named and not keyless:
         raise UsageError(
             "usage",
             "--keys names no key.",
             todo="Make keys with `sparkwright release key make DIR`.",
         )
-    identity = rules.file.identity if arguments.identity else None
-    options.refuse(
-        (arguments.identity and identity is None, "ci/release.yaml names no `identity`."),
-    )
-    held = keys.load(arguments.keys, identity)
+    wanted = getattr(arguments, "identity", False)
+    identity = rules.file.identity if wanted else None
+    options.refuse((wanted and identity is None, "ci/release.yaml names no `identity`."))
+    held = keys.load(named, identity)
     return Publisher(context, arguments.at.absolute(), held, rules)
 
 

@@ -121,6 +121,7 @@ class Publisher:
         github: str = "",
         url: str = "",
         dry_run: bool = False,
+        send: bool = True,
     ) -> Published:
         """
         Publish wheels as one release, or complete what a killed run began.
@@ -130,6 +131,7 @@ class Publisher:
             verdicts: The folder of the gates' files; None for beside each wheel.
             github: ``OWNER/REPOSITORY`` for new wheels; empty for the folder of the index.
             url: The address of a new index; empty for that of the policy.
+            send: Whether to send new wheels to GitHub now; otherwise `upload` does.
 
         Raises:
             verified-refused: Something is missing, and ``candidate`` was not asked for.
@@ -178,7 +180,7 @@ class Publisher:
             before=earlier[-1] if earlier else None,
         )
         self._require_room([*draft.contents, *draft.release.wheels])
-        sent = _upload(host, new) if host else []
+        sent = _upload(host, new) if host and send else []
         with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url, draft.release.made)
             change.facts = replace(change.facts, url=url, clients=clients)
@@ -200,6 +202,35 @@ class Publisher:
         with index.changing(self.keys, self.policy.file.roles) as change:
             _put_wheels(change, wheels, release)
         self._finish()
+
+    def upload(self, paths: Sequence[Path], repository: str) -> list[str]:
+        """
+        Send those of the wheels at *paths* to GitHub that the newest release of the stack
+        publishes, and return the names of the files that were sent.
+
+        The signed index names each by its hash and its address there, so no key is needed.
+
+        Raises:
+            release-unknown: The stack has no release, or it does not name one of the wheels there.
+            wheel-invalid, archive-unsafe: A wheel cannot be read.
+            And the errors of `GitHubAssets`.
+        """
+        release = [entry.release for entry in self.open().of_stack(self.context.project.stack)][-1:]
+        published = {wheel.sha256: wheel for newest in release for wheel in newest.wheels}
+        new = {key: wheel for key, wheel in published.items() if wheel.uploaded == release[-1].made}
+        facts = wheel_facts.read_all(paths, None)
+        sent = [wheel for wheel in facts if wheel.sha256 in new]
+        host = self._host(sent, repository, "candidate")
+        stated = {wheel.url for wheel in new.values()}
+        strange = [wheel.name for wheel in facts if wheel.sha256 not in published]
+        if not host or strange or stated != {host.url(wheel.name) for wheel in sent}:
+            raise ClientError(
+                "release-unknown",
+                f"The newest release of {self.context.project.stack} does not publish exactly "
+                f"these wheels in {repository}.",
+                details=[*strange, *sorted(stated)],
+            )
+        return _upload(host, sent)
 
     def promote(self, name: str, verdicts: Path) -> Changed:
         """

@@ -1,13 +1,15 @@
 """
 A vLLM server that a gate starts: from a given environment, with a bounded log and known variables.
 
-It is watched while it runs, and ends with the process that started it (`subreaper`).
+It is watched while it runs, and ends with the process that started it (`subreaper`). It may run as
+another user, who can change neither the caller's files nor its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -26,7 +28,8 @@ from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScann
 from sparkwright.bench.server.subreaper import KILL_SECONDS
 from sparkwright.core.caches import cache_variables
 from sparkwright.core.console import console
-from sparkwright.core.errors import CommandError
+from sparkwright.core.errors import CommandError, UsageError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.process import wrap_with_limits
 
 #: Variables that pass from the caller to a server. Only a recipe changes how vLLM computes;
@@ -59,6 +62,26 @@ FATAL = {
 }
 
 
+#: The script that supervises a command; neither variables of the command nor its folder change
+#: what it imports.
+SUPERVISOR = (sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py")))
+
+
+def as_user(user: str, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """
+    Return the command line that runs *command* as *user* with exactly *environment*.
+
+    Root changes the user by util-linux's setpriv, without any capability; others by sudo, which
+    must not ask for a password.
+    """
+    words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *command]
+    if os.geteuid():
+        return ["sudo", "-n", "-u", user, "--", *words]
+    account = pwd.getpwnam(user)
+    ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
+    return ["setpriv", *ids, "--bounding-set=-all", "--no-new-privs", "--", *words]
+
+
 class SupervisedProcess:
     """
     A command and all its descendants, which end when this process does.
@@ -70,6 +93,7 @@ class SupervisedProcess:
         reserve: Megabytes that must stay available on the machine, else it is killed, whatever
             the caller does meanwhile; 0 for no floor.
         pass_fds: Descriptors that stay open as long as any of its processes runs.
+        user: The user that it runs as; empty for that of the caller.
 
     Attributes:
         failure: Why it does not run as it should, in a sentence; empty while it does.
@@ -86,17 +110,18 @@ class SupervisedProcess:
         grace: float = 20.0,
         reserve: int = 0,
         pass_fds: Sequence[int] = (),
+        user: str = "",
     ) -> None:
         self.log, self.failure, self.reason = log, "", ""
         self._grace, self._stopped = grace, threading.Event()
         self._scanner = LogScanner(FATAL)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Neither variables of the command nor its folder change what the supervisor imports.
-        script = [sys.executable, "-E", "-P", str(Path(__file__).with_name("subreaper.py"))]
-        words = wrap_with_limits(command, path=environment.get("PATH"))
+        words = [*SUPERVISOR, str(grace), *wrap_with_limits(command, path=environment.get("PATH"))]
+        if user:
+            words = as_user(user, words, environment)
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [*script, str(grace), *words],
+                words,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=sink,
@@ -116,8 +141,11 @@ class SupervisedProcess:
     def processes(self) -> list[psutil.Process]:
         """Return its processes, whatever session they are in."""
         try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
+            supervisor = psutil.Process(self._process.pid)
+            while supervisor.name() == "sudo":
+                supervisor = supervisor.children()[0]
+            return supervisor.children(recursive=True)
+        except (psutil.NoSuchProcess, IndexError):
             return []
 
     def guard(self) -> bool:
@@ -165,7 +193,11 @@ class SupervisedProcess:
         try:
             self._process.wait(timeout=self._grace + KILL_SECONDS + 20)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.kill()
+            assert self._process.stdin
+            # A supervisor of another user cannot be killed; it ends when its input does.
+            with contextlib.suppress(PermissionError):
+                self._process.kill()
+            self._process.stdin.close()
             self._process.wait()
         for process in left:  # none, unless the supervisor was killed
             with contextlib.suppress(psutil.Error):
@@ -186,7 +218,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             environment; an empty value removes one.
         name: The name under which the model is served.
         timeout: Seconds until it must be ready.
-        reserve, grace: As of `SupervisedProcess`.
+        reserve, grace, user: As of `SupervisedProcess`.
     """
 
     python: Path
@@ -197,12 +229,23 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     timeout: float = 1800.0
     reserve: int = 0
     grace: float = 20.0
+    user: str = ""
 
     def environment(self) -> dict[str, str]:
-        """Return all variables of the server."""
+        """
+        Return all variables of the server.
+
+        Raises:
+            UsageError: There is no such user.
+        """
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
         environment, caches = self.python.absolute().parent.parent, dict[str, str]()
-        if (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK):
+        if self.user:
+            home = _home(self.user)
+            own = {"HOME": str(home), "USER": self.user, "LOGNAME": self.user, "TMPDIR": ""}
+            passed |= {**own, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": "", "HF_HOME": ""}
+            caches = cache_variables(home / ".cache" / sha256_bytes(bytes(environment))[:16])
+        elif (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK):
             caches = cache_variables(environment)
         variables = {**passed, **ALWAYS, **caches, **self.variables}
         return {name: value for name, value in variables.items() if value}
@@ -212,6 +255,15 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         program = [str(self.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
         address = ["--served-model-name", self.name, "--host", host, "--port", str(port)]
         return [*program, str(self.model), *address, *self.flags]
+
+
+def _home(user: str) -> Path:
+    try:
+        return Path(pwd.getpwnam(user).pw_dir)
+    except KeyError:
+        raise UsageError(
+            "usage", f"There is no user {user!r:.80} on this machine.", todo="Make it: useradd."
+        ) from None
 
 
 class Server(SupervisedProcess):
@@ -231,7 +283,9 @@ class Server(SupervisedProcess):
             port = int(free.getsockname()[1])
         self.plan, self.url = plan, f"http://127.0.0.1:{port}"
         command, environment = plan.command(port), plan.environment()
-        super().__init__(command, environment, log, grace=plan.grace, reserve=plan.reserve)
+        super().__init__(
+            command, environment, log, grace=plan.grace, reserve=plan.reserve, user=plan.user
+        )
 
     def __enter__(self) -> Self:
         begin = time.monotonic()

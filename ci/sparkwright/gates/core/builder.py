@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import stat
 import tempfile
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -95,9 +96,19 @@ class GateBuilder:
         if self._recipe and model:
             preflight.require_checkpoint(self._recipe, model)
         self._stack = contextlib.ExitStack()
-        scratch = tempfile.TemporaryDirectory(prefix="gate-", dir=context.store.folder("work"))
+        scratch = tempfile.TemporaryDirectory(
+            prefix="gate-",
+            dir=context.store.folder("work"),
+            # Folders of another user may be left.
+            ignore_cleanup_errors=bool(options.server_user),
+        )
         self._scratch = Path(self._stack.enter_context(scratch))
         self._profiles = self._scratch / "profiles"
+        if options.server_user:
+            self._profiles.mkdir()
+            # The server writes its traces there, and nothing else of this user's.
+            self._profiles.chmod(0o733 | stat.S_ISVTX)
+            self._scratch.chmod(0o711)
         flags = kernel_trace.flags(self._profiles)
         logs = context.store.folder("logs") / "gate"
         self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
@@ -297,6 +308,7 @@ class GateBuilder:
                 at_once=options.at_once,
                 fresh=options.fresh,
                 preheat=options.preheat,
+                user=options.server_user,
             ),
         )
 

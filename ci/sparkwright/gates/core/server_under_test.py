@@ -57,6 +57,7 @@ class GateOptions(msgspec.Struct, frozen=True):
         wheel: The wheel to judge.
         python: The Python of an environment that the wheel is installed in.
         serve: Folder of the model to serve from that environment.
+        server_user: The user that it runs as; empty for that of the gate.
         flag, variable: Further arguments and environment variables of that server.
         server: URL of a running server, and *server_log* its log.
         model: The name under which the model is served; empty for its own.
@@ -74,6 +75,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     wheel: Path | None = None
     python: Path | None = None
     serve: Path | None = None
+    server_user: str = ""
     flag: tuple[str, ...] = ()
     variable: tuple[tuple[str, str], ...] = ()
     server: str = ""
@@ -205,6 +207,7 @@ class ServerUnderTest:
             flags=(*plain.flags, *options.flag, *self._flags),
             variables={**GATED, **plain.variables, **dict(options.variable)},
             name=self.name,
+            user=options.server_user,
         )
 
     def client(self) -> Client:

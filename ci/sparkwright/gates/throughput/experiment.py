@@ -102,6 +102,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
         blocks: Of a bench (launches) or a calibration; 0 for the policy's.
         fresh: Begin anew, whatever an interrupted journal holds.
         preheat: Seconds; None for the policy's.
+        user: The user that servers run as; empty for that of this process.
     """
 
     kind: Kind
@@ -119,6 +120,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
     blocks: int = 0
     fresh: bool = False
     preheat: float | None = None
+    user: str = ""
 
     def launch(self, environment: Environment, version: str) -> LaunchPlan:
         """
@@ -135,7 +137,8 @@ class ExperimentSpec(msgspec.Struct, frozen=True):
         flags += tuple(flag for flag in MEASURED_FLAGS if flag not in flags)
         gated = GATED if self.kind in ("gate", "calibration") else {}
         variables = {**gated, **launch.variables, **self.variables}
-        return replace(launch, flags=flags, variables=variables, name=self.served_name)
+        name, user = self.served_name, self.user
+        return replace(launch, flags=flags, variables=variables, name=name, user=user)
 
     @property
     def served_name(self) -> str:
