@@ -47,6 +47,7 @@ WORKERS = str((os.cpu_count() or 1) + 1)
 SCRIPTS = (
     ".ci/run",
     *map(str, sorted(Path(".github").glob("*.sh"))),
+    "ci/runner/run-job",
     *map(str, sorted(Path("build").glob("*.sh"))),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")

@@ -1,453 +1,345 @@
 """
-A runner set up for real, in the root of another Debian: its user, its cage, its rules, and clean-ups with all that root may need.
+A job on a machine that was set up as docs/runner.md says: a Debian in a folder, with a stand-in for GitHub's runner and for its API.
 
-GitHub's own runner and a running systemd are not here: a stand-in takes the job, and units are judged by systemd-analyze.
+The script runs as root in that Debian; in the last test systemd starts the unit there.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import io
 import os
+import re
 import shutil
-import signal
-import socket
-import stat
 import subprocess
-import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-from tests.containers.conftest import OWN, _debootstrap, missing
-from tests.refusals import refusal
-from tests.support import runnerhub
+from tests.containers.conftest import OWN, debian, missing, wait_for
+from tests.support import lab_github
+from tests.support.lab_github import TOKEN, Hub
 
-from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
-from sparkwright.operate.runner import (
-    condition,
-    egress,
-    fitness,
-    holding,
-    once,
-    perform,
-    plan,
-    policy,
-    processes,
-    unit,
-)
-from sparkwright.operate.runner.ground import Ground
-from sparkwright.operate.runner.place import Place
-
-pytestmark = pytest.mark.containers
+from sparkwright.lab import runner
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = "systemd,nftables,sudo,e2fsprogs,util-linux,passwd,dbus"
-#: Numbers that no user of this machine has: processes of the job's user are killed.
-FIRST, LAST = 61000, 61099
+PACKAGES = "curl,dbus,e2fsprogs,jq,passwd,procps,systemd,uidmap,util-linux"
+SHIPPED = ROOT / "ci" / "runner"
+#: GitHub's runner as far as it is seen from outside: it takes its configuration from this variable, here a script, and runs one job.
+STAND_IN = b"""#!/bin/bash
+printf '%s' "$ACTIONS_RUNNER_INPUT_JITCONFIG" | base64 -d >job.sh
+unset ACTIONS_RUNNER_INPUT_JITCONFIG
+exec bash job.sh
+"""
 
 
-def debian(store: Store) -> Path:
-    """Return a tar of a Debian with what set-up needs, made once and kept in the user's cache."""
-    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    if os.getuid() != 0 or release.get("ID") != "debian" or not shutil.which("debootstrap"):
-        missing("needs root, Debian and its debootstrap: apt-get install debootstrap")
-    suite = release["VERSION_CODENAME"].strip('"')
-    path = store.folder("bases") / f"debian-{suite}-{OWN}-runner.tar"
-    with store.lock(path.name):
-        if not path.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                _debootstrap(Path(folder, "root"), suite, OWN, PACKAGES)
-                with store.replacing(path) as temporary:
-                    subprocess.run(["tar", "-C", f"{folder}/root", "-cf", temporary, "."], check=True)
-    return path
+class Machine:
+    """
+    The Debian.
+
+    Attributes:
+        root: Its root directory.
+        hub: The stand-in for GitHub's API.
+    """
+
+    def __init__(self, root: Path, hub: Hub) -> None:
+        self.root, self.hub = root, hub
+        self.config, self.state = (
+            root / path.relative_to("/") for path in (runner.CONFIG, runner.STATE)
+        )
+
+    def set_up(self) -> None:
+        """Follow the guide, with a small disk and a runner of its own."""
+        for folder in (self.config, self.state):
+            shutil.rmtree(folder, ignore_errors=True)
+        for line in re.findall(
+            r"^# ((?:useradd|usermod|install -d) .*)$",
+            (ROOT / "docs" / "runner.md").read_text(),
+            re.MULTILINE,
+        ):
+            subprocess.run(
+                ["chroot", self.root, "sh", "-c", line], capture_output=True, check=False
+            )
+        program = self.root / "opt" / "sparkwright"
+        shutil.copytree(SHIPPED, program / "ci" / "runner", dirs_exist_ok=True)
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+            info = tarfile.TarInfo("./run.sh")
+            info.size, info.mode = len(STAND_IN), 0o755
+            tar.addfile(info, io.BytesIO(STAND_IN))
+        settings = runner.variables(SHIPPED / "runner.env")
+        machine = runner.ARCHIVES[os.uname().machine]
+        (
+            self.state / f"actions-runner-linux-{machine}-{settings['RUNNER_VERSION']}.tar.gz"
+        ).write_bytes(archive.getvalue())
+        digest = hashlib.sha256(archive.getvalue()).hexdigest()
+        settings |= {
+            "REPOSITORY": lab_github.REPOSITORY,
+            "RUNNER_SHA256": digest,
+            "DISK": "64M",
+            "SHM": "16M",
+        }
+        (self.config / "runner.env").write_text(
+            "".join(f"{name}={value}\n" for name, value in settings.items())
+        )
+        (self.config / "github-token").write_text(f"{TOKEN}\n")
+        (self.config / "github-token").chmod(0o600)
+
+    def start(self, job: str = "", api: str = "") -> subprocess.Popen[str]:
+        """Start the script with *job* as what GitHub's runner does."""
+        if job:
+            self.hub.jobs.append(job)
+        # Changed by chroot alone, it could make no user namespace.
+        inner = (
+            'mount --bind "$0" "$0" && mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && cd "$0" && '
+            "pivot_root . mnt && umount -l mnt && exec chroot . /opt/sparkwright/ci/runner/run-job"
+        )
+        return subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", inner, self.root], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env={**os.environ, "SPARKWRIGHT_GITHUB_API": api or self.hub.url},
+        )  # fmt: skip
+
+    def run(self, job: str = "", api: str = "") -> tuple[int, str]:
+        """Run the script to its end; return its status and what it printed."""
+        process = self.start(job, api)
+        output = process.communicate(timeout=120)[0]
+        return process.returncode, output
+
+    def nothing_left(self, process: str) -> bool:
+        """Return True if no image, mount, loop device or *process* of a job is left."""
+        left = [
+            path.name for path in self.state.iterdir() if not path.name.startswith("actions-runner")
+        ]
+        loops = subprocess.run(
+            ["losetup", "--list", "--output", "BACK-FILE"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        mounts = Path("/proc/self/mounts").read_text()
+        alive = (
+            subprocess.run(["pgrep", "-f", process], capture_output=True, check=False).returncode
+            == 0
+        )
+        empty = left in (["mount"], []) and not any((self.state / "mount").glob("*"))
+        return empty and "job.img" not in loops and f"{self.state}/" not in mounts and not alive
 
 
 @pytest.fixture(scope="module")
-def lower(user_store: Store) -> Iterator[Path]:
-    """Return the unpacked Debian, which tests only read."""
-    folder = Path(tempfile.mkdtemp(prefix="spark-"))
-    subprocess.run(["tar", "-C", folder, "-xf", debian(user_store)], check=True)
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def base(lower: Path) -> Iterator[Path]:
-    """Return a fresh root: a layer above the unpacked Debian, in memory, whose system users have numbers of their own."""
-    folder = Path(tempfile.mkdtemp(prefix="spark-"))
-    folder.chmod(0o755)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m,mode=755", "layer", folder], check=True)
+def debian_root(user_store: Store) -> Iterator[Path]:
+    """Return the root of a fresh Debian; /tmp would be hidden by that of a job."""
+    if os.getuid() != 0:
+        missing("only root can make users and mounts")
+    layer = debian(OWN, user_store, PACKAGES, "spark")
+    folder = Path(tempfile.mkdtemp(prefix="spark-", dir="/var/lib"))
     try:
-        for name in ("upper", "work", "root"):
-            (folder / name).mkdir()
-        options = f"lowerdir={lower},upperdir={folder}/upper,workdir={folder}/work"
-        subprocess.run(["mount", "-t", "overlay", "-o", options, "root", folder / "root"], check=True)
-        root = folder / "root"
-        numbers = "".join(f"SYS_{kind}_MIN {FIRST}\nSYS_{kind}_MAX {LAST}\n" for kind in ("UID", "GID"))
-        with (root / "etc" / "login.defs").open("a") as stream:
-            stream.write(numbers)
-        yield root
+        subprocess.run(["tar", "-C", folder, "-xf", layer], check=True)
+        yield folder
     finally:
-        mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for place in sorted((one for one in mounted if one.startswith(str(folder))), reverse=True):
-            subprocess.run(["umount", "--lazy", place], check=False)
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Return a checkout whose policy asks for a disk of 64 MB and no more memory than any machine has."""
-    record = msgspec.to_builtins(policy.load(ROOT / "ci" / "runner.yaml"))
-    record["room"] = {"work": 64, "work_floor": 20, "disk_floor": 5, "memory_floor": 1, "work_start": 30, "memory_start": 2}
-    record["limits"] |= {"look": 0.05, "stop": 1.0}
-    folder = tmp_path / "checkout"
-    (folder / "ci").mkdir(parents=True)
-    (folder / "ci" / "runner.yaml").write_text(strict_yaml.dump(record))
-    (folder / "forks").symlink_to(ROOT / "forks")
-    return folder
+def machine(debian_root: Path) -> Iterator[Machine]:
+    """Return the machine, set up."""
+    with lab_github.serving() as hub:
+        machine = Machine(debian_root, hub)
+        machine.set_up()
+        yield machine
 
 
-def command(action: str, base: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "sparkwright", "lab", "runner", action, "--sysroot", str(base), *words]
-
-
-def setup_words(checkout: Path) -> list[str]:
-    return ["--root", str(checkout), "--repository", runnerhub.REPOSITORY, "--name", "spark-a", "--yes", "--json"]
-
-
-def run(words: list[str], status: int = 0) -> dict[str, Any]:
-    """Run a command, and return its document."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
-
-
-def bring(base: Path) -> None:
-    """Do what set-up leaves to a person: the program, GitHub's runner and the token."""
-    for path, text in (("opt/sparkwright/bin/sparkwright", "#!/bin/sh\n"), ("opt/actions-runner/run.sh", runnerhub.STAND_IN)):
-        (base / path).parent.mkdir(parents=True, exist_ok=True)
-        (base / path).write_text(text)
-        (base / path).chmod(0o755)
-    (base / "etc/sparkwright/github-token").write_text(runnerhub.TOKEN)
-    (base / "etc/sparkwright/github-token").chmod(0o600)
-
-
-@pytest.fixture
-def made(base: Path, checkout: Path) -> Path:
-    """Return a root that was set up, by the command, and has what a person brings."""
-    run(command("setup", base, *setup_words(checkout)))
-    bring(base)
-    return base
-
-
-@pytest.fixture
-def here(made: Path) -> Iterator[Ground]:
-    """Return the machine that was set up; its work folder is the mounted image, and its user has no process here."""
-    place = Place(made)
-    ground = Ground.of("/etc/sparkwright", place)
-    assert FIRST <= ground.uid <= LAST
-    assert ground.whose() == []
-    image = made / unit.image(ground.policy).lstrip("/")
-    done = subprocess.run(["mount", "-o", "loop,nodev,nosuid", image, ground.work], capture_output=True, text=True, check=False)
-    if done.returncode:
-        missing(f"no loop device here: {done.stderr}")
-    yield ground
-    processes.end(ground.whose)
-
-
-def in_root(base: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["chroot", base, *words], capture_output=True, text=True, check=False)
-
-
-def test_set_up_is_whole_and_done_once(made: Path, checkout: Path) -> None:
-    """The user can do nothing, the units are what systemd takes, the rules are what nft takes, and a second set-up does nothing."""
-    again = run(command("setup", made, *setup_words(checkout)))
-    assert {stand["state"] for stand in again["stands"]} == {"there", "not-run"}
-    assert in_root(made, "id", "-nG", "sparkwright-runner").stdout == "sparkwright-runner\n"
-    assert in_root(made, "setpriv", f"--reuid={FIRST}", "--clear-groups", "sudo", "-n", "true").returncode != 0
-
-    verified = in_root(made, "systemd-analyze", "verify", unit.INSTANCE, f"{unit.EGRESS}.service", f"{unit.EGRESS}-refresh.timer")
-    ours = [line for line in verified.stderr.splitlines() if "sparkwright" in line]
-    assert (verified.returncode, ours) == (0, []), verified.stderr
-    judged = in_root(made, "systemd-analyze", "security", "--offline=true", "--threshold=50", unit.INSTANCE)
-    assert judged.returncode == 0, judged.stdout[-500:]
-
-    rules = ["unshare", "--net", "chroot", str(made), "nft", "-c", "-f", "/etc/sparkwright/egress.nft"]
-    assert subprocess.run(rules, capture_output=True, check=False).returncode == 0
-    enabled = in_root(made, "systemctl", "is-enabled", unit.INSTANCE).stdout
-    assert enabled == "enabled\n"
-
-
-def test_check_says_what_differs(made: Path) -> None:
-    """What somebody changed by hand is found: groups, modes, sudo, units, models, tokens; each by trying it as that user."""
-    words = command("check", made, "--json")
-
-    def states(status: int = 1) -> dict[str, str]:
-        return {one["name"]: one["state"] for one in run(words, status)["findings"]}
-
-    first = states()
-    # There is no label that is true of a machine without a GPU.
-    assert {name for name, state in first.items() if state == "unfit"} <= {"labels", "room", "clock"}
-    assert first["egress rules loaded"] == "not-run"
-    assert first["models are read-only"] == first["no sudo"] == first["token is closed"] == "ok"
-
-    (made / "srv/models/x").write_text("")
-    (made / "srv/models/x").chmod(0o666)
-    (made / "etc/sudoers.d/x").write_text("sparkwright-runner ALL=(ALL) NOPASSWD: ALL\n")
-    (made / "etc/sudoers.d/x").chmod(0o440)
-    (made / "etc/sparkwright/github-token").chmod(0o644)
-    (made / "opt/actions-runner/run.sh").chmod(0o777)
-    service = made / "etc/systemd/system" / unit.SERVICE
-    service.write_text(service.read_text().replace("NoNewPrivileges=yes", "NoNewPrivileges=no"))
-    subprocess.run(["chroot", made, "usermod", "-aG", "disk", "sparkwright-runner"], check=True)
-    with socket.socket(socket.AF_UNIX) as docker:
-        # The path of a socket has at most 107 bytes, seen from where it is made.
-        short = Path(tempfile.mkdtemp(prefix="s-")) / "r"
-        short.symlink_to(made / "run")
-        docker.bind(f"{short}/docker.sock")
-        docker.listen()
-        (made / "run/docker.sock").chmod(0o666)
-        second = states()
-    short.unlink()
-    short.parent.rmdir()
-
-    for name in (
-        "models are read-only", "no sudo", "token is closed", "program is closed", "no service to rule by",
-        "set-up: service", "set-up: user", "set-up: token",
-    ):  # fmt: skip
-        assert second[name] == "unfit", name
-
-
-def test_set_up_is_finished_after_a_kill(base: Path, checkout: Path) -> None:
-    """Killed before each step in turn, and at any time in between, set-up is finished by the next run, with the same result."""
-    words = command("setup", base, *setup_words(checkout))
-    for pause in (0.4, 0.7, 1.0, 1.3, 1.6):
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(pause)
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    place = Place(base)
-    rules = policy.load(checkout / "ci" / "runner.yaml")
-    steps = plan.steps(rules, policy.Settings(runnerhub.REPOSITORY, "spark-a"))
-
-    class Killed(BaseException):
-        pass
-
-    def stop(_: object) -> None:
-        raise Killed
-
-    for step in steps:
-        if perform.stand(step, place).state == "missing":
-            with pytest.raises(Killed):
-                perform.set_up(steps, place, stop)
-            perform.set_up([one for one in steps if one is step], place)
-    run(words)
-
-    steps = plan.steps(rules, policy.settings(base / "etc/sparkwright/machine.yaml"))
-    assert {perform.stand(step, place).state for step in steps} <= {"there", "by-hand", "not-run"}
-    assert not list(base.glob("**/*.new"))
-
-
-def test_remove_leaves_models_and_the_journal(made: Path, checkout: Path) -> None:
-    """Removed, the machine has no user, unit, rule or work folder of ours; models and the journal stay, and set-up works again."""
-    (made / "srv/models/weights").write_text("kept")
-    run(command("remove", made, "--json"), 2)
-    run(command("remove", made, "--yes", "--json"))
-
-    assert (made / "srv/models/weights").read_text() == "kept"
-    assert (made / "var/lib/sparkwright-runner").is_dir()
-    assert in_root(made, "id", "sparkwright-runner").returncode != 0
-    assert list((made / "etc/systemd/system").rglob("*sparkwright*")) == []
-    assert list((made / "etc/sparkwright").iterdir()) == []
-    assert not (made / "var/lib/sparkwright-runner/work.img").exists()
-    run(command("setup", made, *setup_words(checkout)))
-
-
-def test_what_root_may_need_for_a_clean_up(here: Ground) -> None:
-    """Immutable and append-only files, set-user-id ones, those of others, and processes of the user that ignore every signal: all go."""
-    work, outside = here.work, here.base / "outside"
-    outside.mkdir()
-    (outside / "kept").write_text("kept")
-    deep = work / "a" / "b"
-    deep.mkdir(parents=True)
-    for name in ("immutable", "append"):
-        (deep / name).write_text("x")
-    (deep / "su").write_text("x")
-    (deep / "su").chmod(0o6755)
-    (deep / "out").symlink_to(outside)
-    (deep / "up").symlink_to("../../../..")
-    os.mkfifo(deep / "pipe")
-    os.chown(deep / "su", 12345, 12345)
-    os.chown(deep, here.uid, here.gid)
-    subprocess.run(["chattr", "+a", deep / "append"], check=True)
-    subprocess.run(["chattr", "+i", deep / "immutable", deep, work / "a"], check=True)
-    script = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
-    words = ["setpriv", f"--reuid={here.uid}", f"--regid={here.gid}", "--clear-groups", "setsid", "sh", "-c", script]
-    # One that starts itself anew faster than a list of processes can be read; not for ever, should the test be cut off.
-    endless = "import os, time\nend = time.monotonic() + 90\nwhile time.monotonic() < end:\n    os.fork() and os._exit(0)\n    os.setsid()"
-    hop = [*words[:5], "/usr/bin/python3", "-c", endless]
-    children = [subprocess.Popen(one, stdin=subprocess.DEVNULL) for one in (words, words, words, hop)]
-    deadline = time.monotonic() + 30
-    while len(here.whose()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-    done = condition.clean(here)
-
-    for child in children:
-        child.wait(10)
-    assert done.ended >= 3
-    assert list(work.iterdir()) == []
-    assert (outside / "kept").read_text() == "kept"
-    assert here.whose() == []
-
-
-def test_files_in_shared_folders_go_by_owner(here: Ground) -> None:
-    """In /tmp and /dev/shm what belongs to the job's user goes, with what others put into its folders; what is others' stays."""
-    tmp = here.base / "tmp"
-    (tmp / "mine" / "inner").mkdir(parents=True)
-    (tmp / "mine" / "inner" / "x").write_text("x")
-    os.chown(tmp / "mine", here.uid, here.gid)
-    (tmp / "others").write_text("kept")
-    (tmp / "link").symlink_to(tmp / "others")
-    os.chown(tmp / "link", here.uid, here.gid, follow_symlinks=False)
-
-    condition.clean(here)
-
-    assert [path.name for path in tmp.iterdir()] == ["others"]
-
-
-def test_a_mount_in_the_work_folder_is_said(here: Ground) -> None:
-    """What is mounted inside is not entered: the machine is unclean, says where, and takes no job."""
-    inner = here.work / "a" / "m"
-    inner.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "x", inner], check=True)
-    (inner / "kept").write_text("kept")
-    try:
-        with refusal("runner-unclean") as caught:
-            condition.clean(here)
-        assert "work" in " ".join(caught.value.details)
-        assert (inner / "kept").exists() or any(here.work.rglob("kept"))
-    finally:
-        subprocess.run(["umount", inner], check=False)
-    condition.clean(here)
-    assert list(here.work.iterdir()) == []
-
-
-def test_a_job_runs_as_the_user_and_fills_its_own_disk(here: Ground) -> None:
-    """The job is the unprivileged user without any right; one that fills its work folder is ended, and the next one has it all again."""
-    with runnerhub.hub() as hub:
-        settings = msgspec.structs.replace(here.settings, api=hub.url)
-        ground = msgspec.structs.replace(here, settings=settings)
-        rights = "grep -q '^CapBnd:.0*$' /proc/self/status && grep -q '^NoNewPrivs:.1' /proc/self/status && [ $(id -G) = $(id -u) ]"
-        hub.job(f"{rights} && [ $(id -u) = {ground.uid} ]", name="rights")
-        entry = once.once(ground, runnerhub.github(hub.url))
-        assert entry is not None
-        assert entry.result == "Succeeded"
-
-        hub.job("head -c 60000000 /dev/zero > big; sleep 600", name="full")
-        with refusal("runner-disk"):
-            once.once(ground, runnerhub.github(hub.url))
-        ended = ground.journal().entries()[-1]
-        assert ended.reference == "runner-disk"
-        assert ended.cleaned > 30_000_000
-        assert shutil.disk_usage(ground.work).free > 40_000_000
-
-        hub.job(f"! cat {ground.config}/github-token; ! touch {ground.models}/x; ! ls {ground.state}/logs", name="closed")
-        entry = once.once(ground, runnerhub.github(hub.url))
-        assert entry is not None
-        assert entry.result == "Succeeded"
-    assert not (here.models / "x").exists()
-
-
-# What is imported late would be looked for in folders that the user may not read.
-RULES = """
-import encodings.idna, os, socket, sys
-def reach(uid, port):
-    pid = os.fork()
-    if pid == 0:
-        os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
-        try:
-            socket.create_connection(("10.9.0.2", port), 5).close()
-        except OSError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
-uid = int(sys.argv[1])
-print(*(int(one) for one in (reach(uid, 443), reach(uid, 8443), reach(0, 443), reach(0, 8443))))
-"""
-SERVE = """
-import socket, time
-held = [socket.create_server(("10.9.0.2", port), backlog=64) for port in (443, 8443)]
-print("ready", flush=True)
-time.sleep(600)
+LITTER = """
+for folder in . /tmp /var/tmp /dev/shm ../server; do [ -z "$(find $folder -name litter)" ] || echo "found litter"; echo x >$folder/litter; done
+(setsid sleep 86399 &)
 """
 
 
-def test_rules_let_the_user_reach_the_list_and_nobody_else_is_touched(made: Path) -> None:
-    """Between two real network stacks: the job's user reaches an address of the list, on its port, for its time; others reach all."""
-    trial = ["unshare", "--net", "ip", "link", "add", "here0", "type", "veth", "peer", "name", "there0"]
-    if subprocess.run(trial, capture_output=True, check=False).returncode:
-        missing("no virtual network devices here")
-    rules = policy.load(made / "etc/sparkwright/runner.yaml")
-    text = (made / "etc/sparkwright/egress.nft").read_text().replace(f'"{rules.user}"', str(FIRST))
-    ours = subprocess.Popen(["unshare", "--net", "sleep", "600"])
-    theirs = subprocess.Popen(["unshare", "--net", "sleep", "600"])
-    server = None
+def test_job_leaves_nothing(machine: Machine) -> None:
+    for _ in range(2):
+        status, output = machine.run(
+            LITTER + "echo all $(find . /tmp /var/tmp /dev/shm ../server -name litter | wc -l)"
+        )
+        assert (status, output) == (0, "all 5\n")
+        assert machine.nothing_left("sleep 86399")
 
-    def inside(pid: int, *words: str, given: str | None = None) -> str:
-        done = subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *words], input=given, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
+def test_killed_job_leaves_nothing(machine: Machine) -> None:
+    process = machine.start(LITTER + "echo begun; sleep 86399")
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    process.kill()
+    process.communicate()
+    wait_for(lambda: machine.nothing_left("sleep 86399"), 30)
+    assert machine.run("echo next") == (0, "next\n")
+
+
+def test_second_job_cannot_start(machine: Machine) -> None:
+    process = machine.start("echo begun; sleep 86399")
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    status, output = machine.run()
+    assert (status, output.split(":")[0]) == (1, "runner-busy")
+    assert len(machine.hub.registered) == 1
+    process.kill()
+    process.communicate()
+
+
+def test_full_image_ends_only_the_job(machine: Machine) -> None:
+    free = shutil.disk_usage(machine.root).free
+    status, output = machine.run(
+        "head -c 300M /dev/zero >big && echo wrote; df --output=avail . | tail -n 1; exit 7"
+    )
+    assert status == 7
+    assert "No space left on device" in output
+    assert "wrote" not in output
+    wait_for(lambda: shutil.disk_usage(machine.root).free > free - 32e6, 30)
+    assert machine.run("echo next") == (0, "next\n")
+
+
+def test_job_has_no_right_and_sees_no_secret(machine: Machine) -> None:
+    job = f"""
+    env; cat {runner.CONFIG}/github-token /proc/1/environ; tr '\\0' ' ' </proc/1/cmdline
+    grep -H . /proc/self/uid_map | sed 's/  */ /g'; grep NoNewPrivs /proc/self/status
+    for path in /etc/x /usr/x {runner.STATE}/x; do touch $path && echo "wrote $path"; done
+    mount -t tmpfs tmpfs /mnt && echo mounted; chroot /proc/1/root true && echo left
+    exit 3
+    """
+    status, output = machine.run(job)
+    assert status == 3
+    assert TOKEN not in output
+    assert "JITCONFIG" not in output
+    assert "NoNewPrivs:\t1" in output
+    assert not re.search("wrote|mounted|left", output)
+    assert machine.hub.leaks == []
+
+
+def test_server_of_another_user_cannot_touch_the_gate(machine: Machine) -> None:
+    job = """
+    echo pass >verdict; user=sparkwright-server
+    setpriv --reuid=$user --regid=$user --init-groups --bounding-set=-all --no-new-privs -- sh -c "
+        id -un; echo fail >$PWD/verdict || touch $PWD/more || kill $$ || cat /proc/$$/environ || echo refused
+        cd ~sparkwright-server; touch own; ls" 2>/dev/null
+    cat verdict
+    """
+    status, output = machine.run(job)
+    assert status == 0
+    assert output.split() == ["sparkwright-server", "refused", "own", "pass"]
+
+
+def edit(**values: str) -> str:
+    """Return a shell command that changes *values* of runner.env."""
+    return ";".join(
+        f"sed -i 's,^{name}=.*,{name}={value},' etc/sparkwright/runner.env"
+        for name, value in values.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reference"),
+    [
+        (edit(REPOSITORY="unresolved"), "runner-unresolved"),
+        (edit(RUNNER_SHA256="unresolved"), "runner-unresolved"),
+        (edit(RUNNER_SHA256="0" * 64), "runner-unfit"),
+        (edit(RUNNER_VERSION="9.9.9"), "runner-unfit"),
+        (edit(LABELS="x; touch /etc/x"), "runner-unfit"),
+        (edit(REPOSITORY="acme/lab/../.."), "runner-unfit"),
+        ("chmod 666 etc/sparkwright/runner.env", "runner-unfit"),
+        ("chmod 640 etc/sparkwright/github-token", "runner-unfit"),
+        ("rm etc/sparkwright/github-token", "runner-unfit"),
+        (edit(DISK="900000G"), "runner-disk"),
+    ],
+)
+def test_refusals_take_no_job(machine: Machine, change: str, reference: str) -> None:
+    subprocess.run(["sh", "-c", change], cwd=machine.root, check=True)
+    status, output = machine.run()
+    assert (status, output.split(":")[0]) == (1, reference)
+    assert machine.hub.registered == []
+    assert machine.nothing_left("sleep 86399")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (403, {"message": f"not \n with {TOKEN}"}),
+        (201, {"encoded_jit_config": "$(touch /etc/x)"}),
+        (201, []),
+        (500, None),
+        (302, {}),
+    ],
+)
+def test_without_configuration_nothing_starts(machine: Machine, answer: tuple[int, object]) -> None:
+    machine.hub.answer = answer
+    status, output = machine.run()
+    assert (status, output.split(":")[0]) == (5, "runner-unregistered")
+    assert TOKEN not in output
+    assert output.count("\n") == 1
+
+
+def test_token_goes_to_github_alone(machine: Machine) -> None:
+    status, output = machine.run(api="http://192.0.2.1")
+    assert (status, output.split(":")[0]) == (1, "runner-unfit")
+
+
+def test_unit_is_valid(machine: Machine) -> None:
+    program = machine.root / "opt" / "sparkwright" / ".venv" / "bin" / "sparkwright"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("#!/bin/sh\n[ ! -e /etc/sparkwright/exposed ]\n")
+    program.chmod(0o755)
+    shutil.copy(SHIPPED / runner.UNIT, machine.root / "etc" / "systemd" / "system")
+    unit = f"/etc/systemd/system/{runner.UNIT}"
+    verified = subprocess.run(
+        ["systemd-analyze", f"--root={machine.root}", "verify", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
+    if not shutil.which("systemd-nspawn"):
+        missing("no systemd in a container: apt-get install systemd-container")
+    test_unit_is_valid(machine)
+    units = machine.root / "etc" / "systemd" / "system"
+    (units / f"{runner.UNIT}.d").mkdir(exist_ok=True)
+    (units / f"{runner.UNIT}.d" / "test.conf").write_text(
+        f"[Service]\nEnvironment=SPARKWRIGHT_GITHUB_API={machine.hub.url}\nRestartSec=1\n"
+    )
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
+    shutil.rmtree(machine.root / "var" / "log" / "journal", ignore_errors=True)
+    (machine.root / "var" / "log" / "journal").mkdir()
+    link = units / "multi-user.target.wants" / runner.UNIT
+    link.unlink(missing_ok=True)
+    link.symlink_to(f"../{runner.UNIT}")
+    machine.hub.jobs += [f"{LITTER} echo job {number}; touch /usr/x" for number in range(2)]
+    devices = [f"--bind={path}" for path in Path("/dev").glob("loop*")]
+    options = ["--quiet", "--register=no", "--keep-unit", "--capability=all", *devices]
+    process = subprocess.Popen(
+        ["systemd-nspawn", *options, "--directory", machine.root, "--boot"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     try:
-        own = Path("/proc/self/ns/net").readlink()
-        deadline = time.monotonic() + 30
-        while own in (Path(f"/proc/{one.pid}/ns/net").readlink() for one in (ours, theirs)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        inside(ours.pid, "ip", "link", "add", "here0", "type", "veth", "peer", "name", "there0", "netns", str(theirs.pid))
-        for pid, name, address in ((ours.pid, "here0", "10.9.0.1/24"), (theirs.pid, "there0", "10.9.0.2/24")):
-            inside(pid, "ip", "address", "add", address, "dev", name)
-            inside(pid, "ip", "link", "set", name, "up")
-        server = subprocess.Popen(["nsenter", f"--net=/proc/{theirs.pid}/ns/net", sys.executable, "-c", SERVE], stdout=subprocess.PIPE)
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-
-        def reached() -> str:
-            return inside(ours.pid, sys.executable, "-c", RULES, str(FIRST)).strip()
-
-        assert reached() == "1 1 1 1"
-        inside(ours.pid, "nft", "-f", "-", given=text)
-        assert reached() == "0 0 1 1"
-        inside(ours.pid, "nft", "-f", "-", given=egress.refreshed(rules, ["10.9.0.2"]))
-        assert reached() == "1 0 1 1"
-        inside(ours.pid, "nft", "-f", "-", given=egress.refreshed(rules, ["10.9.0.2"]).replace("timeout 120m", "timeout 1s"))
-        time.sleep(2)
-        assert reached() == "0 0 1 1"
-        # Loaded again, as at boot or by set-up, they are the same.
-        inside(ours.pid, "nft", "-f", "-", given=text)
-        assert reached() == "0 0 1 1"
+        # The third registration is that of a runner without a job, which waits.
+        wait_for(lambda: len(machine.hub.registered) == 3, 90)
+        time.sleep(0.5)
     finally:
-        for child in (server, ours, theirs):
-            if child:
-                child.kill()
-                child.wait()
-
-
-def test_units_name_only_what_they_may(made: Path) -> None:
-    """Files of set-up belong to root, nobody else can write them, and the token is readable by nobody else."""
-    for path in (made / "etc/sparkwright").iterdir():
-        found = path.stat()
-        assert found.st_uid == 0
-        assert not found.st_mode & 0o022
-    assert stat.S_IMODE((made / "etc/sparkwright/github-token").stat().st_mode) == 0o600
-    assert fitness.as_user(FIRST, FIRST, Place(made), lambda: fitness.writable(Path("/srv/models"))) == ""
-    with holding.machine(Ground.of("/etc/sparkwright", Place(made))):
-        pass
+        process.terminate()
+        process.wait(60)
+    journal: list[str | Path] = [
+        "journalctl",
+        "--directory",
+        machine.root / "var" / "log" / "journal",
+        "--unit",
+        runner.UNIT,
+        "--output",
+        "cat",
+    ]
+    lines = subprocess.run(journal, capture_output=True, text=True, check=True).stdout
+    assert re.findall("^(?:job .|found.*)$", lines, re.MULTILINE) == ["job 0", "job 1"]
+    assert lines.count("cannot touch '/usr/x': Read-only file system") == 2
+    assert TOKEN not in lines
+    wait_for(lambda: machine.nothing_left("sleep 86399"), 30)

@@ -28,7 +28,6 @@ from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
-from sparkwright.operate.runner.policy import Policy as RunnerPolicy
 from sparkwright.operate.site.records import RunRecord
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
@@ -63,7 +62,6 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
-    "ci/runner.yaml": (RunnerPolicy, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),
     "targets/releases/SHA256.NAME.json of an index": (

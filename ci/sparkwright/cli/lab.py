@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
-import re
-import signal
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,248 +20,49 @@ from sparkwright.client.main import add_index, nonempty
 from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
-from sparkwright.core.github import GitHub, run_url
+from sparkwright.core.files import read_text
+from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
 from sparkwright.core.http import redact_credentials
-from sparkwright.operate.errors import LabError
-from sparkwright.operate.runner import (
-    admit,
-    condition,
-    egress,
-    exposure,
-    fitness,
-    holding,
-    labels,
-    once,
-    perform,
-    plan,
-    registration,
-)
-from sparkwright.operate.runner import policy as policies
-from sparkwright.operate.runner.ground import Ground
-from sparkwright.operate.runner.place import Place
-from sparkwright.operate.runner.policy import POLICY, SETTINGS, Policy, Settings
-from sparkwright.operate.runner.steps import Stand, Step, printed
+from sparkwright.lab import runner as runners
 from sparkwright.operate.site import outcome, pages, records
 from sparkwright.operate.site.records import Measured, RunRecord
 from sparkwright.operate.site.speeds import Source
 
-_usage = partial(UsageError, "usage")
 
-#: Seconds that `drain` and `remove` wait for a job.
-PATIENCE = 120
-
-
-def _host(arguments: argparse.Namespace) -> Place:
-    return Place(arguments.sysroot.absolute())
-
-
-def _ground(arguments: argparse.Namespace) -> Ground:
-    """Return the machine as setup configured it."""
-    return Ground.of(arguments.config, _host(arguments))
-
-
-def _policy(arguments: argparse.Namespace) -> tuple[Policy, Settings]:
-    """Return the policy and the settings of a machine that was set up, whose state may be lost."""
-    folder = _host(arguments).path(arguments.config)
-    return policies.load(folder / POLICY), policies.settings(folder / SETTINGS)
-
-
-def runner(arguments: argparse.Namespace) -> object:
+def runner(arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Run an action on this machine.
+    Check that no stranger can start a job on a runner of the lab.
 
     Raises:
-        runner-setup: The action needs root.
-        UsageError: The action changes this machine, and ``--yes`` is not given.
+        runner-exposed: A setting or a workflow lets a stranger in.
+        runner-unfit: This machine is not set up as docs/runner.md says.
+        not-provided: There is no checkout.
+        UsageError: The repository is not named.
     """
-    action = ACTIONS[arguments.action]
-    if action.root and os.geteuid() != 0:
-        todo = "Run it with sudo; `plan` needs no rights."
-        raise LabError("runner-setup", "Only root can do this.", todo=todo)
-    if arguments.action in ("setup", "remove") and not arguments.yes:
-        raise _usage(
-            f"{arguments.action} changes this machine. Read what `sparkwright lab runner plan` "
-            "prints, and give --yes."
-        )
-    return action.run(arguments)
-
-
-def _setup(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Set this machine up, or print how."""
-    root = options.checkout(arguments).project.root
-    policy = policies.load(root / "ci" / POLICY)
-    settings = _settings(policy, arguments)
-    if exposures := exposure.exposed(root / ".github" / "workflows", policy.all_labels()):
-        raise LabError(
-            "runner-exposed",
-            "A workflow of this checkout lets strangers onto this machine.",
-            details=[
-                f"{item.workflow} {item.job}: {item.trigger or 'unreadable'}: {item.reason}"
-                for item in exposures
-            ],
-        )
-    steps, host = plan.steps(policy, settings), _host(arguments)
-    if arguments.action == "plan":
-        stands = tuple(perform.stand(step, host) for step in steps)
-        for number, (step, now) in enumerate(zip(steps, stands, strict=True), 1):
-            console.result(f"{number}. {_description(step, now)}")
-    else:
-        with console.step("set up"):
-            stands = perform.set_up(steps, host)
-        _table("Set-up", stands)
-    return {"steps": steps, "stands": stands, "settings": settings}
-
-
-def _settings(policy: Policy, arguments: argparse.Namespace) -> Settings:
-    """
-    Return the settings of this machine.
-
-    Raises:
-        UsageError: A setting is missing or invalid.
-    """
-    if not arguments.repository:
-        raise _usage("setup needs --repository OWNER/NAME.")
-    wanted = tuple(dict.fromkeys(re.findall(r"[^,\s]+", arguments.labels)))
-    machine = labels.Machine.here()
-    record = {
-        "repository": arguments.repository,
-        "name": arguments.name or platform.node().partition(".")[0].lower(),
-        "labels": wanted or labels.true_of(policy, machine),
-        "index": egress.index() if policy.egress.index else None,
-    }
-    try:
-        settings = msgspec.convert(record, Settings)
-    except msgspec.ValidationError as error:
-        raise _usage("This machine cannot be set up like this.", details=[str(error)]) from error
-    if wrong := [*labels.wrong(policy, settings, machine)] if wanted else []:
-        raise _usage("A label is not true of this machine.", details=wrong)
-    return settings
-
-
-def _description(step: Step, now: Stand) -> str:
-    """Return what *step* does, why, how it stands now, and how it is undone."""
-    state = f"{now.state} ({now.says})" if now.says else now.state
-    lines = [f"{step.name}: {step.what}", f"   why: {step.why}", f"   now: {state}"]
-    for title, acts in (("do", step.apply), ("undo", step.undo)):
-        lines += [f"   {title}: " + "\n      ".join(printed(act)) for act in acts]
-    return "\n".join(lines)
-
-
-def _table(title: str, rows: Sequence[Stand | fitness.Finding]) -> None:
-    cells = [(row.name, row.state, row.says) for row in rows]
-    console.table(title, ("", "state", ""), cells, result=True)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Check the set-up."""
-    host, ground = _host(arguments), _ground(arguments)
-    steps = plan.steps(ground.policy, ground.settings)
+    context = options.checkout(arguments)
+    installed = runners.CONFIG / "runner.env"
+    shipped = context.project.root / "ci" / "runner" / installed.name
+    settings = runners.variables(installed if installed.is_file() else shipped)
+    name = arguments.repository or settings.get("REPOSITORY", "unresolved")
+    options.refuse((name == "unresolved", "lab runner check needs --repository OWNER/NAME."))
+    # A file, because variables of this process are inherited by the programs that it starts.
+    token = read_text(arguments.token, limit=4096).strip() if arguments.token else ""
+    github = GitHub.from_environment(context.mirrored(ADDRESS), token=token)
     with console.step("check"):
-        findings = (*fitness.of_steps(steps, host), *fitness.of_ground(ground, host))
-    _table("This runner", findings)
-    console.document({"findings": findings})
-    if unfit := [finding for finding in findings if finding.state == "unfit"]:
-        raise LabError(
-            "runner-unfit",
-            f"{len(unfit)} of {len(findings)} checks failed.",
-            details=[f"{finding.name}: {finding.says}" for finding in unfit],
-        )
-
-
-def _once(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run one job."""
-    # SIGTERM ends a job as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ground = _ground(arguments)
-    token = registration.token(dict(os.environ), ground.config)
-    return {"run": once.once(ground, GitHub(ground.settings.api, token, seconds=30))}
-
-
-def _clean(arguments: argparse.Namespace) -> None:
-    """End what a job left."""
-    ground = _ground(arguments)
-    with holding.machine(ground, 10):
-        condition.recover(ground)
-
-
-def _admit(arguments: argparse.Namespace) -> None:
-    """Decide whether a job may run here."""
-    policy, settings = _policy(arguments)
-    admit.admit({name: os.environ.get(name, "") for name in admit.TOLD}, policy, settings)
-    console.note("this job may run here")
-
-
-def _egress(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Update the addresses that jobs may connect to."""
-    policy, settings = _policy(arguments)
-    resolution = egress.resolved(egress.names(policy, settings))
-    if not resolution.addresses:
-        what = "No name of the list has an address; the earlier addresses expire."
-        raise LabError("runner-unready", what, details=resolution.unknown)
-    status, output = _host(arguments).ask(
-        ["nft", "-f", "-"], egress.refreshed(policy, resolution.addresses)
-    )
-    if status:
-        what = "nft refused the addresses."
-        raise LabError("runner-setup", what, details=output.splitlines()[-10:])
-    unknown = ", ".join(resolution.unknown) or "none"
-    console.note(
-        f"{len(resolution.addresses)} addresses may be connected to; names without one: {unknown}"
-    )
-    return {"addresses": resolution.addresses, "unknown": resolution.unknown}
-
-
-def _drain(arguments: argparse.Namespace) -> None:
-    """Take no new job, or take jobs again."""
-    ground = _ground(arguments)
-    if arguments.end:
-        ground.draining.unlink(missing_ok=True)
-        console.note("this machine takes jobs again")
-    else:
-        condition.stop_taking(ground, PATIENCE)
-        console.note("no job runs here, and none is taken")
-
-
-def _remove(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Undo the set-up."""
-    host, ground = _host(arguments), _ground(arguments)
-    condition.stop_taking(ground, PATIENCE)
-    condition.clean(ground)
-    stands = perform.take_back(plan.steps(ground.policy, ground.settings), host)
-    ground.draining.unlink(missing_ok=True)
-    _table("Set-up", stands)
-    console.note(f"the journal stays in {ground.state}, and models in {ground.models}")
-    return {"stands": stands}
-
-
-class Action(NamedTuple):
-    """An action of ``lab runner``: its function, its help text, and whether it needs root."""
-
-    run: Callable[[argparse.Namespace], object]
-    text: str
-    root: bool = False
-
-
-ACTIONS = {
-    "plan": Action(_setup, "print the commands and files of setup"),
-    "setup": Action(_setup, "set this machine up; finished steps are skipped", root=True),
-    "check": Action(_check, "check the set-up, as the jobs' user"),
-    "drain": Action(
-        _drain, "take no new job, and wait for the running one; --end takes jobs again", root=True
-    ),
-    "remove": Action(_remove, "drain, and undo setup; models stay", root=True),
-    "once": Action(_once, "run one job (called by the systemd unit)", root=True),
-    "clean": Action(
-        _clean,
-        "end leftover processes of a job, and empty its folders (called by the systemd unit)",
-        root=True,
-    ),
-    "admit": Action(
-        _admit,
-        "decide whether a job may run here (called by GitHub's runner before its first step)",
-    ),
-    "egress": Action(_egress, "update the addresses that jobs may connect to (called by a timer)"),
-}
+        outside = list(runners.settings_findings(Repository(github, name), settings))
+        inside = list(runners.machine_findings(context.project.root))
+    rows = [(finding.name, finding.state, finding.message) for finding in (*outside, *inside)]
+    console.table(f"Runners of {name}", ("", "state", ""), rows, result=True)
+    document = {"repository": name, "findings": [*outside, *inside]}
+    for reference, findings in (("runner-exposed", outside), ("runner-unfit", inside)):
+        if bad := [finding for finding in findings if finding.state == "bad"]:
+            raise runners.RunnerError(
+                reference,
+                f"{len(bad)} of {len(findings)} checks of {name} failed.",
+                details=[f"{finding.name}: {finding.message}" for finding in bad],
+                data=document,
+            )
+    return document
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -412,37 +209,23 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def _add_runner(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=runner)
     add = parser.add_argument
-    actions = "; ".join(f"{name}: {action.text}" for name, action in ACTIONS.items())
-    add("action", choices=tuple(ACTIONS), help=actions)
+    add(
+        "action",
+        choices=("check",),
+        help="check: read the repository's settings and workflows, and the machine's configuration",
+    )
     add(
         "--repository",
         default="",
         metavar="OWNER/NAME",
-        help="plan, setup: repository whose jobs run here",
+        help="repository whose jobs run on the lab's machines (default: that of runner.env)",
     )
     add(
-        "--name",
-        default="",
-        metavar="NAME",
-        help="plan, setup: name of this machine (default: its host name)",
-    )
-    add(
-        "--labels",
-        default="",
-        metavar="LABEL,…",
-        help="plan, setup: labels of ci/runner.yaml (default: all that fit this machine)",
-    )
-    add(
-        "--sysroot",
+        "--token",
         type=Path,
-        default=Path("/"),
-        metavar="DIR",
-        help="root directory of the machine (default: /)",
-    )
-    add("--config", default="/etc/sparkwright", metavar="DIR", help="directory of the settings")
-    add("--end", action="store_true", help="drain: take jobs again")
-    add(
-        "--yes", action="store_true", help="setup, remove: confirm that this machine may be changed"
+        metavar="FILE",
+        help="file of a token that may read Administration, Actions and Contents (default: "
+        "GITHUB_TOKEN)",
     )
 
 

@@ -77,7 +77,7 @@ COMMANDS = {
     "release key": CommandInfo("release", "make, show or rotate the keys of an index"),
     "release notes": CommandInfo("release", "print the notes of a release, in Markdown"),
     "release verify": CommandInfo("release", "check every file of an index by its hash"),
-    "lab runner": CommandInfo("lab", "set up a Spark that runs jobs of a repository"),
+    "lab runner": CommandInfo("lab", "check that no stranger reaches a runner of the lab"),
     "lab image": CommandInfo("lab", "make an image that serves a release, and push it"),
     "lab record": CommandInfo("lab", "record the outcome of a workflow run"),
     "lab status": CommandInfo("lab", "make static pages of releases, speeds, patches and runs"),

@@ -160,12 +160,17 @@ class GitHub:
         self.address, self.token, self.seconds = address.rstrip("/"), token, seconds
 
     @classmethod
-    def from_environment(cls, address: str = ADDRESS, *, seconds: float = 60.0) -> GitHub:
+    def from_environment(
+        cls, address: str = ADDRESS, *, seconds: float = 60.0, token: str = ""
+    ) -> GitHub:
         """
-        Return the API at *address* with the token of ``GITHUB_TOKEN`` or ``GH_TOKEN``; without one
-        over plain http.
+        Return the API at *address* with *token*, else with that of ``GITHUB_TOKEN`` or
+        ``GH_TOKEN``; without one over plain http.
         """
-        tokens = (os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN"))
+        tokens = (
+            token,
+            *(os.environ.get(name, "").strip() for name in ("GITHUB_TOKEN", "GH_TOKEN")),
+        )
         url = urlsplit(address)
         encrypted = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
         token = next(filter(None, tokens), "") if encrypted else ""

@@ -1,0 +1,500 @@
+"""
+Check that no stranger can start a program on a runner of a lab.
+
+Three things keep strangers away: the repository's settings at GitHub, its workflow files, and the
+configuration of the machine. `settings_findings`, `exposures` and `machine_findings` read them.
+Nothing is changed. The files of the runner itself are in ``ci/runner``.
+"""
+
+from __future__ import annotations
+
+import base64
+import grp
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from sparkwright.builder import host_info
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import Advice, FileError, GitHubError, SparkwrightError
+from sparkwright.core.files import read_text, sha256_file
+from sparkwright.core.github import Repository
+
+#: Events that only somebody with write access to the repository causes (GitHub: "Events that
+#: trigger workflows").
+TRUSTED_EVENTS = frozenset(
+    ("push", "schedule", "workflow_dispatch", "repository_dispatch", "release")
+)
+#: Labels that GitHub gives to every self-hosted runner of our machines.
+COMMON_LABELS = ("self-hosted", "linux", "ARM64", "X64")
+CONFIG, STATE = Path("/etc/sparkwright"), Path("/var/lib/sparkwright-runner")
+UNIT = "sparkwright-runner.service"
+UNIT_FOLDER = Path("/etc/systemd/system")
+USERS = ("sparkwright-runner", "sparkwright-server")
+#: The kinds of processor in the names of GitHub's archives.
+ARCHIVES = {"aarch64": "arm64", "x86_64": "x64"}
+_MATRIX = re.compile(r"\$\{\{\s*matrix\.([A-Za-z_][\w-]*)\s*\}\}")
+
+Workflow = dict[str, Any]
+
+
+class RunnerError(SparkwrightError):
+    """A machine of a lab cannot take a job, or should not."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "runner-busy": Advice(
+            "A job runs on this machine, or another process waits for one.",
+            "Wait for it to end. A machine has one GPU and does one job at a time.",
+        ),
+        "runner-disk": Advice(
+            "The disk has no room for the file system that a job writes to.",
+            "Remove what else fills the disk, or lower DISK in /etc/sparkwright/runner.env. No job"
+            " was taken; the unit tries again.",
+        ),
+        "runner-exposed": Advice(
+            "A setting of the repository or a workflow lets somebody without write access run a"
+            " program on a machine of the lab, or lets any workflow sign a release.",
+            "Change the settings named above (docs/runner.md lists them). Keep jobs with labels of"
+            " the lab to workflows started by schedule, push or workflow_dispatch.",
+        ),
+        "runner-unfit": Advice(
+            "The machine is not set up as docs/runner.md says, so what a job could do there was"
+            " not reviewed.",
+            "Follow docs/runner.md for what is named above. No job was taken.",
+        ),
+        "runner-unregistered": Advice(
+            "GitHub gave this machine no configuration for a job: no network, an expired token, a"
+            " token without the right, or labels that GitHub refuses.",
+            "Read GitHub's answer above. The token needs Administration: write on the repository."
+            " The unit tries again.",
+            exit_code=5,
+        ),
+        "runner-unresolved": Advice(
+            "A value of runner.env that a person has to look up is still `unresolved`.",
+            "Look it up where the comment in ci/runner/runner.env says, and write it down.",
+        ),
+    }
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """
+    The result of one check.
+
+    Attributes:
+        name: The check.
+        state: ``look`` is for a person to judge; it fails nothing.
+        message: The reason; it may be empty if the state is ``ok``.
+    """
+
+    name: str
+    state: Literal["ok", "look", "bad", "not-run"]
+    message: str = ""
+
+
+def variables(path: Path) -> dict[str, str]:
+    """
+    Return the settings of a ``runner.env`` as `run-job` reads them; the last of a name counts.
+
+    Raises:
+        file-invalid: The file does not exist or is no text.
+    """
+    lines = read_text(path).splitlines()
+    pairs = (line.partition("=") for line in lines if not line.startswith("#"))
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def labels(path: Path) -> tuple[str, ...]:
+    """Return every label that a machine with the ``runner.env`` at *path* may carry."""
+    return (*COMMON_LABELS, *variables(path).get("LABELS", "").split(","))
+
+
+# Workflow files.
+
+
+class Exposure(msgspec.Struct, frozen=True, order=True):
+    """
+    A job that a stranger can start on a machine of the lab.
+
+    Attributes:
+        workflow: Name of the file.
+        job: Its key; empty if the file cannot be read.
+        trigger: The event that a stranger can cause; empty if the file cannot be read.
+        reason: Why the job may run there.
+    """
+
+    workflow: str
+    job: str
+    trigger: str
+    reason: str
+
+
+def workflow_texts(folder: Path) -> dict[str, str]:
+    """Return name and text of each workflow file in *folder*."""
+    paths = (path for path in sorted(folder.glob("*")) if path.suffix in (".yml", ".yaml"))
+    return {path.name: read_text(path) for path in paths}
+
+
+def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> tuple[Exposure, ...]:
+    """
+    Return each job that somebody without write access can start on a machine with *machine_labels*.
+
+    Every doubt counts against the file: an unknown event, a computed ``runs-on``, a file that
+    cannot be read. An ``if:`` is not considered, because one edit makes it wrong. A pull request
+    that adds a workflow is not seen; the repository's settings keep it away.
+    """
+    workflows: dict[str, Workflow] = {}
+    found = []
+    for name, text in texts.items():
+        try:
+            workflows[name] = _workflow(text, name)
+        except FileError as error:
+            reason = " ".join((error.what, *error.details))
+            found.append(Exposure(name, "", "", f"it cannot be read: {reason}"))
+    ours = frozenset(label.lower() for label in machine_labels)
+    for name, workflow in workflows.items():
+        triggers = _untrusted_triggers(name, workflows)
+        jobs = list(_reaching_jobs(workflow, ours)) if triggers else []
+        found += [
+            Exposure(name, job, trigger, reason)
+            for job, reason in jobs
+            for trigger in sorted(triggers)
+        ]
+    return tuple(sorted(found))
+
+
+def _workflow(text: str, name: str) -> Workflow:
+    """Return a workflow with ``on`` as a mapping; YAML 1.1 reads that key as a truth value."""
+    data = strict_yaml.parse(text, dict[Any, Any], name)
+    events, jobs = data.get("on", data.get(True)), data.get("jobs")
+    if isinstance(events, str):
+        events = [events]
+    if isinstance(events, list):
+        events = dict.fromkeys(map(str, events))
+    if not isinstance(events, dict) or not isinstance(jobs, dict):
+        raise FileError("file-invalid", f"{name} has no readable `on` or `jobs`.")
+    if not all(isinstance(job, dict) for job in jobs.values()):
+        raise FileError("file-invalid", f"{name} has a job that is no mapping.")
+    title = str(data.get("name") or f".github/workflows/{name}")
+    return {"name": title, "on": events, "jobs": jobs}
+
+
+def _untrusted_triggers(
+    name: str, workflows: Mapping[str, Workflow], visited: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """
+    Return the events by which a stranger starts the workflow *name*.
+
+    A called workflow has the events of its callers, and ``workflow_run`` is as trusted as the
+    workflows that it follows.
+    """
+    if name in visited:
+        return frozenset()
+    visited |= {name}
+    events = workflows[name]["on"]
+    triggers = set(events) - TRUSTED_EVENTS - {"workflow_call", "workflow_run"}
+    if "workflow_call" in events:
+        for caller, workflow in workflows.items():
+            uses = (str(job.get("uses", "")) for job in workflow["jobs"].values())
+            if any(use.startswith("./") and Path(use).name == name for use in uses):
+                triggers |= _untrusted_triggers(caller, workflows, visited)
+    if "workflow_run" in events:
+        parameters = events["workflow_run"]
+        titles = parameters.get("workflows") if isinstance(parameters, dict) else None
+        # A title of no file may be that of a file that a branch adds.
+        for title in titles if isinstance(titles, list) and titles else [titles]:
+            followed = [file for file, other in workflows.items() if other["name"] == title]
+            if not followed or any(_untrusted_triggers(f, workflows, visited) for f in followed):
+                triggers.add("workflow_run")
+    return frozenset(map(str, triggers))
+
+
+def _reaching_jobs(workflow: Workflow, ours: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield each job of *workflow* that may run on a machine with the labels *ours*, and why."""
+    for key, job in workflow["jobs"].items():
+        if uses := job.get("uses"):
+            if not str(uses).startswith("./"):
+                yield key, "it calls a workflow of another repository, which chooses its runner"
+            continue
+        wanted = _wanted_labels(job.get("runs-on"), job)
+        if wanted is None:
+            yield key, "its runner is computed, or any of a group"
+        elif common := sorted(wanted & ours):
+            yield key, f"it asks for {', '.join(common)}"
+
+
+def _wanted_labels(runs_on: Any, job: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the labels of ``runs-on`` in lower case; None if they are not written out."""
+    match runs_on:
+        case str() if match := _MATRIX.fullmatch(runs_on.strip()):
+            return _all_labels(_matrix_values(match[1], job))
+        case str():
+            return None if "${{" in runs_on else frozenset((runs_on.strip().lower(),))
+        case list() if all(isinstance(label, str) for label in runs_on):
+            return _all_labels(runs_on)
+        case dict() if runs_on.get("labels"):
+            return _wanted_labels(runs_on["labels"], job)
+    return None
+
+
+def _all_labels(values: list[Any]) -> frozenset[str] | None:
+    parts = [_wanted_labels(value, {}) for value in values]
+    written = [part for part in parts if part is not None]
+    return frozenset().union(*written) if written and len(written) == len(parts) else None
+
+
+def _matrix_values(name: str, job: Mapping[str, Any]) -> list[Any]:
+    """Return the values that the job's matrix gives to *name*; None stands for computed ones."""
+    strategy = job.get("strategy")
+    matrix = strategy.get("matrix") if isinstance(strategy, dict) else None
+    include = matrix.get("include", []) if isinstance(matrix, dict) else None
+    if not isinstance(matrix, dict) or not isinstance(include, list):
+        return [None]
+    values = matrix.get(name, [])
+    added = [entry[name] for entry in include if isinstance(entry, dict) and name in entry]
+    return [*(values if isinstance(values, list) else [None]), *added]
+
+
+# Settings of the repository.
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    login: str
+    type: str
+
+
+class _Repository(msgspec.Struct, frozen=True):
+    private: bool
+    owner: _Owner
+
+
+class _Approval(msgspec.Struct, frozen=True):
+    approval_policy: str
+
+
+class _PrivateForks(msgspec.Struct, frozen=True):
+    run_workflows_from_fork_pull_requests: bool
+    send_write_tokens_to_workflows: bool = False
+    send_secrets_and_variables: bool = False
+    require_approval_for_fork_pr_workflows: bool = False
+
+
+class _Permissions(msgspec.Struct, frozen=True):
+    default_workflow_permissions: str
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    name: str
+    protection_rules: list[_Rule] = []
+    deployment_branch_policy: dict[str, Any] | None = None
+
+
+class _Environments(msgspec.Struct, frozen=True):
+    environments: list[_Environment] = []
+
+
+class _Runner(msgspec.Struct, frozen=True):
+    name: str
+    ephemeral: bool | None = None
+
+
+class _Runners(msgspec.Struct, frozen=True):
+    runners: list[_Runner]
+
+
+class _Group(msgspec.Struct, frozen=True):
+    name: str
+    allows_public_repositories: bool
+
+
+class _Groups(msgspec.Struct, frozen=True):
+    runner_groups: list[_Group]
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: str
+    content: str = ""
+
+
+def settings_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    Yield what the settings of *repository* and its workflow files at GitHub let strangers do.
+
+    Args:
+        settings: Those of ``runner.env``: labels, and environments that reviewers guard.
+
+    Raises:
+        github-refused: The token may not read a setting.
+        github-limited, github-unreachable: GitHub does not answer.
+    """
+    about = repository.request("GET", "", _Repository, "the repository")
+    yield _fork_finding(repository, about.private)
+    path = "/actions/permissions/workflow"
+    default = repository.request("GET", path, _Permissions, "workflow permissions")
+    writes = default.default_workflow_permissions != "read"
+    message = "jobs may write to the repository unless a workflow takes that away" if writes else ""
+    yield Finding("default workflow permissions", "bad" if writes else "ok", message)
+    yield from _environment_findings(repository, settings.get("REVIEWED_ENVIRONMENTS", "").split())
+    path = "/actions/runners?per_page=100"
+    runners = repository.request("GET", path, _Runners, "registered runners").runners
+    lasting = [runner.name for runner in runners if runner.ephemeral is False]
+    message = f"not for one job only: {', '.join(lasting)}" if lasting else ""
+    yield Finding("registered runners", "bad" if lasting else "ok", message)
+    if about.owner.type == "Organization":
+        yield _group_finding(repository, about)
+    yield from _workflow_findings(repository, settings)
+
+
+def _fork_finding(repository: Repository, private: bool) -> Finding:
+    """Return whether pull requests of strangers run before somebody approves them."""
+    name, path = "workflows of forks", "/actions/permissions/"
+    if private:
+        path += "fork-pr-workflows-private-repos"
+        forks = repository.request("GET", path, _PrivateForks, "workflows of forks")
+        if not forks.run_workflows_from_fork_pull_requests:
+            return Finding(name, "ok", "the repository is private, and forks run nothing")
+        problems = {
+            "run without approval": not forks.require_approval_for_fork_pr_workflows,
+            "get a token that may write": forks.send_write_tokens_to_workflows,
+            "get secrets": forks.send_secrets_and_variables,
+        }
+        message = ", ".join(problem for problem, applies in problems.items() if applies)
+        return Finding(name, "bad", f"they {message}") if message else Finding(name, "ok")
+    path += "fork-pr-contributor-approval"
+    policy = repository.request("GET", path, _Approval, "workflows of forks").approval_policy
+    if policy == "all_external_contributors":
+        return Finding(name, "ok", "the repository is public, and every outsider needs approval")
+    message = f"the repository is public, and approval is required of {policy} only"
+    return Finding(name, "bad", message)
+
+
+def _environment_findings(repository: Repository, names: list[str]) -> Iterator[Finding]:
+    path = "/environments?per_page=100"
+    record = repository.request("GET", path, _Environments, "environments")
+    environments = {environment.name: environment for environment in record.environments}
+    for name in names:
+        environment = environments.get(name, _Environment(name))
+        problems = {
+            "it does not exist": name not in environments,
+            "it has no required reviewers": not any(
+                rule.type == "required_reviewers" for rule in environment.protection_rules
+            ),
+            "every branch may deploy to it": environment.deployment_branch_policy is None,
+        }
+        message = next((problem for problem, applies in problems.items() if applies), "")
+        yield Finding(f"environment {name}", "bad" if message else "ok", message)
+
+
+def _group_finding(repository: Repository, about: _Repository) -> Finding:
+    """Return whether public repositories of the organization may use its groups of runners."""
+    name = repository.repository.partition("/")[2]
+    path = f"/orgs/{about.owner.login}/actions/runner-groups?visible_to_repository={name}"
+    what = "runner groups"
+    try:
+        reply = repository.github.send("GET", path, what)
+        groups = repository.github.decode(reply, _Groups, what).runner_groups
+    except GitHubError as error:
+        if error.reference != "github-refused":
+            raise
+        # Runners of this repository are in no group of the organization.
+        message = f"the token may not read those of {about.owner.login}"
+        return Finding(what, "look", message)
+    public = [group.name for group in groups if group.allows_public_repositories]
+    message = f"public repositories may use {', '.join(public)}" if public else ""
+    return Finding(what, "bad" if public else "ok", message)
+
+
+def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
+    folder = "/contents/.github/workflows"
+    files = repository.request("GET", folder, list[_File], "workflow files")
+    names = [file.name for file in files if file.name.endswith((".yml", ".yaml"))]
+    texts = {}
+    for name in names:
+        file = repository.request("GET", f"{folder}/{quote(name)}", _File, f"workflow {name}")
+        texts[name] = base64.b64decode(file.content).decode("utf-8", "replace")
+    found = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
+    for item in found:
+        event = item.trigger or "unreadable"
+        yield Finding(f"workflow {item.workflow}", "bad", f"{item.job}: {event}: {item.reason}")
+    if not found:
+        yield Finding("workflows", "ok", f"no stranger starts a job of {len(names)} files there")
+
+
+# The machine.
+
+
+def machine_findings(root: Path) -> Iterator[Finding]:
+    """
+    Yield whether this machine is set up as docs/runner.md says.
+
+    Args:
+        root: The checkout whose unit, script and archive hash are compared with the machine's.
+    """
+    path = CONFIG / "runner.env"
+    if not path.is_file():
+        yield Finding("machine", "not-run", f"it takes no jobs: there is no {path}")
+        return
+    settings, shipped = variables(path), root / "ci" / "runner"
+    yield from _file_findings(shipped, settings)
+    for user in USERS:
+        yield _user_finding(user)
+    unsupported = "gb10" in settings.get("LABELS", "").split(",") and not any(
+        gpu.capability == "12.1" for gpu in host_info.gpus()
+    )
+    message = "gb10 stands for a GPU of compute capability 12.1, and here is none"
+    yield Finding("labels", "bad" if unsupported else "ok", message if unsupported else "")
+
+
+def _file_findings(shipped: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
+    unit, installed = shipped / UNIT, UNIT_FOLDER / UNIT
+    same = installed.is_file() and installed.read_bytes() == unit.read_bytes()
+    overridden = installed.with_name(f"{UNIT}.d").exists()
+    message = "" if same else f"{installed} is not {unit}"
+    message = message or (f"{installed}.d changes it" if overridden else "")
+    yield Finding("unit", "bad" if message else "ok", message)
+    version = settings.get("RUNNER_VERSION", "")
+    machine = ARCHIVES.get(os.uname().machine, "")
+    archive = STATE / f"actions-runner-linux-{machine}-{version}.tar.gz"
+    hashed = archive.is_file() and sha256_file(archive) == settings.get("RUNNER_SHA256")
+    message = "" if hashed else f"{archive} has not the sha256 in {CONFIG / 'runner.env'}"
+    yield Finding("runner software", "ok" if hashed else "bad", message)
+    writable = [
+        str(path)
+        for path in (CONFIG, CONFIG / "runner.env", installed, unit, shipped / "run-job")
+        if path.exists() and (path.stat().st_uid or path.stat().st_mode & 0o022)
+    ]
+    message = f"others than root can write {', '.join(writable)}" if writable else ""
+    yield Finding("files of root", "bad" if writable else "ok", message)
+    token = CONFIG / "github-token"
+    private = token.is_file() and not token.stat().st_mode & 0o077 and not token.stat().st_uid
+    message = "" if private else f"{token} is missing, or others than root can read it"
+    yield Finding("token", "ok" if private else "bad", message)
+
+
+def _user_finding(user: str) -> Finding:
+    """Return whether *user* has no right but its own."""
+    name = f"user {user}"
+    try:
+        own = pwd.getpwnam(user).pw_gid
+    except KeyError:
+        return Finding(name, "bad", "it does not exist")
+    others = [group.gr_name for group in grp.getgrall() if user in group.gr_mem]
+    if others or own == 0:
+        return Finding(name, "bad", f"it is in {', '.join(others) or 'the group of root'}")
+    if not shutil.which("sudo"):
+        return Finding(name, "ok")
+    if os.geteuid():
+        return Finding(name, "not-run", "only root can read what sudo lets it do")
+    rights = host_info.command_output("sudo", "-n", "-l", "-U", user)
+    allowed = "not allowed" not in rights
+    return Finding(name, "bad" if allowed else "ok", "it may use sudo" if allowed else "")

@@ -1,1 +1,0 @@
-"""A Spark that takes jobs of a repository: set up, checked, one job at a time, clean afterwards."""

@@ -1,0 +1,102 @@
+"""GitHub's API as far as a runner and `lab runner check` need it: settings, workflow files, and configurations for one job."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tests.support import loopback
+
+TOKEN = "github_pat_11RUNNERRUNNERRUNNER"
+REPOSITORY = "acme/lab"
+
+
+class Hub(loopback.Server):
+    """
+    The server.
+
+    Attributes:
+        settings: Path below the repository → the answer; a number is the status of a refusal.
+        jobs: Scripts; the next registrations get one each as their configuration.
+        registered: The bodies of requests for a configuration.
+        leaks: Command lines that held the token during such a request.
+        answer: What is answered to it instead, as status and record.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_Handler)
+        self.settings = good_settings()
+        self.jobs: list[str] = []
+        self.registered: list[dict[str, Any]] = []
+        self.leaks: list[bytes] = []
+        self.answer: tuple[int, Any] | None = None
+
+
+def good_settings() -> dict[str, Any]:
+    """Return the settings of a public repository that no stranger gets into, without a workflow."""
+    reviewed = {
+        "name": "release",
+        "protection_rules": [{"type": "required_reviewers"}],
+        "deployment_branch_policy": {},
+    }
+    return {
+        "": {"private": False, "owner": {"login": "acme", "type": "Organization"}},
+        "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
+        "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": False},
+        "/actions/permissions/workflow": {"default_workflow_permissions": "read"},
+        "/environments": {"environments": [reviewed]},
+        "/actions/runners": {"runners": [{"name": "spark-1", "ephemeral": True}]},
+        "/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "Default", "allows_public_repositories": False}]},
+        "/contents/.github/workflows": [],
+    }  # fmt: skip
+
+
+def add_workflow(hub: Hub, name: str, text: str) -> None:
+    """Add a workflow file."""
+    folder = "/contents/.github/workflows"
+    hub.settings[folder].append({"name": name})
+    hub.settings[f"{folder}/{name}"] = {
+        "name": name,
+        "content": base64.encodebytes(text.encode()).decode(),
+    }
+
+
+class _Handler(loopback.Handler):
+    server: Hub
+
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it so
+        path = unquote(urlsplit(self.path).path).removeprefix(f"/repos/{REPOSITORY}")
+        record = self.server.settings.get(path, 404)
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            record = 401
+        self.answer(record, {"message": "refused"}) if isinstance(record, int) else self.answer(
+            200, record
+        )
+
+    def do_POST(self) -> None:  # noqa: N802
+        hub, body = self.server, json.loads(self.body())
+        hub.registered.append(body)
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                hub.leaks += [line for line in [path.read_bytes()] if TOKEN.encode() in line]
+        assert self.path == f"/repos/{REPOSITORY}/actions/runners/generate-jitconfig"
+        assert self.headers["Authorization"] == f"Bearer {TOKEN}"
+        script = hub.jobs.pop(0) if hub.jobs else "sleep 600"
+        reply = (
+            201,
+            {"runner": {"id": 1}, "encoded_jit_config": base64.b64encode(script.encode()).decode()},
+        )
+        self.answer(*(hub.answer or reply))
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Hub]:
+    """Yield a hub that answers until the block ends."""
+    hub = Hub()
+    with loopback.serving(hub):
+        yield hub
