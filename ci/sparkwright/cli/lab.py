@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 from collections.abc import Mapping
@@ -95,6 +96,12 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         type=nonempty,
         metavar="RELEASE",
         help="full name of a release (default: the newest of the channel, which is shown)",
+    )
+    add(
+        "--built",
+        type=Path,
+        metavar="DIR",
+        help="the unpublished wheels of this folder, as a candidate, instead of a release",
     )
     add(
         "--channel",
@@ -233,7 +240,7 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check a release, and build and push its image."""
     # These load docker.
     from sparkwright.builder import container_build
-    from sparkwright.release import policy
+    from sparkwright.release import policy, staging
     from sparkwright.serving import image as images
 
     context = options.checkout(arguments)
@@ -243,27 +250,32 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     options.refuse(
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
+        (
+            arguments.built and (arguments.release or address or arguments.push),
+            "--built takes no release, and no --index; what was not published is not pushed.",
+        ),
     )
-    fingerprint = arguments.trust or policy.load(context.project.root).file.root
-    index = open_index(Prefix(default_prefix()).root / "trust", address, fingerprint)
-    name = images.select(
-        index,
-        arguments.release or "",
-        channel=arguments.channel,
-        stack=arguments.stack or "",
-        platform=arguments.platform,
-    )
-    release, state = index.release(name), index.states[name]
-    labels = images.labels(index, release, arguments.platform, base)
-    for gate in state.missing:
-        console.warn(f"not shown: {gate}")
-    condition, built, pushed = "would be built", None, ""
-    if not arguments.dry_run:
-        built = images.build(context, index, release, platform=arguments.platform, base=base)
-        condition = "was there already" if built.present else "built"
-    if built and repository:
-        pushed = images.push(built, repository)
-    rows = [["base", base], ["platform", arguments.platform], *map(list, labels.items())]
+    with contextlib.ExitStack() as stack:
+        name, channel = arguments.release or "", arguments.channel
+        if arguments.built:
+            index, name = stack.enter_context(staging.staged_index(context, arguments.built))
+            channel = "candidate"
+        else:
+            root = arguments.trust or policy.load(context.project.root).file.root
+            index = open_index(Prefix(default_prefix()).root / "trust", address, root)
+        platform, stack_name = arguments.platform, arguments.stack or ""
+        name = images.select(index, name, channel=channel, stack=stack_name, platform=platform)
+        release, state = index.release(name), index.states[name]
+        labels = images.labels(index, release, platform, base)
+        for gate in state.missing:
+            console.warn(f"not shown: {gate}")
+        condition, built, pushed = "would be built", None, ""
+        if not arguments.dry_run:
+            built = images.build(context, index, release, platform=platform, base=base)
+            condition = "was there already" if built.present else "built"
+        if built and repository:
+            pushed = images.push(built, repository)
+    rows = [["base", base], ["platform", platform], *map(list, labels.items())]
     rows += [["image", f"{built.name}, {built.id}"]] if built else []
     rows += [["pushed", pushed]] if pushed else []
     console.table(f"serving image of {name}: {condition}", ["", ""], rows, result=True)

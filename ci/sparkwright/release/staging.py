@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from sparkwright.client import install as client
 from sparkwright.client.environment import Prefix
-from sparkwright.client.index import open_index
+from sparkwright.client.index import Index, open_index
 from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import PythonError, UsageError
@@ -33,15 +34,14 @@ from sparkwright.release.publisher import Publisher
 URL = "https://staging.invalid/"
 
 
-def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, Any]:
+@contextmanager
+def staged_index(context: RunContext, folder: Path) -> Iterator[tuple[Index, str]]:
     """
-    Install the set around the wheels in *folder* as the current release of *prefix*.
-
-    Returns:
-        As `sparkwright.client.install.install`.
+    Yield an index whose keys are thrown away with the wheels in *folder* as a candidate, and the
+    name of that release; the index is removed at the end of the block.
 
     Raises:
-        UsageError: There is no wheel; and as `Publisher.publish` and the installation.
+        UsageError: There is no wheel; and as `Publisher.publish`.
     """
     wheels = tuple(sorted(folder.absolute().glob("*.whl")))
     if not wheels:
@@ -54,7 +54,21 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
         keys.make(scratch / "keys")
         publisher = Publisher(context, scratch / "index", keys.load([scratch / "keys"]), rules)
         published = publisher.publish(wheels, "candidate", url=URL)
-        index = open_index(scratch / "trust", str(scratch / "index"), published.fingerprint)
+        trust = scratch / "trust"
+        yield open_index(trust, str(scratch / "index"), published.fingerprint), published.release
+
+
+def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, Any]:
+    """
+    Install the set around the wheels in *folder* as the current release of *prefix*.
+
+    Returns:
+        As `sparkwright.client.install.install`.
+
+    Raises:
+        UsageError: There is no wheel; and as `Publisher.publish` and the installation.
+    """
+    with staged_index(context, folder) as (index, name):
         cache = context.store.folder("downloads", "staging")
         install = partial(
             client.install,
@@ -62,7 +76,7 @@ def install_built(context: RunContext, folder: Path, prefix: Path) -> dict[str, 
             cache,
             index,
             channel="candidate",
-            version=published.release,
+            version=name,
         )
         # Every set has the same name here: an earlier one is replaced.
         with suppress(PythonError):
