@@ -14,6 +14,7 @@ from tests.support import loopback
 
 TOKEN = "github_pat_11RUNNERRUNNERRUNNER"
 REPOSITORY = "acme/lab"
+OPEN: dict[str, Any] = {"deployment_branch_policy": {}}
 
 
 class Hub(loopback.Server):
@@ -49,7 +50,7 @@ def good_settings() -> dict[str, Any]:
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
         "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": False},
         "/actions/permissions/workflow": {"default_workflow_permissions": "read"},
-        "/environments": {"environments": [reviewed]},
+        "/environments": {"environments": [{**OPEN, "name": name} for name in ("spark", "public")] + [reviewed]},
         "/actions/runners": {"runners": [{"name": "spark-1", "ephemeral": True}]},
         "/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "Default", "allows_public_repositories": False}]},
         "/contents/.github/workflows": [],

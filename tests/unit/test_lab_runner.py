@@ -160,6 +160,13 @@ def test_check_passes_for_good_settings(hub: Hub, config: Path, tmp_path: Path) 
         check(hub, "--token", str(token))
 
 
+def environments(**release: Any) -> dict[str, Any]:
+    """Return the setting with *release* as the environment of that name, which does not exist without any."""
+    record: dict[str, Any] = lab_github.good_settings()["/environments"]
+    record["environments"][-1:] = [{"name": "release", **release}] if release else []
+    return {"/environments": record}
+
+
 PRIVATE = {"private": True, "owner": {"login": "acme", "type": "User"}}
 FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
 
@@ -170,12 +177,9 @@ FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
         ({"/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "first_time_contributors"}}, "approval is required of first"),
         ({"": PRIVATE, FORKS: {"run_workflows_from_fork_pull_requests": True}}, "they run without approval"),
         ({"/actions/permissions/workflow": {"default_workflow_permissions": "write"}}, "may write to the repository"),
-        ({"/environments": {"environments": []}}, "environment release: it does not exist"),
-        ({"/environments": {"environments": [{"name": "release", "deployment_branch_policy": {}}]}}, "no required reviewers"),
-        (
-            {"/environments": {"environments": [{"name": "release", "protection_rules": [{"type": "required_reviewers"}]}]}},
-            "every branch may deploy",
-        ),
+        (environments(), "environment release: it does not exist"),
+        (environments(deployment_branch_policy={}), "no required reviewers"),
+        (environments(protection_rules=[{"type": "required_reviewers"}]), "every branch may deploy"),
         ({"/actions/runners": {"runners": [{"name": "old", "ephemeral": False}]}}, "not for one job only: old"),
         ({"/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "G", "allows_public_repositories": True}]}}, "may use G"),
         ({"/contents/.github/workflows/check.yml": {"name": "", "content": "b246IHB1c2gK"}}, "check.yml: : unreadable"),

@@ -344,7 +344,7 @@ def settings_findings(repository: Repository, settings: Mapping[str, str]) -> It
     writes = default.default_workflow_permissions != "read"
     message = "jobs may write to the repository unless a workflow takes that away" if writes else ""
     yield Finding("default workflow permissions", "bad" if writes else "ok", message)
-    yield from _environment_findings(repository, settings.get("REVIEWED_ENVIRONMENTS", "").split())
+    yield from _environment_findings(repository, settings)
     path = "/actions/runners?per_page=100"
     runners = repository.request("GET", path, _Runners, "registered runners").runners
     lasting = [runner.name for runner in runners if runner.ephemeral is False]
@@ -378,17 +378,17 @@ def _fork_finding(repository: Repository, private: bool) -> Finding:
     return Finding(name, "bad", message)
 
 
-def _environment_findings(repository: Repository, names: list[str]) -> Iterator[Finding]:
+def _environment_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
     path = "/environments?per_page=100"
     record = repository.request("GET", path, _Environments, "environments")
     environments = {environment.name: environment for environment in record.environments}
-    for name in names:
+    reviewed = settings.get("REVIEWED_ENVIRONMENTS", "").split()
+    for name in dict.fromkeys((*settings.get("ENVIRONMENTS", "").split(), *reviewed)):
         environment = environments.get(name, _Environment(name))
         problems = {
             "it does not exist": name not in environments,
-            "it has no required reviewers": not any(
-                rule.type == "required_reviewers" for rule in environment.protection_rules
-            ),
+            "it has no required reviewers": name in reviewed
+            and not any(rule.type == "required_reviewers" for rule in environment.protection_rules),
             "every branch may deploy to it": environment.deployment_branch_policy is None,
         }
         message = next((problem for problem, applies in problems.items() if applies), "")
