@@ -25,7 +25,7 @@ from tests.containers.conftest import (
 )
 from tests.containers.serveimages import PACKAGES, PASSWORD, SHOW, Maker, login, registry
 from tests.refusals import refusal
-from tests.support import githubwork, workflows
+from tests.support import githubwork, publisher, wheels, workflows
 
 from sparkwright.core.store import Store
 from sparkwright.serving import image
@@ -132,6 +132,18 @@ def test_from_a_server(own: Maker, first: str) -> None:
         made["image"]["id"], "bash", "-c", "cat $VIRTUAL_ENV/lib/*/site-packages/vllm/release.txt"
     )
     assert out == "2026.11.2"
+
+
+def test_from_built_wheels(own: Maker, first: str, tmp_path: Path) -> None:
+    """Before anything is published: the wheels of a folder are a candidate, whatever index there is."""
+    with publisher.index_owner(tmp_path) as owner:
+        wheels.release(tmp_path / "dist", judged=False)
+        made = own.run("--built", tmp_path / "dist", "--stack", "2026.11", variables={**owner.environment, "SPARKWRIGHT_INDEX": ""})
+    status, out, said = own.said(made["image"]["id"], "bash", "-c", "sparkwright doctor --json")
+
+    assert (made["channel"], made["labels"]["sparkwright.channel"]) == ("candidate", "candidate")
+    assert status == 0, said
+    assert json.loads(out)["releases"][made["release"]]["faults"] == []
 
 
 # How it runs.

@@ -172,7 +172,7 @@ class Machine:
         """Wait until the `serve` that was started last answers; it must not end before."""
         end = time.monotonic() + 600
         while True:
-            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=5):
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
                 return
             assert self.started[-1].poll() is None, self.started[-1].communicate()
             assert time.monotonic() < end
