@@ -2,7 +2,7 @@
 Make the models of the rehearsal, in an environment with torch and safetensors.
 
     models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
-    models.py moe FOLDER OUTPUT      random experts with weights in NVFP4, and the tokenizer of FOLDER
+    models.py moe FOLDER OUTPUT      random experts in NVFP4, and the tokenizer of FOLDER
     models.py dense FOLDER OUTPUT    1.2 GB of random bfloat16, and the tokenizer of FOLDER
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
@@ -151,7 +151,9 @@ def main() -> None:
         config = {**base, **longest, **{name: config[name] for name in same}}
         tensors = drawn(config)
     if kind != "dense":
-        routers = [name.removesuffix(".weight") for name in tensors if name.endswith("mlp.gate.weight")]
+        routers = [
+            name.removesuffix(".weight") for name in tensors if name.endswith("mlp.gate.weight")
+        ]
         ignore = [*NVFP4["ignore"], *routers]
         config["quantization_config"] = {**NVFP4, "ignore": ignore}
         tensors = quantised(tensors)
