@@ -201,6 +201,7 @@ def test_reference_is_recorded_without_the_answers_that_cannot_be_had(
     served: GateOptions, common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floors: dict[str, float]
 ) -> None:
     """A recipe without a floor has no task, and without a network there is no harness; the distributions and backends are recorded."""
+    context = checkout(parse(["gate", "--offline", *common]))
     monkeypatch.setattr(recipes, "load", lambda root, name, load=recipes.load: replace(load(root, name), floors=floors))
     for module, name in ((logprobs, "record"), (distributions, "save"), (kernel_trace, "record"), (kernel_trace, "read"), (kernel_trace, "save")):
         monkeypatch.setattr(module, name, lambda *_: None)
@@ -210,7 +211,6 @@ def test_reference_is_recorded_without_the_answers_that_cannot_be_had(
     monkeypatch.setattr(ServerUnderTest, "client", lambda _: None)
     monkeypatch.setattr(ServerUnderTest, "identity", ServerIdentity())
     monkeypatch.setattr(harness, "ask", lambda *_: harness.obtain(context))
-    context = checkout(parse(["gate", "--offline", *common]))
     with GateBuilder(context, replace(served, recipe="toy-cpu"), {}) as builder:
         assert [path.name for path in builder.record(tmp_path / "reference")] == ["logprobs.json", "backends.json"]
 

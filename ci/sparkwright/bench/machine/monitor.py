@@ -132,8 +132,8 @@ def server_processes(url: str) -> list[psutil.Process] | None:
     if parts.hostname not in {"localhost", *addresses}:
         return None
     for connection in psutil.net_connections("tcp"):
-        listens = connection.status == psutil.CONN_LISTEN
-        if listens and connection.laddr.port == parts.port and connection.pid:
+        listens = connection.status == psutil.CONN_LISTEN and connection.pid
+        if listens and connection.laddr and connection.laddr.port == parts.port:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(connection.pid)
                 return [process, *process.children(recursive=True)]
