@@ -99,7 +99,8 @@ class GateBuilder:
         self._scratch = Path(self._stack.enter_context(scratch))
         self._profiles = self._scratch / "profiles"
         flags = kernel_trace.flags(self._profiles)
-        logs = context.store.folder("logs") / "gate"
+        # Two recipes may be judged at the same time where the GPU has room for both.
+        logs = context.store.folder("logs", "gate", options.recipe or "server")
         self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
