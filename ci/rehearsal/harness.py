@@ -1,4 +1,4 @@
-"""Put the bundle's packages of lm-evaluation-harness where the gates look for it: harness.py ROOT."""
+"""Put the bundle's lm-evaluation-harness where the gates look for it: harness.py ROOT."""
 
 from __future__ import annotations
 
