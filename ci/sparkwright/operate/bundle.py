@@ -172,7 +172,7 @@ def pieces(path: Path, earlier: Mapping[bytes, Piece], parts: Parts) -> list[Pie
 
 def packed(folder: Path, file: Path) -> None:
     """Write the files of *folder* to the archive *file*, the same bytes for the same files."""
-    with tarfile.open(file, "w:xz", preset=1) as archive:
+    with tarfile.open(file, "w:xz", preset=6) as archive:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 info = tarfile.TarInfo(str(path.relative_to(folder)))
