@@ -223,7 +223,7 @@ def main() -> None:
     add = parser.add_argument
     add("spec", type=Path, metavar="SPEC", help="file of the bundle (ci/rehearsal)")
     add("--output", type=Path, required=True, metavar="DIR", help="folder for the parts")
-    add("--part", type=int, default=55, metavar="N", help="megabytes of a part (default: 55)")
+    add("--part", type=float, default=55, metavar="N", help="megabytes of a part (default: 55)")
     for kind in ("file", "folder"):
         text = f"a {kind} of the bundle, and its path there"
         add(f"--{kind}", action="append", default=[], metavar="NAME=PATH", help=text)
@@ -236,7 +236,7 @@ def main() -> None:
     rows = [
         [name, sha256, size(count)]
         for name, sha256, count in pack(
-            spec, files, folders, arguments.output, arguments.part * 10**6
+            spec, files, folders, arguments.output, round(arguments.part * 10**6)
         )
     ]
     console.table("parts", ["name", "sha256", ">size"], rows, result=True)
