@@ -45,10 +45,12 @@ class BundleEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         wheel: A glob for its one wheel in the bundle, which is unpacked into it; empty for none.
         folders: Folders of the bundle in which Python looks before it looks at the host's packages.
+        host: Globs of the host's packages that it sees; empty for all of them.
     """
 
     wheel: str = ""
     folders: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
 
 
 class BundleCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -106,19 +106,22 @@ def unpack(bundle: Path, about: Mapping[str, Any], root: Path) -> None:
 
 def make_environment(root: Path, name: str, about: Mapping[str, Any]) -> None:
     """
-    Make the environment *name*: the files of its wheel, then folders of the bundle, then what the
-    host has.
+    Make the environment *name*: the files of its wheel, then folders of the bundle, then the
+    packages of the host that it names, or all of them.
     """
     folder = root / "environments" / name
     venv.create(folder, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    lines = [*(str(root / each) for each in about["folders"]), sysconfig.get_path("purelib")]
-    (site / "bundle.pth").write_text("\n".join(lines) + "\n", "utf-8")
+    lines, host = [str(root / each) for each in about["folders"]], sysconfig.get_path("purelib")
+    for path in (path for glob in about["host"] for path in Path(host).glob(glob)):
+        (site / path.name).symlink_to(path)
+    paths = lines if about["host"] else [*lines, host]
+    (site / "bundle.pth").write_text("\n".join(paths) + "\n", "utf-8")
     if about["wheel"]:
         (wheel,) = root.glob(about["wheel"])
         subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True)
     # A first start would compile thousands of files one by one.
-    command = [sys.executable, "-m", "compileall", "-q", "-j0", str(site), *lines[:-1]]
+    command = [sys.executable, "-m", "compileall", "-q", "-j0", str(site), *lines]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
