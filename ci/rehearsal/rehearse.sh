@@ -3,10 +3,11 @@
 set -eu
 root=$1 step=$2 name=${3:-} model=${4:-} profile=${5:-learnt}
 rehearsal=$root/program/ci/rehearsal environments=$root/environments
+store=$root/store
 candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
 python() { "$environments/$1/bin/python" "${@:2}"; }
 gate() {
-  python tool -P -m sparkwright gate --root "$root/program" --stack 2026.06 --arch 9.0a --offline --cache-dir "$root/store" "$@"
+  python tool -P -m sparkwright gate --root "$root/program" --stack 2026.06 --arch 9.0a --offline --cache-dir "$store" "$@"
 }
 # served ENVIRONMENT: from where which model is served, and how
 served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "rehearsal-$name"; }
@@ -18,6 +19,8 @@ plain=(
   --flag=--max-model-len=1024 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.1 --flag=--kv-cache-memory-bytes=1073741824
   --variable VLLM_USE_FLASHINFER_SAMPLER=0
 )
+# Negatives run at the same time, with logs of their own
+case $step in backend | byte | scale | cache) store=$root/mutants/$step/store ;; esac
 case $step in
   models)
     for kind in nvfp4 moe dense; do

@@ -33,7 +33,14 @@ from typing import Any
 #: Bytes that are read at a time.
 CHUNK = 1 << 24
 #: Results that come back, as globs in ROOT; of a log, only so many bytes of its end.
-RESULTS = ("results/*", "dist/*.json*", "mutants/*/*.json*", "reference/*/*", "store/logs/**/*")
+RESULTS = (
+    "results/*",
+    "dist/*.json*",
+    "mutants/*/*.json*",
+    "reference/*/*",
+    "store/logs/**/*",
+    "mutants/*/store/logs/**/*",
+)
 LOG_BYTES = 400_000
 
 #: Prints torch's version and the first GPU's capability, without local labels.
