@@ -27,8 +27,14 @@ case $step in
       rm -rf "$root/models/$kind"
       python candidate "$rehearsal/models.py" "$kind" "$root/models/trained" "$root/models/$kind"
     done ;;
-  harness) python tool -P "$rehearsal/harness.py" "$root" ;;
-  mutants) for kind in scale cache byte eager; do python candidate "$rehearsal/mutants.py" "$root" "$kind"; done ;;
+  harness)
+    rm -rf "$store"/environments/harness-*
+    python tool -P "$rehearsal/harness.py" "$root" ;;
+  mutants)
+    for kind in scale cache byte eager; do
+      rm -rf "$environments/$kind" "$root/mutants/$kind"
+      python candidate "$rehearsal/mutants.py" "$root" "$kind"
+    done ;;
   operators) gate "$candidate" --output "$root/dist" --only G2 --python "$environments/candidate/bin/python" ;;
   record)
     # shellcheck disable=SC2046
