@@ -32,7 +32,7 @@ case $step in
     python tool -P "$rehearsal/harness.py" "$root" ;;
   mutants)
     for kind in scale cache byte eager; do
-      rm -rf "$environments/$kind" "$root/mutants/$kind"
+      rm -rf "${environments:?}/$kind" "${root:?}/mutants/$kind"
       python candidate "$rehearsal/mutants.py" "$root" "$kind"
     done ;;
   operators) gate "$candidate" --output "$root/dist" --only G2 --python "$environments/candidate/bin/python" ;;
