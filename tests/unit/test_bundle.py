@@ -75,7 +75,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return facts
 
 
-def test_bundle_is_set_up_and_its_commands_run_once(packed: Path, host: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundle_is_set_up_and_its_commands_run_once(packed: Path, host: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Shared members travel once, wheels keep their bytes, and a command with a result does not run again."""
     assert host
     root, about = tmp_path / "root", json.loads((packed / "bundle.json").read_text())
@@ -94,7 +94,7 @@ def test_bundle_is_set_up_and_its_commands_run_once(packed: Path, host: list[str
     bundle_host.run(root)
     assert json.loads((root / "results" / "say.json").read_text()) == results["say"]
     bundle_host.wait(root, 1)
-    assert capsys.readouterr().out.count('"status"') == 3
+    assert capfd.readouterr().out.count('"status"') == 3
     bundle_host.collect(root, tmp_path / "back.tar.gz")
     with tarfile.open(tmp_path / "back.tar.gz") as archive:
         assert "results/say.log" in archive.getnames()
