@@ -2,7 +2,7 @@
 Make the models of the rehearsal, in an environment with torch and safetensors.
 
     models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
-    models.py moe FOLDER OUTPUT      random experts in NVFP4, and the tokenizer of FOLDER
+    models.py moe FOLDER OUTPUT      the same with eight experts, all of its MLP, in NVFP4
     models.py dense FOLDER OUTPUT    1.2 GB of random bfloat16, and the tokenizer of FOLDER
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
@@ -26,7 +26,7 @@ LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E2M1_MAX, E4M3_MAX, BLOCK = 6.0, 448.0, 16
 
 #: Layers whose weights have one divisor, because vLLM joins them.
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 NVFP4 = {
     "quant_method": "compressed-tensors",
@@ -53,15 +53,15 @@ LLAMA = {
     "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
-QWEN = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_act": "silu",
-    "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 256,
-    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
-    "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1,
-    "mlp_only_layers": [], "rms_norm_eps": 1e-5, "attention_bias": False,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "tie_word_embeddings": False,
+#: Experts of a layer, and how many serve a token.
+EXPERTS, SELECTED = 8, 2
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+    "num_local_experts": EXPERTS, "num_experts_per_tok": SELECTED,
+    "router_aux_loss_coef": 0.0, "sliding_window": None,
 }  # fmt: skip
+#: Where Mixtral has the projections of a Llama's MLP.
+PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def divisor(weights: list[torch.Tensor]) -> torch.Tensor:
@@ -87,7 +87,7 @@ def quantised(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     result = {}
     for name, weight in tensors.items():
         layer, dot, kind = name.removesuffix(".weight").rpartition(".")
-        if not kind.endswith("_proj"):
+        if not kind.endswith("_proj") and kind not in PROJECTIONS.values():
             result[name] = weight
             continue
         joined = next((group for group in JOINED if kind in group), (kind,))
@@ -99,8 +99,33 @@ def quantised(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
+def experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    Return *tensors* of a Llama as those of a Mixtral that computes the same.
+
+    Each expert is the MLP with its neurons in an order of its own, and the weights of the selected
+    experts add up to one. Parts of two experts together compute nothing of use.
+    """
+    generator = torch.Generator().manual_seed(1)
+    result = {name: weight for name, weight in tensors.items() if ".mlp." not in name}
+    for name, gate in tensors.items():
+        layer, mlp, end = name.partition(".mlp.gate_proj.weight")
+        if not mlp or end:
+            continue
+        block = f"{layer}.block_sparse_moe"
+        router = torch.randn(EXPERTS, gate.shape[1], generator=generator)
+        result[f"{block}.gate.weight"] = router.to(gate.dtype)
+        for number in range(EXPERTS):
+            order = torch.randperm(gate.shape[0], generator=generator)
+            for projection, own in PROJECTIONS.items():
+                weight = tensors[f"{layer}.mlp.{projection}.weight"]
+                ordered = weight[:, order] if projection == "down_proj" else weight[order]
+                result[f"{block}.experts.{number}.{own}.weight"] = ordered.contiguous()
+    return result
+
+
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a Llama or Qwen3-MoE of that *config*, by name."""
+    """Return the shapes of the tensors of a Llama of that *config*, by name."""
     hidden, head = config["hidden_size"], config["head_dim"]
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
     layer: dict[str, tuple[int, ...]] = {
@@ -108,14 +133,9 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.q_proj": (heads * head, hidden), "self_attn.k_proj": (keys * head, hidden),
         "self_attn.v_proj": (keys * head, hidden), "self_attn.o_proj": (hidden, heads * head),
     }  # fmt: skip
-    mlps = {"mlp": config["intermediate_size"]}
-    if experts := config.get("num_experts"):
-        layer |= {"mlp.gate": (experts, hidden)}
-        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
-        mlps = {f"mlp.experts.{n}": config["moe_intermediate_size"] for n in range(experts)}
-    for name, inner in mlps.items():
-        layer |= {f"{name}.{part}_proj": (inner, hidden) for part in ("gate", "up")}
-        layer[f"{name}.down_proj"] = (hidden, inner)
+    inner = config["intermediate_size"]
+    layer |= {f"mlp.{part}_proj": (inner, hidden) for part in ("gate", "up")}
+    layer["mlp.down_proj"] = (hidden, inner)
     words = (config["vocab_size"], hidden)
     ends = {"model.embed_tokens": words, "model.norm": (hidden,), "lm_head": words}
     layers = range(config["num_hidden_layers"])
@@ -142,20 +162,18 @@ def main() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(folder / name, output / name)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    if kind == "nvfp4":
-        tensors = load_file(folder / "model.safetensors")
-    else:
-        same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype")
-        base = LLAMA if kind == "dense" else QWEN
-        longest = {"max_position_embeddings": 4096}
-        config = {**base, **longest, **{name: config[name] for name in same}}
+    if kind == "dense":
+        same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype", "max_position_embeddings")
+        config = {**LLAMA, **{name: config[name] for name in same}}
         tensors = drawn(config)
-    if kind != "dense":
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        if kind == "moe":
+            config, tensors = {**config, **MIXTRAL}, experts(tensors)
         routers = [
-            name.removesuffix(".weight") for name in tensors if name.endswith("mlp.gate.weight")
+            name.removesuffix(".weight") for name in tensors if name.endswith(".gate.weight")
         ]
-        ignore = [*NVFP4["ignore"], *routers]
-        config["quantization_config"] = {**NVFP4, "ignore": ignore}
+        config["quantization_config"] = {**NVFP4, "ignore": [*NVFP4["ignore"], *routers]}
         tensors = quantised(tensors)
     (output / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
     save_file(tensors, output / "model.safetensors", {"format": "pt"})

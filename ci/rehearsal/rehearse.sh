@@ -12,15 +12,15 @@ gate() {
 # served ENVIRONMENT: from where which model is served, and how
 served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "rehearsal-$name"; }
 against=(--against "$root/reference/$name" --task largest --profile "$profile")
-fast=(--workload rehearsal --at-once --preheat 10)
+fast=(--at-once --preheat 10)
 # What the recipe rehearsal-bf16 gives to vLLM, without its contract, which a server without graphs breaks
 plain=(
   '--flag=--compilation-config={"mode":0,"cudagraph_mode":"FULL","cudagraph_capture_sizes":[1,2,4,8,16]}'
-  --flag=--max-model-len=1024 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.1 --flag=--kv-cache-memory-bytes=1073741824
+  --flag=--max-model-len=8192 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.1 --flag=--kv-cache-memory-bytes=1073741824
   --variable VLLM_USE_FLASHINFER_SAMPLER=0
 )
 # Negatives run at the same time, with logs of their own
-case $step in backend | byte | scale | cache) store=$root/mutants/$step/store ;; esac
+case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; esac
 case $step in
   models)
     for kind in nvfp4 moe dense; do
@@ -34,19 +34,27 @@ case $step in
     for kind in scale cache byte eager; do
       rm -rf "${environments:?}/$kind" "${root:?}/mutants/$kind"
       python candidate "$rehearsal/mutants.py" "$root" "$kind"
-    done ;;
+    done
+    rm -rf "$root/models/template"
+    cp -r "$root/models/trained" "$root/models/template"
+    # The word of the user is left out of the prompt
+    sed -i 's/{{ message.content }}//' "$root/models/template/tokenizer_config.json" ;;
   operators) gate "$candidate" --output "$root/dist" --only G2 --python "$environments/candidate/bin/python" ;;
   record)
     # shellcheck disable=SC2046
     gate "$stock" --output "$root/recorded" $(served stock) --task largest --record "$root/reference/$name" ;;
   ladder)
-    task=(--only G6)
-    [ "$profile" = random ] && task=()
     # shellcheck disable=SC2046
-    gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G4 --only G5 "${task[@]}" $(served candidate) "${against[@]}" ;;
+    gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G4 --only G5 --only G6 $(served candidate) "${against[@]}" ;;
   backend)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/mutants/backend" --only G3 $(served candidate) --flag=--attention-backend=TRITON_ATTN ;;
+  template)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/mutants/template" --only G4 $(served candidate) --profile "$profile" ;;
+  soak)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/dist" --only G7 $(served candidate) "${against[@]}" ;;
   byte)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/mutants/byte" --only G3 $(served byte) ;;
@@ -56,7 +64,7 @@ case $step in
     gate "$wheel" --output "$root/mutants/$step" --only G5 $(served "$step") "${against[@]}" ;;
   eager)
     gate "$candidate" --output "$root/mutants/eager" --only G8 --python "$environments/eager/bin/python" --serve "$root/models/dense" \
-      --baseline "$candidate" --baseline-python "$environments/candidate/bin/python" "${fast[@]}" "${plain[@]}" ;;
+      --baseline "$candidate" --baseline-python "$environments/candidate/bin/python" --workload rehearsal "${fast[@]}" "${plain[@]}" ;;
   equal)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --only G8 $(served candidate) \

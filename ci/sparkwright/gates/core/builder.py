@@ -268,9 +268,11 @@ class GateBuilder:
 
     def _soak(self) -> tuple[Check, ...]:
         rules, profile = self._policies.generation, self._options.profile
-        client = self.server.client()
+        policy, client = self._policies.soak, self.server.client()
+        if self._recipe and self._recipe.soak_seconds:
+            policy = replace(policy, seconds=self._recipe.soak_seconds)
         return soak.run(
-            self._policies.soak,
+            policy,
             client,
             pid=self.server.pid(),
             words=lambda: generation.run(rules, client, profile, quick=True),
