@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sparkwright.core.errors import Advice, SparkwrightError
+from sparkwright.release import bundle_host
 
 
 class ReleaseError(SparkwrightError):
@@ -82,6 +83,14 @@ class ReleaseError(SparkwrightError):
             " twice: caches and locks rely on it.",
             "Raise `label` in the stack's stack.yaml and build again; a fix is a new version.",
         ),
+    }
+
+
+class BundleError(SparkwrightError):
+    """A bundle cannot be packed, or the script on its host refuses it."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        reference: Advice(*texts) for reference, texts in bundle_host.REFUSALS.items()
     }
 
 
