@@ -461,7 +461,9 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
         (context.offline and address.startswith("http"), "--offline needs an index in a folder."),
         (redact_credentials(address) != address, "The image would show the password of --index."),
     )
-    fingerprint = arguments.trust or policy.load(context.project.root).file.root
+    fingerprint = (
+        arguments.trust or policy.load(context.project.root, context.project.spec.arch).file.root
+    )
     index = open_index(Prefix(default_prefix()).root / "trust", address, fingerprint)
     name = images.select(
         index,

@@ -394,7 +394,7 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     from sparkwright.release.publisher import Publisher
 
     context = options.checkout(arguments)
-    rules = policy.load(context.project.root)
+    rules = policy.load(context.project.root, context.project.spec.arch)
     if not arguments.keys and not getattr(arguments, "dry_run", False):
         raise UsageError(
             "usage",

@@ -38,6 +38,11 @@ class ReleaseError(SparkwrightError):
             "Run the same command again; what arrived whole stays. The index does not name any of"
             " it yet.",
         ),
+        "release-gpu-foreign": Advice(
+            "The wheels or the index are for another GPU than the release policy. An index holds"
+            " releases for one GPU only.",
+            "Name the architecture of the wheels with --arch, and an index of their own with --at.",
+        ),
         "release-mutable": Advice(
             "The host would let somebody replace published files: releases of this repository are"
             " not immutable.",
