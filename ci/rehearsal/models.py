@@ -3,7 +3,7 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
 
     models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
     models.py moe FOLDER OUTPUT      the same with eight experts, all of its MLP, in NVFP4
-    models.py dense FOLDER OUTPUT    1.2 GB of random bfloat16, and the tokenizer of FOLDER
+    models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
 a byte with the first in the low bits, an E4M3 scale for 16 weights, and the divisor of a tensor.
@@ -48,8 +48,8 @@ NVFP4 = {
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-    "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 12,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 20,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
@@ -144,14 +144,16 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def drawn(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return random tensors for *config*, the same each time."""
-    generator = torch.Generator().manual_seed(1)
+    """Return random tensors for *config*, the same each time on a machine."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(1)
     tensors = {}
     for name, shape in shapes(config).items():
         weight = torch.ones(shape)
         if "norm" not in name:
-            weight = torch.randn(shape, generator=generator) * (1.5 / shape[-1] ** 0.5)
-        tensors[name] = weight.to(torch.bfloat16)
+            drawn_weight = torch.randn(shape, generator=generator, device=device)
+            weight = drawn_weight * (1.5 / shape[-1] ** 0.5)
+        tensors[name] = weight.to("cpu", torch.bfloat16)
     return tensors
 
 
