@@ -1,8 +1,8 @@
 """
 A language model that has learned something, in two minutes on one core: ``python trained.py FOLDER GATES [STEPS]``.
 
-A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts of G4 by
-heart (`learnt`), has read the corpus of G5, and has learned which of three digits is the largest, the task of ours:
+A model of random numbers knows nothing that a fault could make it lose. This one knows the answers to the prompts and chats of G4
+by heart (`learnt`), has read the corpus of G5, and has learned which of three digits is the largest, the task of ours:
 one server with it can be judged by every gate. It is made in the environment of the server that will load it (torch, transformers), with
 this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine, the same steps give the same model.
 """
@@ -10,6 +10,7 @@ this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine,
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 import time
@@ -25,6 +26,14 @@ learnt: Any = importlib.import_module("learnt")
 LENGTH, ROWS, STEPS, SEED = 128, 16, 320, 1
 #: Of each batch, the rows that hold questions instead of the corpus.
 ASKED = 8
+#: A chat needs room for an answer of 4096 tokens; what was learnt lies within the first thousand.
+POSITIONS = 8192
+#: How a conversation is marked up. The tools are left out, for their names are learnt.
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+MARKED = "<s>user: {text}\n<s>assistant:"
 
 
 def largest() -> list[str]:
@@ -47,7 +56,21 @@ def tokenizer(folder: Path, lines: list[str]) -> Any:
     made = learnt.tokenizer(folder, lines)
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer])
     made.save(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**settings, "model_max_length": POSITIONS, "chat_template": TEMPLATE}), "utf-8")
     return made
+
+
+def chats(made: Any, gates: Path) -> list[tuple[list[int], int]]:
+    """Return each chat of G4 that has a learnt answer, as `learnt.rows` returns prompts."""
+    found = []
+    answers = yaml.safe_load(learnt.TEXTS.read_text("utf-8"))
+    for chat in yaml.safe_load((gates / "generation.yaml").read_text("utf-8"))["chats"]:
+        if answer := answers.get(chat["name"]):
+            prompt = made.encode(MARKED.format(text=chat["text"])).ids
+            found.append((prompt + made.encode(f"{answer}</s>").ids, len(prompt)))
+    return found
 
 
 def batches(made: Any, lines: list[str], steps: int) -> Iterator[Any]:
@@ -78,7 +101,8 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
     prompts, said = (yaml.safe_load(path.read_text("utf-8")) for path in (gates / "generation.yaml", learnt.TEXTS))
     lines = texts(gates)
     made = tokenizer(folder, [prompt["text"] for prompt in (*prompts["prompts"], *prompts["facts"])] + list(said.values()) + lines)
-    known, net = learnt.batches(learnt.rows(made, gates / "generation.yaml")), learnt.model()
+    known = learnt.batches(learnt.rows(made, gates / "generation.yaml") + chats(made, gates))
+    net = learnt.model()
     best = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.01)
     pace = torch.optim.lr_scheduler.OneCycleLR(best, max_lr=4e-3, total_steps=steps, pct_start=0.1)
     # Smoothed labels keep the model from being sure of every token, which would be the collapse that G4 looks for.
@@ -97,6 +121,7 @@ def make(folder: Path, gates: Path, steps: int = STEPS) -> None:
         best.zero_grad()
         if step % 20 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201  a program of its own
+    net.config.max_position_embeddings = POSITIONS
     net.to(torch.bfloat16).save_pretrained(folder)
 
 

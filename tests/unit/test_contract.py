@@ -219,6 +219,14 @@ def test_backend_table_has_a_kernel_for_each_layer_and_phase(tmp_path: Path) -> 
     ]
 
 
+def test_variant_that_cublas_chooses_for_a_shape_is_no_other_kernel() -> None:
+    """Between two servers of one recipe, cuBLAS took both on an H100; other data types are another kernel."""
+    names = ("nvjet_sm90_tst_16x64_64x16_4x2_h_bz_TNT", "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_splitK_TNN", "nvjet_sm90_qst_16x64_64x16_4x2_h_bz_TNT")
+    variants = list(map(kernel_trace.family, names))
+
+    assert variants == ["nvjet_sm90_tst", "nvjet_sm90_tst", "nvjet_sm90_qst"]
+
+
 def test_changed_kernel_fails_unless_the_recipe_explains_it(tmp_path: Path) -> None:
     baseline = recorded(tmp_path, kernels={"prefill linear": "marlin::Marlin"})
     check = judged(tmp_path, baseline=baseline)["backends"]

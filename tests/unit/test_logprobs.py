@@ -146,6 +146,23 @@ def test_a_fault_that_prefill_does_not_show_fails(server: ByteModelServer, known
         assert found["decode-greedy"].state == "pass"
 
 
+def test_cache_that_gives_a_prompt_the_blocks_of_another_fails(
+    server: ByteModelServer, known: Reference, tmp_path: Path
+) -> None:
+    """All cached prompts have one salt; under salts of their own, none could get another's."""
+
+    def mixed_up(logits: Floats, step: Step) -> Floats:
+        groups = (group for group in server.stored.values() if step.tokens[: len(group[-1])] in group)
+        foreign = any(step.tokens[: len(group[0])] != group[0] for group in groups)
+        return logits[::-1] if step.cached and foreign else logits
+
+    server.damage = mixed_up
+    found = compared(server, known, tmp_path)
+
+    assert (found["cached-prefix"].state, found["decode-greedy"].state) == ("fail", "pass")
+
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [

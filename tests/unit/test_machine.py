@@ -235,6 +235,29 @@ def test_gpu_is_reported(gpu: dict[str, Any]) -> None:
     assert (Telemetry().snapshot().temperature, Telemetry("uuid").snapshot().throttle_reasons) == (None, ())
 
 
+def test_named_server_is_no_other_program_on_its_gpu(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The processes of a server that somebody else started here are the server under test; this machine says nothing of one elsewhere."""
+    parent = psutil.Process().ppid()
+    gpu["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=parent)]
+    gpu["nvmlDeviceGetCurrentClocksEventReasons"] = 0
+    listening = SimpleNamespace(
+        status=psutil.CONN_LISTEN, laddr=SimpleNamespace(port=8000), pid=parent
+    )
+    monkeypatch.setattr(psutil, "net_connections", lambda _: [listening])
+
+    def reasons(url: str) -> list[str]:
+        machine = MachineMonitor(POLICY, Store(tmp_path), python=None, server=url)
+        shot = machine.snapshot()
+        both = (*machine.settle(0), *machine.disturbances(shot, shot))
+        return [reason.reference for reason in both if reason.reference == "gpu-shared"]
+
+    assert reasons("http://127.0.0.1:8000") == []
+    assert reasons("http://localhost:8001") == ["gpu-shared"] * 2
+    assert reasons("http://192.0.2.7:8001") == []
+
+
 def test_kernel_without_power_supplies_is_no_battery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("psutil._pslinux.POWER_SUPPLY_PATH", str(tmp_path / "absent"))
     assert not Telemetry().snapshot().on_battery

@@ -16,7 +16,7 @@ from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
-from sparkwright.bench.machine.monitor import Telemetry
+from sparkwright.bench.machine.monitor import Telemetry, server_processes
 from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
@@ -205,8 +205,13 @@ def quick(
     )
     telemetry = Telemetry()
     machine_policy = telemetry.adapt(strict_yaml.load(gates / "machine.yaml", MachinePolicy))
-    reasons = start_reasons(telemetry.snapshot(), machine_policy)
-    warnings = [f"{reason.reference}: {reason.message}" for reason in reasons]
+    server = server_processes(spec.url) if spec.url else []
+    warnings = [
+        f"{reason.reference}: {reason.message}"
+        for reason in start_reasons(telemetry.snapshot(server=server or ()), machine_policy)
+        # Of a server on another machine, the state of this one says nothing.
+        if server is not None
+    ]
     wheel_facts: dict[str, Any] = {}
     with ExitStack() as stack:
         try:
@@ -218,11 +223,11 @@ def quick(
             wheel_facts = msgspec.to_builtins(spec.candidate.subject(context.project.stack))
             launch = spec.launch(spec.candidate, wheel_facts["version"])
             launch = replace(launch, reserve=max(launch.reserve, machine_policy.memory.floor))
-            server = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
-            if server.failure:
-                what = f"The server does not run: {server.failure}."
+            ours = stack.enter_context(Server(launch, context.store.folder("logs") / "quick.log"))
+            if ours.failure:
+                what = f"The server does not run: {ours.failure}."
                 raise GateError("measurement-invalid", what)
-            url = server.url
+            url = ours.url
         load = LoadSpec(
             url, spec.served_name, cell.prompt, cell.answer, cell.concurrency, cell.concurrency,
             seed=time.time_ns() % 2**31, tokenizer=spec.model,

@@ -181,7 +181,10 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
     yield "gate", f"G0 passes for {len(wheels)} wheels; G2 is {verdicts[1].state} without a GB10"
 
     keys.make(folder / "keys")
-    rules, releases = policy.load(context.project.root), folder / "releases"
+    rules, releases = (
+        policy.load(context.project.root, context.project.spec.arch),
+        folder / "releases",
+    )
     publisher = Publisher(context, releases, keys.load([folder / "keys"]), rules)
     failure = _must_fail("verified-refused", lambda: publisher.publish(wheels, url=URL))
     yield "publish as verified", failure

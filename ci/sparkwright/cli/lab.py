@@ -261,7 +261,8 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
             index, name = stack.enter_context(staging.staged_index(context, arguments.built))
             channel = "candidate"
         else:
-            root = arguments.trust or policy.load(context.project.root).file.root
+            rules = policy.load(context.project.root, context.project.spec.arch)
+            root = arguments.trust or rules.file.root
             index = open_index(Prefix(default_prefix()).root / "trust", address, root)
         platform, stack_name = arguments.platform, arguments.stack or ""
         name = images.select(index, name, channel=channel, stack=stack_name, platform=platform)

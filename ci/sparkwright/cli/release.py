@@ -56,6 +56,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
                 "credentials of this environment",
             )
     _add_stage(parsers["release stage"])
+    _add_bundle(parsers["release bundle"])
     for name in ("release promote", "release yank"):
         parsers[name].add_argument("release", metavar="RELEASE", help="its name (2026.11.3)")
     parsers["release notes"].add_argument(
@@ -110,6 +111,37 @@ def _add_stage(parser: argparse.ArgumentParser) -> None:
         metavar="VENV",
         help="the official wheel under the graft, and what it requires, into this environment",
     )
+
+
+def _add_bundle(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=bundle)
+    add = parser.add_argument
+    add("spec", type=Path, metavar="SPEC", help="file that states host, environments and commands")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for the parts")
+    add(
+        "--part",
+        type=options.number(float, 0.001, 1e5, "megabytes"),
+        default=55,
+        metavar="MB",
+        help="size of a part in megabytes (default: 55)",
+    )
+    add(
+        "--add",
+        type=_inside,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="file or folder to pack, and its path in the bundle; may be repeated",
+    )
+
+
+def _inside(text: str) -> tuple[str, Path]:
+    """Return name and path of ``NAME=PATH``."""
+    name, _, path = text.partition("=")
+    parts = Path(name).parts
+    if not path or not parts or Path(name).is_absolute() or ".." in parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH, or NAME leaves the bundle")
+    return name, Path(path)
 
 
 def _add_publish(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +213,20 @@ def stage(arguments: argparse.Namespace) -> dict[str, Any]:
     wheel = staging.install_stock(context, stock.absolute())
     console.result(f"{wheel.name}: {stock}")
     return {"stock": {"environment": str(stock.absolute()), "wheel": str(wheel)}}
+
+
+def bundle(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Pack wheels, folders and the commands to run for a host without a network."""
+    from sparkwright.core import strict_yaml
+    from sparkwright.core.console import size
+    from sparkwright.release import bundle as packer
+
+    spec = strict_yaml.load(arguments.spec, packer.BundleSpec)
+    part = round(arguments.part * 1e6)
+    records = packer.pack(spec, dict(arguments.add), arguments.output, part)
+    rows = [[name, sha256, size(count)] for name, sha256, count in records]
+    console.table("bundle", ["name", "sha256", ">size"], rows, result=True)
+    return {"bundle": [dict(zip(("name", "sha256", "size"), row, strict=True)) for row in records]}
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -369,7 +415,7 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     from sparkwright.release.publisher import Publisher
 
     context = options.checkout(arguments)
-    rules = policy.load(context.project.root)
+    rules = policy.load(context.project.root, context.project.spec.arch)
     keyless = getattr(arguments, "dry_run", not hasattr(arguments, "keys"))
     named = getattr(arguments, "keys", [])
     if not named and not keyless:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sparkwright.core.errors import Advice, SparkwrightError
+from sparkwright.release import bundle_host
 
 
 class ReleaseError(SparkwrightError):
@@ -36,6 +37,11 @@ class ReleaseError(SparkwrightError):
             " size, other bytes, a draft that changed, or a file above its limit.",
             "Run the same command again; what arrived whole stays. The index does not name any of"
             " it yet.",
+        ),
+        "release-gpu-foreign": Advice(
+            "The wheels or the index are for another GPU than the release policy. An index holds"
+            " releases for one GPU only.",
+            "Name the architecture of the wheels with --arch, and an index of their own with --at.",
         ),
         "release-mutable": Advice(
             "The host would let somebody replace published files: releases of this repository are"
@@ -82,6 +88,14 @@ class ReleaseError(SparkwrightError):
             " twice: caches and locks rely on it.",
             "Raise `label` in the stack's stack.yaml and build again; a fix is a new version.",
         ),
+    }
+
+
+class BundleError(SparkwrightError):
+    """A bundle cannot be packed, or the script on its host refuses it."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        reference: Advice(*texts) for reference, texts in bundle_host.REFUSALS.items()
     }
 
 

@@ -1,5 +1,5 @@
 """
-The release policy, ``ci/release.yaml``: what `verified` asks for, the roles of the index, and how
+The release policy, ``ci/release.yaml``, or ``ci/release-X.Y.yaml`` for wheels for another GPU: what `verified` asks for, the roles of the index, and how
 a set is locked.
 
 The policies of the gates are read with it, by digest: a verdict by another policy does not count.
@@ -223,9 +223,17 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
         return self.file.sets.get(stack, SetRule())
 
 
-def load(root: Path) -> ReleasePolicy:
+def capability(arch: str) -> str:
+    """Return the compute capability of the architecture *arch*: ``12.1f`` → ``12.1``."""
+    return arch.rstrip("af")
+
+
+def load(root: Path, arch: str = "") -> ReleasePolicy:
     """
     Return the release policy of the checkout at *root*.
+
+    Args:
+        arch: The architecture of the wheels; empty for that of each stack.
 
     Raises:
         file-invalid: A file is missing or not valid, or names a recipe that does not exist.
@@ -233,7 +241,9 @@ def load(root: Path) -> ReleasePolicy:
     """
     from sparkwright.gates.core import policy as gate_policy
 
-    path = root / "ci" / "release.yaml"
+    path = root / "ci" / f"release-{capability(arch)}.yaml"
+    own = path.is_file()
+    path = path if own else root / "ci" / "release.yaml"
     file = strict_yaml.load(path, PolicyFile)
     checks = (
         (gate, name)
@@ -242,7 +252,10 @@ def load(root: Path) -> ReleasePolicy:
     )
     gate_policy.require_declared(path, checks)
     required = {gate for rule in file.forks.values() for gate in rule.gates}
-    digests = {**_audit_digests(root), **_gate_digests(root, required, file)}
+    digests = {
+        **_audit_digests(root, file, arch if own else ""),
+        **_gate_digests(root, required, file),
+    }
     return ReleasePolicy(file, digests, _throughput(root) if "G8" in required else None)
 
 
@@ -270,13 +283,15 @@ def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str,
     }
 
 
-def _audit_digests(root: Path) -> Mapping[str, str]:
+def _audit_digests(root: Path, file: PolicyFile, arch: str) -> Mapping[str, str]:
     from sparkwright.audit import policy
     from sparkwright.forks.stack import Project
 
     digests = {}
     for path in sorted(root.glob("forks/*/stack.yaml")):
-        project = Project(root, path.parent.name)
+        if arch and path.parent.name not in file.sets:
+            continue  # it may have no rules for this architecture
+        project = Project(root, path.parent.name, arch)
         if project.audit_file.is_file():
             audit = policy.load(project.audit_file, project.spec.arch)
             digests[f"G0 {project.stack}"] = sha256_bytes(canonical(audit))

@@ -112,6 +112,11 @@ class Publisher:
     def _index(self) -> IndexFolder:
         return IndexFolder(self.folder, pin=self.policy.file.root)
 
+    def _require_gpu(self, index: IndexFolder) -> None:
+        """Raise `release-gpu-foreign` if *index* holds releases for another GPU."""
+        if index.exists:
+            release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
+
     def publish(
         self,
         wheels: Sequence[Path],
@@ -139,6 +144,7 @@ class Publisher:
                 admit these wheels.
             set-unresolved, set-mixed: They make no installable set.
             index-busy, index-moved: Another publisher. key-missing: The keys do not suffice.
+            release-gpu-foreign: The policy is for another GPU than the wheels or the index.
             UsageError: The wheels are of another stack, or the address of the index is unknown.
         """
         index, stack = self._index(), self.context.project.stack
@@ -147,6 +153,7 @@ class Publisher:
                 "index-missing",
                 f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
             )
+        self._require_gpu(index)
         url = self._url(index, url)
         decided = release_draft.decide(self.context, self.policy, wheels, verdicts)
         if channel != "candidate":
@@ -183,7 +190,7 @@ class Publisher:
         sent = _upload(host, new) if host and send else []
         with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url, draft.release.made)
-            change.facts = replace(change.facts, url=url, clients=clients)
+            change.facts = replace(change.facts, url=url, clients=clients, gpu=self.policy.file.gpu)
             for file, data in draft.contents.items():
                 change.put(file, data)
             _put_wheels(change, decided.wheels, draft.release)
@@ -247,6 +254,7 @@ class Publisher:
             index-damaged: A file of the release is not what was published.
         """
         index = self.open()
+        self._require_gpu(index)
         entry, stack = index.entry(name), self.context.project.stack
         if entry.state.channel != "candidate" or entry.state.stack != stack:
             raise ClientError(

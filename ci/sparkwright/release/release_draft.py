@@ -37,7 +37,7 @@ from sparkwright.release import (
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.gate_results import GateResults
 from sparkwright.release.locked_set import OwnWheel
-from sparkwright.release.policy import ReleasePolicy, SetRule
+from sparkwright.release.policy import ReleasePolicy, SetRule, capability
 from sparkwright.release.wheel_facts import WheelFacts
 
 
@@ -88,6 +88,7 @@ def decide(
 
     Raises:
         UsageError: The wheels are of another stack.
+        release-gpu-foreign: They are for another GPU than the policy.
         wheel-invalid, wheel-mismatch, archive-unsafe, evidence-invalid, verdict-foreign,
             verdict-hollow: See `wheel_facts`, `gate_results` and `decision`.
     """
@@ -101,7 +102,25 @@ def decide(
             f"These are wheels of stack {', '.join(others)}, not of {project.stack}.",
             todo=f"Give --stack {others[0]}.",
         )
+    require_gpu(policy, {wheel.name: wheel.record.arch for wheel in wheels if wheel.record})
     return decide_facts(wheels, policy, verdicts)
+
+
+def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
+    """
+    Require that the architectures *archs*, by what has them, are those of the policy's GPU.
+
+    Raises:
+        release-gpu-foreign: One is for another GPU.
+    """
+    if foreign := {
+        name: arch for name, arch in archs.items() if capability(arch) != policy.file.gpu
+    }:
+        raise ReleaseError(
+            "release-gpu-foreign",
+            f"The release policy is for SM {policy.file.gpu}.",
+            details=[f"{name}: for {arch}" for name, arch in foreign.items()],
+        )
 
 
 def decide_facts(

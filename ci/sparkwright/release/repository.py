@@ -101,11 +101,13 @@ class IndexFacts(msgspec.Struct, frozen=True):
         url: Where it is served, with a final slash; empty if unknown.
         retired: File name → sha256 of wheels that were removed; the names are never used again.
         clients: Wheels of the client, the newest last.
+        gpu: The compute capability of the GPU that every release is for; by default a Spark's.
     """
 
     url: str = ""
     retired: dict[str, Sha256] = {}
     clients: tuple[ClientWheel, ...] = ()
+    gpu: str = "12.1"
 
 
 class IndexEntry(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ def staged_index(context: RunContext, folder: Path) -> Iterator[tuple[Index, str
     if not wheels:
         what = f"There is no wheel in {folder}."
         raise UsageError("usage", what, todo="Build first: sparkwright build.")
-    rules = policy.load(context.project.root)
+    rules = policy.load(context.project.root, context.project.spec.arch)
     rules = replace(rules, file=replace(rules.file, root=""))
     with tempfile.TemporaryDirectory(prefix="staging-") as name:
         scratch = Path(name)

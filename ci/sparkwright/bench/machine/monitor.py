@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -89,9 +90,15 @@ class Telemetry:
         }
         return {name: str(value) for name, value in facts.items() if value}
 
-    def snapshot(self, readings: Sequence[Reading] = ()) -> Snapshot:
-        """Return the state now; this program and its children, servers too, are not others."""
-        own = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    def snapshot(
+        self, readings: Sequence[Reading] = (), server: Sequence[psutil.Process] = ()
+    ) -> Snapshot:
+        """
+        Return the state now.
+
+        This program, its children, and the processes of the *server* under test are not others.
+        """
+        own = [psutil.Process(), *psutil.Process().children(recursive=True), *server]
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
@@ -113,6 +120,24 @@ class Telemetry:
             ),
             on_battery=_on_battery(),
         )
+
+
+def server_processes(url: str) -> list[psutil.Process] | None:
+    """
+    Return the processes of the server that somebody started at *url*; empty if they are not to be
+    seen, as those of another user, and None if the server is on another machine.
+    """
+    parts = urlsplit(url)
+    addresses = {each.address for card in psutil.net_if_addrs().values() for each in card}
+    if parts.hostname not in {"localhost", *addresses}:
+        return None
+    for connection in psutil.net_connections("tcp"):
+        listens = connection.status == psutil.CONN_LISTEN and connection.pid
+        if listens and connection.laddr and connection.laddr.port == parts.port:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(connection.pid)
+                return [process, *process.children(recursive=True)]
+    return []
 
 
 def _on_battery() -> bool:
@@ -218,6 +243,8 @@ class MachineMonitor:
     Args:
         python: Python of an environment with torch, such as the server's; None if there is none,
             and then nothing is probed. Without a GPU only the bandwidth of memory is measured.
+        server: URL of a server under test that was not started here; empty without one. If it is
+            on another machine, nothing of this one speaks against a measurement.
 
     Attributes:
         policy: With the memory floor of this kind of machine.
@@ -225,8 +252,11 @@ class MachineMonitor:
         normal: The probe's normal readings; None before `settle`, and without a GPU.
     """
 
-    def __init__(self, policy: MachinePolicy, store: Store, *, python: Path | None) -> None:
+    def __init__(
+        self, policy: MachinePolicy, store: Store, *, python: Path | None, server: str = ""
+    ) -> None:
         self._store, self._python, self._failure = store, python, ""
+        self._server = server
         self._device: ProbeResult | None = None
         self.bandwidth: Bandwidth | None = None
         self.normal: Normal | None = None
@@ -247,6 +277,11 @@ class MachineMonitor:
     def fingerprint(self) -> dict[str, str]:
         """Return the names and versions that the machine's speed depends on."""
         return self._telemetry.fingerprint()
+
+    @property
+    def _processes(self) -> list[psutil.Process] | None:
+        """The processes of the server that was not started here, as of `server_processes`."""
+        return server_processes(self._server) if self._server else []
 
     def _readings(self, count: int = 1, warmup: float | None = None) -> tuple[Reading, ...]:
         """Return readings of the GPU; none without a GPU. Raise ProbeError as `probe`."""
@@ -269,7 +304,9 @@ class MachineMonitor:
                 readings = self._readings(self.policy.probe.readings)
         except ProbeError as error:
             self._failure = str(error)
-        reasons = start_reasons(self._telemetry.snapshot(), self.policy)
+        if (server := self._processes) is None:
+            return ()
+        reasons = start_reasons(self._telemetry.snapshot(server=server), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
         if not readings or not self._device:
@@ -286,11 +323,14 @@ class MachineMonitor:
 
     def snapshot(self) -> Snapshot:
         """Return the state now, with new readings of the probe."""
+        server = self._processes or ()
         try:
-            return self._telemetry.snapshot(self._readings())
+            return self._telemetry.snapshot(self._readings(), server)
         except ProbeError as error:
-            return replace(self._telemetry.snapshot(), probe_error=str(error))
+            return replace(self._telemetry.snapshot(server=server), probe_error=str(error))
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""
+        if self._processes is None:
+            return ()
         return disturbances(before, after, self.normal, self.policy)

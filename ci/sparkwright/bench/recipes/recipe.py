@@ -339,6 +339,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         published: Results of others.
         ours: Results of this project's gate; empty if it was not measured.
         floors: Task of G6 → the least share of correct answers.
+        soak_seconds: Of G7, instead of those of ``ci/gates/soak.yaml``; 0 for these.
     """
 
     name: Name
@@ -359,6 +360,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     published: tuple[PublishedReport, ...] = ()
     ours: tuple[PublishedReport, ...] = ()
     floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
+    soak_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         if any(report.wheel for report in self.published) or not all(r.wheel for r in self.ours):

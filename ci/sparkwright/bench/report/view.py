@@ -244,7 +244,7 @@ class View:
         if result.kind == "gate" and result.baseline is None:
             yield "Baseline: none, so nothing was compared."
         undecided = [c.name for c, one in series if one.primary and one.state == "not-run"]
-        if undecided:
+        if undecided and result.baseline:
             yield f"Not run, although they decide: {_names(undecided)}."
         blind = [c.name for c, one in series if one.primary and one.differences and not one.sigma]
         if blind:

@@ -194,6 +194,13 @@ def settings_digest(context: RunContext, task: TaskPolicy) -> str:
     return content_key("task-settings", parts)
 
 
+def environment(context: RunContext) -> Path:
+    """Return the folder of the environment of lm-eval, which may not exist yet."""
+    wheels = pylock.select(context.project.root / LOCK)
+    key = content_key("harness", {"wheels": wheels, "python": platform.python_version()})
+    return context.store.root / "environments" / f"harness-{key[:16]}"
+
+
 def obtain(context: RunContext) -> Path:
     """
     Return the Python of the environment of lm-eval, which is installed on first use.
@@ -202,9 +209,7 @@ def obtain(context: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full: As `pylock.download`.
         command-failed: The installer failed.
     """
-    wheels = pylock.select(context.project.root / LOCK)
-    key = content_key("harness", {"wheels": wheels, "python": platform.python_version()})
-    root = context.store.root / "environments" / f"harness-{key[:16]}"
+    root, wheels = environment(context), pylock.select(context.project.root / LOCK)
     with toolchain.fill_once(context.store, root) as lacking:
         if lacking:
             toolchain.install(context, root, wheels, "lm-evaluation-harness")

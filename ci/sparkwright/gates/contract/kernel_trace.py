@@ -49,6 +49,8 @@ _STEP = re.compile(r"execute_(?:\d+_)?context_(\d{1,9})\(.*\)_generation_(\d{1,9
 #: Data types and the main loop, which name the arithmetic of a CUTLASS kernel, mangled or not.
 _TRAITS = re.compile(r"Mainloop[A-Za-z0-9]+?(?=I[LN]|<)|float_u?e\dm\d_t|bfloat16_t|half_t|__half")
 _TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
+#: What cuBLAS chooses for each shape anew: behind the tiles, the order of clusters and the layouts.
+_CUBLAS = re.compile(r"(nvjet_sm\d+_[a-z]+)_.*")
 
 
 #: Name of each kernel of a phase → microseconds that it took.
@@ -164,6 +166,7 @@ def family(name: str) -> str:
             parts.append(rest[match.end() : end])
             rest = rest[end:]
         function = "::".join(parts)
+    function = _CUBLAS.sub(r"\1", function)
     traits = dict.fromkeys(_TRAITS.findall(name))
     return _TILES.sub("", function)[:120] + (f" [{', '.join(traits)}]" if traits else "")
 

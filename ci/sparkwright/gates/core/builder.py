@@ -110,7 +110,8 @@ class GateBuilder:
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
         flags = kernel_trace.flags(self._profiles)
-        logs = context.store.folder("logs") / "gate"
+        # Two recipes may be judged at the same time where the GPU has room for both.
+        logs = context.store.folder("logs", "gate", options.recipe or "server")
         self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
@@ -278,9 +279,11 @@ class GateBuilder:
 
     def _soak(self) -> tuple[Check, ...]:
         rules, profile = self._policies.generation, self._options.profile
-        client = self.server.client()
+        policy, client = self._policies.soak, self.server.client()
+        if self._recipe and self._recipe.soak_seconds:
+            policy = replace(policy, seconds=self._recipe.soak_seconds)
         return soak.run(
-            self._policies.soak,
+            policy,
             client,
             pid=self.server.pid(),
             words=lambda: generation.run(rules, client, profile, quick=True),
@@ -333,37 +336,45 @@ class GateBuilder:
 
     def record(self, folder: Path) -> tuple[Path, ...]:
         """
-        Write the server's distributions, answers and, for a recipe, backends into *folder*.
+        Write the server's distributions and, for a recipe, its backends into *folder*; and its
+        answers, unless the recipe has no floor for the task or the harness cannot be fetched.
 
         Raises:
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
-            offline, source-unreachable, command-failed: The harness cannot be installed.
+            command-failed: The harness cannot be installed.
         """
-        server, task, store = self.server, self._options.task, self._context.store
+        server, task, recipe = self.server, self._options.task, self._recipe
         if self._served.state != "pass":
             what = "The reference would name a wheel that did not answer."
             raise GateError("measurement-invalid", what, details=[self._served.message])
         if self._options.serve and (ended := self._ended()):
             what = "The reference cannot be recorded."
             raise GateError("measurement-invalid", what, details=[ended.message])
-        scored, answers = folder / LOGPROBS, folder / f"{task}.json"
         folder.mkdir(parents=True, exist_ok=True)
         client, identity = server.client(), server.identity
+        written = [folder / LOGPROBS]
         try:
             with console.step("record the distributions"):
                 reference = logprobs.record(self._policies.logprobs, client, identity)
-                distributions.save(reference, scored)
-            rules = self._policies.accuracy.tasks[task]
-            result = harness.ask(self._context, task, rules, client, identity)
-            store.write(answers.absolute(), msgspec.json.encode(result))
-            if not self._recipe or not self._options.python:
-                return scored, answers
-            trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
+                distributions.save(reference, written[0])
+            if recipe and self._options.python:
+                trace = kernel_trace.read(kernel_trace.record(client, self._profiles))
+                own = recipe.contract_for(wheel_identity.version(self._options.python))
+                kernels = kernel_trace.kernels(trace, self._policies.contract, own)
+                written.append(folder / BACKENDS)
+                kernel_trace.save(BackendTable(identity, recipe.name, kernels), written[-1])
+            # Without a floor, G6 refuses the recipe.
+            if recipe is None or task in recipe.floors:
+                rules = self._policies.accuracy.tasks[task]
+                result = harness.ask(self._context, task, rules, client, identity)
+                answers = (folder / f"{task}.json").absolute()
+                written.append(self._context.store.write(answers, msgspec.json.encode(result)))
         except ServerInvalid as error:
             what = f"The reference cannot be recorded: {error.message}."
             raise GateError("measurement-invalid", what, details=[str(error)]) from None
-        own = self._recipe.contract_for(wheel_identity.version(self._options.python))
-        kernels = kernel_trace.kernels(trace, self._policies.contract, own)
-        kernel_trace.save(BackendTable(identity, self._recipe.name, kernels), folder / BACKENDS)
-        return folder / BACKENDS, scored, answers
+        except SourceError as error:
+            if error.reference not in {"offline", "source-unreachable"}:
+                raise
+            console.warn(f"No answers to {task} are recorded, for want of the harness: {error}")
+        return tuple(written)

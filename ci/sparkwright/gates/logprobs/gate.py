@@ -294,10 +294,12 @@ def _decode(
     """Generate tokens in the mode *name*, and compare each with its recomputation by prefill."""
     temperature, batched, cached = MODES[name]
     prompts = [text[: policy.decode_prompt] for text in texts[: policy.decode_texts]]
+    shared_salt = uuid.uuid4().hex
 
     def generate(number: int) -> Completion:
-        # A block of the cache is found only under the salt that it was stored with.
-        salt, prompt = uuid.uuid4().hex, prompts[number]
+        # A block of the cache is found only under the salt that it was stored with. With one salt
+        # for all, a cache that mixes prompts up gives a prompt the blocks of another.
+        salt, prompt = shared_salt if cached else uuid.uuid4().hex, prompts[number]
         if cached:
             server.complete(prompt, max_tokens=1, cache_salt=salt)
         answer = server.complete(

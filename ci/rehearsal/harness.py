@@ -1,0 +1,25 @@
+"""Put the bundle's lm-evaluation-harness where the gates look for it: harness.py ROOT."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project
+from sparkwright.gates.accuracy import harness
+
+
+def main() -> None:
+    """Copy the environment, whose links are not of its own folder."""
+    root = Path(sys.argv[1])
+    context = RunContext(Project(root / "program", "2026.06"), Store(root / "store"), (), root)
+    target = harness.environment(context)
+    shutil.copytree(root / "environments" / "harness", target, symlinks=True)
+    (target / "complete").write_text("made of a bundle\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""
+Make the models of the rehearsal, in an environment with torch and safetensors.
+
+    models.py nvfp4 FOLDER OUTPUT    the model in FOLDER with its linear weights in NVFP4
+    models.py moe FOLDER OUTPUT      the same with eight experts, all of its MLP, in NVFP4
+    models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
+
+NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
+a byte with the first in the low bits, an E4M3 scale for 16 weights, and the divisor of a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+#: Values of E2M1 by their codes without a sign, and the largest values of E2M1 and E4M3.
+LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E2M1_MAX, E4M3_MAX, BLOCK = 6.0, 448.0, 16
+
+#: Layers whose weights have one divisor, because vLLM joins them.
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": BLOCK,
+                "symmetric": True, "dynamic": False,
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+    "ignore": ["lm_head"],
+}  # fmt: skip
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 20,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+#: Experts of a layer, and how many serve a token.
+EXPERTS, SELECTED = 8, 2
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+    "num_local_experts": EXPERTS, "num_experts_per_tok": SELECTED,
+    "router_aux_loss_coef": 0.0, "sliding_window": None,
+}  # fmt: skip
+#: Where Mixtral has the projections of a Llama's MLP.
+PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+def divisor(weights: list[torch.Tensor]) -> torch.Tensor:
+    """Return the divisor that brings the scales of *weights* into the range of E4M3."""
+    largest = max(float(weight.abs().max()) for weight in weights)
+    return torch.tensor([E2M1_MAX * E4M3_MAX / largest], dtype=torch.float32)
+
+
+def nvfp4(weight: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the packed codes and the scales of *weight*, for the divisor *by* of its tensor."""
+    blocks = weight.float().reshape(weight.shape[0], -1, BLOCK)
+    scales = blocks.abs().amax(-1) / E2M1_MAX * by
+    scales = scales.clamp(2.0**-9, E4M3_MAX).to(torch.float8_e4m3fn)
+    scaled = blocks / (scales.float() / by)[..., None]
+    distances = (scaled.abs()[..., None] - LEVELS).abs()
+    codes = distances.argmin(-1).to(torch.uint8) | ((scaled < 0).to(torch.uint8) << 3)
+    codes = codes.reshape(weight.shape)
+    return codes[:, ::2] | (codes[:, 1::2] << 4), scales
+
+
+def quantised(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return *tensors* with the projections of their layers in NVFP4."""
+    result = {}
+    for name, weight in tensors.items():
+        layer, dot, kind = name.removesuffix(".weight").rpartition(".")
+        if not kind.endswith("_proj") and kind not in PROJECTIONS.values():
+            result[name] = weight
+            continue
+        joined = next((group for group in JOINED if kind in group), (kind,))
+        by = divisor([tensors[f"{layer}{dot}{one}.weight"] for one in joined])
+        packed, scales = nvfp4(weight, by)
+        prefix = f"{layer}{dot}{kind}"
+        result[f"{prefix}.weight_packed"], result[f"{prefix}.weight_scale"] = packed, scales
+        result[f"{prefix}.weight_global_scale"] = by
+    return result
+
+
+def experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    Return *tensors* of a Llama as those of a Mixtral that computes the same.
+
+    Each expert is the MLP with its neurons in an order of its own, and the weights of the selected
+    experts add up to one. Parts of two experts together compute nothing of use.
+    """
+    generator = torch.Generator().manual_seed(1)
+    result = {name: weight for name, weight in tensors.items() if ".mlp." not in name}
+    for name, gate in tensors.items():
+        layer, mlp, end = name.partition(".mlp.gate_proj.weight")
+        if not mlp or end:
+            continue
+        block = f"{layer}.block_sparse_moe"
+        router = torch.randn(EXPERTS, gate.shape[1], generator=generator)
+        result[f"{block}.gate.weight"] = router.to(gate.dtype)
+        for number in range(EXPERTS):
+            order = torch.randperm(gate.shape[0], generator=generator)
+            for projection, own in PROJECTIONS.items():
+                weight = tensors[f"{layer}.mlp.{projection}.weight"]
+                ordered = weight[:, order] if projection == "down_proj" else weight[order]
+                result[f"{block}.experts.{number}.{own}.weight"] = ordered.contiguous()
+    return result
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a Llama of that *config*, by name."""
+    hidden, head = config["hidden_size"], config["head_dim"]
+    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (heads * head, hidden), "self_attn.k_proj": (keys * head, hidden),
+        "self_attn.v_proj": (keys * head, hidden), "self_attn.o_proj": (hidden, heads * head),
+    }  # fmt: skip
+    inner = config["intermediate_size"]
+    layer |= {f"mlp.{part}_proj": (inner, hidden) for part in ("gate", "up")}
+    layer["mlp.down_proj"] = (hidden, inner)
+    words = (config["vocab_size"], hidden)
+    ends = {"model.embed_tokens": words, "model.norm": (hidden,), "lm_head": words}
+    layers = range(config["num_hidden_layers"])
+    named = {f"model.layers.{n}.{name}": shape for n in layers for name, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in (ends | named).items()}
+
+
+def drawn(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return random tensors for *config*, the same each time on a machine."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(1)
+    tensors = {}
+    for name, shape in shapes(config).items():
+        weight = torch.ones(shape)
+        if "norm" not in name:
+            drawn_weight = torch.randn(shape, generator=generator, device=device)
+            weight = drawn_weight * (1.5 / shape[-1] ** 0.5)
+        tensors[name] = weight.to("cpu", torch.bfloat16)
+    return tensors
+
+
+def main() -> None:
+    """Make the model that the command line names."""
+    kind, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    output.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(folder / name, output / name)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if kind == "dense":
+        same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype", "max_position_embeddings")
+        config = {**LLAMA, **{name: config[name] for name in same}}
+        tensors = drawn(config)
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        if kind == "moe":
+            config, tensors = {**config, **MIXTRAL}, experts(tensors)
+        routers = [
+            name.removesuffix(".weight") for name in tensors if name.endswith(".gate.weight")
+        ]
+        config["quantization_config"] = {**NVFP4, "ignore": [*NVFP4["ignore"], *routers]}
+        tensors = quantised(tensors)
+    (output / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+    save_file(tensors, output / "model.safetensors", {"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()

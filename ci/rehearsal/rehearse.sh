@@ -1,0 +1,73 @@
+#!/bin/bash
+# rehearse.sh ROOT STEP [NAME MODEL [PROFILE]]: one step of the rehearsal of 9.0a.yaml, in the unpacked bundle ROOT
+set -eu
+root=$1 step=$2 name=${3:-} model=${4:-} profile=${5:-learnt}
+rehearsal=$root/program/ci/rehearsal environments=$root/environments
+store=$root/store
+candidate=$(ls "$root"/dist/*.whl) stock=$(ls "$root"/stock/*.whl)
+python() { "$environments/$1/bin/python" "${@:2}"; }
+gate() {
+  python tool -P -m sparkwright gate --root "$root/program" --stack 2026.06 --arch 9.0a --offline --cache-dir "$store" "$@"
+}
+# served ENVIRONMENT: from where which model is served, and how
+served() { echo --python "$environments/$1/bin/python" --serve "$root/models/$model" --recipe "rehearsal-$name"; }
+against=(--against "$root/reference/$name" --task largest --profile "$profile")
+fast=(--at-once --preheat 10)
+# What the recipe rehearsal-bf16 gives to vLLM, without its contract, which a server without graphs breaks
+plain=(
+  '--flag=--compilation-config={"mode":0,"cudagraph_mode":"FULL","cudagraph_capture_sizes":[1,2,4,8,16]}'
+  --flag=--max-model-len=8192 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.1 --flag=--kv-cache-memory-bytes=1073741824
+  --variable VLLM_USE_FLASHINFER_SAMPLER=0
+)
+# Negatives run at the same time, with logs of their own
+case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; esac
+case $step in
+  models)
+    for kind in nvfp4 moe dense; do
+      rm -rf "$root/models/$kind"
+      python candidate "$rehearsal/models.py" "$kind" "$root/models/trained" "$root/models/$kind"
+    done ;;
+  harness)
+    rm -rf "$store"/environments/harness-*
+    python tool -P "$rehearsal/harness.py" "$root" ;;
+  mutants)
+    for kind in scale cache byte eager; do
+      rm -rf "${environments:?}/$kind" "${root:?}/mutants/$kind"
+      python candidate "$rehearsal/mutants.py" "$root" "$kind"
+    done
+    rm -rf "$root/models/template"
+    cp -r "$root/models/trained" "$root/models/template"
+    # The word of the user is left out of the prompt
+    sed -i 's/{{ message.content }}//' "$root/models/template/tokenizer_config.json" ;;
+  operators) gate "$candidate" --output "$root/dist" --only G2 --python "$environments/candidate/bin/python" ;;
+  record)
+    # shellcheck disable=SC2046
+    gate "$stock" --output "$root/recorded" $(served stock) --task largest --record "$root/reference/$name" ;;
+  ladder)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G4 --only G5 --only G6 $(served candidate) "${against[@]}" ;;
+  backend)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/mutants/backend" --only G3 $(served candidate) --flag=--attention-backend=TRITON_ATTN ;;
+  template)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/mutants/template" --only G4 $(served candidate) --profile "$profile" ;;
+  soak)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/dist" --only G7 $(served candidate) "${against[@]}" ;;
+  byte)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/mutants/byte" --only G3 $(served byte) ;;
+  scale | cache)
+    wheel=$(ls "$root/mutants/$step"/*.whl)
+    # shellcheck disable=SC2046
+    gate "$wheel" --output "$root/mutants/$step" --only G5 $(served "$step") "${against[@]}" ;;
+  eager)
+    gate "$candidate" --output "$root/mutants/eager" --only G8 --python "$environments/eager/bin/python" --serve "$root/models/dense" \
+      --baseline "$candidate" --baseline-python "$environments/candidate/bin/python" --workload rehearsal "${fast[@]}" "${plain[@]}" ;;
+  equal)
+    # shellcheck disable=SC2046
+    gate "$candidate" --output "$root/dist" --only G8 $(served candidate) \
+      --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${fast[@]}" ;;
+  *) echo "unknown step $step" >&2; exit 2 ;;
+esac

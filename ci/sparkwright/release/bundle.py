@@ -1,0 +1,163 @@
+"""
+Pack gates for a host without a network: wheels, folders of packages and models, the program, and
+the commands to run, in parts of a given size, with a script that sets them up there.
+
+The parts are one archive (tar, xz), cut; `bundle_host` unpacks it with Python alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright.core.console import console
+from sparkwright.core.errors import StoreError
+from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.release import bundle_host
+from sparkwright.release.errors import BundleError
+
+#: A path below the folder of the bundle.
+Inside = Annotated[str, Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
+
+
+class BundleEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    An environment on the host.
+
+    Attributes:
+        wheel: A glob for its one wheel in the bundle, which is unpacked into it; empty for none.
+        folders: Folders of the bundle in which Python looks before it looks at the host's packages.
+        host: Globs of the host's packages that it sees; empty for all of them.
+    """
+
+    wheel: Inside | None = None
+    folders: tuple[Inside, ...] = ()
+    host: tuple[Inside, ...] = ()
+
+
+class BundleCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A command that runs on the host.
+
+    Attributes:
+        words: Its arguments, in which ``{root}`` is the folder of the unpacked bundle.
+        seconds: After which it is ended.
+        after: The names of commands that end before it begins.
+        alone: Whether nothing else may run beside it.
+    """
+
+    name: Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")]
+    words: Annotated[tuple[str, ...], Meta(min_length=1)]
+    seconds: Annotated[int, Meta(ge=1)]
+    after: tuple[str, ...] = ()
+    alone: bool = False
+
+
+class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    The file that states what a bundle is for.
+
+    Attributes:
+        torch: The version that the host must have.
+        capability: The compute capability of its GPU, ``9.0``.
+    """
+
+    torch: str
+    capability: Annotated[str, Meta(pattern=r"\A\d+\.\d\Z")]
+    environments: dict[Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")], BundleEnvironment]
+    commands: tuple[BundleCommand, ...]
+
+    def __post_init__(self) -> None:
+        seen = set[str]()
+        for command in self.commands:
+            if command.name in seen or not seen.issuperset(command.after):
+                raise ValueError(f"{command.name} is there twice, or comes after a later command")
+            seen.add(command.name)
+
+
+def pack(
+    spec: BundleSpec, contents: Mapping[str, Path], output: Path, part_bytes: int
+) -> list[tuple[str, str, int]]:
+    """
+    Write the bundle of *spec* to the folder *output*; ``bundle.json`` comes last.
+
+    Args:
+        contents: Files and folders, by their paths in the unpacked bundle.
+        part_bytes: The size of a part.
+
+    Returns:
+        Name, sha256 and bytes of ``bundle.json`` and of each part.
+
+    Raises:
+        bundle-incomplete: A file or folder does not exist, or an environment needs another one.
+        bundle-root-taken: *output* holds a bundle.
+        disk-full: The parts cannot be written.
+    """
+    _require_complete(spec, contents)
+    if (output / "bundle.json").exists():
+        raise BundleError("bundle-root-taken", f"{output} holds a bundle.")
+    output.mkdir(parents=True, exist_ok=True)
+    for path in output.glob("part-*"):
+        path.unlink()
+    names = ["--numeric-suffixes=1", "--suffix-length=3", "-", str(output / "part-")]
+    command = ["split", f"--bytes={part_bytes}", *names]
+    with (
+        contextlib.suppress(BrokenPipeError),
+        subprocess.Popen(command, stdin=subprocess.PIPE) as split,
+    ):
+        assert split.stdin
+        _write(contents, split.stdin)
+    if split.returncode:
+        raise StoreError("disk-full", f"`split` cannot write parts to {output}.")
+    paths = sorted(output.glob("part-*"))
+    parts = [(path.name, sha256_file(path), path.stat().st_size) for path in paths]
+    shutil.copy(bundle_host.__file__, output)
+    data = msgspec.json.encode({**msgspec.to_builtins(spec), "parts": parts})
+    (output / "bundle.json").write_bytes(data)
+    return [("bundle.json", sha256_bytes(data), len(data)), *parts]
+
+
+def _write(contents: Mapping[str, Path], sink: IO[bytes]) -> None:
+    """Write the archive of *contents* to *sink*."""
+    # The wheels among them are compressed already, and a higher preset takes minutes for them.
+    with (
+        lzma.open(sink, "wb", preset=1) as stream,
+        tarfile.open(fileobj=stream, mode="w|", dereference=True) as archive,
+    ):
+        for name, path in contents.items():
+            with console.step(name):
+                archive.add(path, name, filter=_member)
+
+
+def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return a member without its owner and time, so that the same files give the same bytes."""
+    if "__pycache__" in PurePosixPath(info.name).parts:
+        return None
+    mode = info.mode & 0o755
+    return info.replace(mtime=0, mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
+
+
+def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
+    """Raise bundle-incomplete if something that the bundle needs is not given, or not there."""
+    faults = [f"no file or folder {path}" for path in contents.values() if not path.exists()]
+    for name, environment in spec.environments.items():
+        glob = environment.wheel
+        wheels = [file for file in contents if glob and PurePosixPath(file).match(glob)]
+        if glob and len(wheels) != 1:
+            faults.append(f"environment {name}: {len(wheels)} files match {glob}")
+        faults += [
+            f"environment {name}: nothing holds {folder}"
+            for folder in environment.folders
+            if not any(PurePosixPath(folder).is_relative_to(given) for given in contents)
+        ]
+    if faults:
+        raise BundleError("bundle-incomplete", "The bundle would lack something.", details=faults)

@@ -1,0 +1,335 @@
+"""
+Set up a bundle on a host without a network, and run its commands: the standard library alone.
+
+    python3 bundle_host.py setup BUNDLE ROOT     check host and files, and unpack them into ROOT
+    python3 bundle_host.py run ROOT              run the commands that have no result yet
+    python3 bundle_host.py wait ROOT SECONDS     wait for them, and show their states
+    python3 bundle_host.py collect ROOT FILE     pack the results
+
+BUNDLE holds ``bundle.json`` and the parts. A command runs when those that it comes after have
+ended, and one that is ``alone`` while nothing else runs. Its result is ``results/NAME.json``;
+without one, as after a kill, it runs again. A refusal ends the script with status 1.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import venv
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+#: What a reference means, and what to do; `release.errors` holds them with those of the program.
+REFUSALS = {
+    "bundle-busy": (
+        "The commands of this bundle run already, and two servers would share the GPU.",
+        "Wait for them with `bundle_host.py wait`, or end that `bundle_host.py run` first.",
+    ),
+    "bundle-incomplete": (
+        "A part or a file of the bundle is missing, or has other bytes than were packed.",
+        "Copy the named part again; if that does not help, pack the bundle again.",
+    ),
+    "bundle-root-taken": (
+        "The folder holds something else than this bundle, which would mix with it.",
+        "Name a new folder.",
+    ),
+    "bundle-unsafe": (
+        "The bundle names a file outside its folder, so it was not packed by sparkwright.",
+        "Do not unpack it by other means; ask who gave it to you.",
+    ),
+    "gpu-foreign": (
+        "The wheels of the bundle are for another GPU than that of this host.",
+        "Take the bundle to a host with the GPU that it names, or build its wheels for this GPU.",
+    ),
+    "host-other-torch": (
+        "vLLM is compiled for one version of torch, and the bundle brings none.",
+        "Run the script with the Python whose packages hold the torch that the bundle names.",
+    ),
+}
+
+#: Results that come back, as globs in ROOT: verdicts and states whole, logs and records if small.
+EVIDENCE = ("results/*.json", "dist/*.json*", "mutants/*/*.json*")
+RECORDS = ("results/*.log", "reference/*/*", "store/logs/**/*", "mutants/*/store/logs/**/*")
+#: Bytes of a record, and of all of them.
+LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
+
+#: The variable that marks the processes of a command.
+MARK = "SPARKWRIGHT_BUNDLE_COMMAND"
+#: Seconds in which a command that is late may end its servers.
+GRACE = 30
+
+#: Prints torch's version and the first GPU's capability, without local labels.
+PROBE = """
+import torch
+major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+print(torch.__version__.partition("+")[0], f"{major}.{minor}")
+"""
+
+
+def refuse(reference: str, what: str) -> None:
+    """End the program because of *what*."""
+    means, todo = REFUSALS[reference]
+    raise SystemExit(f"error: {reference}: {what}\n  {means}\n  {todo}")
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Return the plan in the file ``bundle.json`` at *path*, whose names stay in their folder."""
+    try:
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+        names = [name for name, _, _ in plan["parts"]]
+        names += [command["name"] for command in plan["commands"]]
+        for name, environment in plan["environments"].items():
+            names += [name, *environment["folders"], *environment["host"]]
+            names += [environment["wheel"]] if environment["wheel"] else []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        refuse("bundle-incomplete", f"{path} is not what `release bundle` writes ({error!r})")
+    require_inside(names)
+    return plan
+
+
+def require_inside(names: Iterable[str]) -> None:
+    """Refuse a bundle with a name that leaves its folder."""
+    for name in names:
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts:
+            refuse("bundle-unsafe", f"it names {name!r}")
+
+
+def check_host(plan: Mapping[str, str]) -> None:
+    """Refuse a host with another torch or another GPU than the bundle was made for."""
+    command = [sys.executable, "-c", PROBE]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    torch, capability = (*ended.stdout.split(), "none", "0.0")[:2]
+    if torch != plan["torch"]:
+        refuse("host-other-torch", f"the bundle is for torch {plan['torch']}, here is {torch}")
+    if capability != plan["capability"]:
+        gpu = f"SM {capability}" if capability != "0.0" else "no GPU"
+        refuse("gpu-foreign", f"the bundle is for SM {plan['capability']}, here is {gpu}")
+
+
+def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
+    """Check every part of *bundle*, and write its files into *root*."""
+    for name, sha256, _ in plan["parts"]:
+        digest = "missing"
+        if (bundle / name).is_file():
+            with (bundle / name).open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != sha256:
+            refuse("bundle-incomplete", f"the sha256 of {name} is not {sha256}: {digest}")
+    root.mkdir(parents=True, exist_ok=True)
+    shutil.copy(bundle / "bundle.json", root)
+    command = ["cat", "--", *(str(bundle / name) for name, _, _ in plan["parts"])]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as parts,
+        tarfile.open(fileobj=parts.stdout, mode="r|xz") as archive,
+    ):
+        # Python's own filter is not in 3.11.2, which Debian 12 has.
+        archive.extraction_filter = lambda member, _: member
+        for member in archive:
+            require_inside([member.name])
+            if not (member.isfile() or member.isdir()):
+                refuse("bundle-unsafe", f"{member.name} is no file")
+            archive.extract(member, root)
+
+
+def make_environment(root: Path, name: str, environment: Mapping[str, Any]) -> None:
+    """
+    Make the environment *name*: the files of its wheel, then folders of the bundle, then the
+    packages of the host that it names, or all of them.
+    """
+    folder = root / "environments" / name
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    host, paths = (
+        sysconfig.get_path("purelib"),
+        [str(root / each) for each in environment["folders"]],
+    )
+    for path in (path for glob in environment["host"] for path in Path(host).glob(glob)):
+        (site / path.name).symlink_to(path)
+    # A first start would compile thousands of files one by one.
+    compileall = [sys.executable, "-m", "compileall", "-q", "-j0", str(site), *paths]
+    paths += [] if environment["host"] else [host]
+    (site / "bundle.pth").write_text("\n".join(paths) + "\n", "utf-8")
+    if environment["wheel"]:
+        (wheel,) = root.glob(environment["wheel"])
+        subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True)
+    subprocess.run(compileall, check=False, stdout=subprocess.DEVNULL)
+
+
+def setup(bundle: Path, root: Path) -> None:
+    """Set the bundle up in *root*; one that was cut off is begun again."""
+    plan, own = read_plan(bundle / "bundle.json"), root / "bundle.json"
+    if own.exists() and own.read_bytes() == (bundle / "bundle.json").read_bytes():
+        if (root / "results").exists():
+            return
+        shutil.rmtree(root)
+    elif root.exists() and any(root.iterdir()):
+        refuse("bundle-root-taken", f"{root} is not empty")
+    check_host(plan)
+    unpack(bundle, plan, root)
+    for name, environment in plan["environments"].items():
+        make_environment(root, name, environment)
+    # Last, as it says that all is there.
+    (root / "results").mkdir()
+
+
+def end_processes(mark: str) -> None:
+    """Kill every process that was started with *mark*, in sessions of their own, too."""
+    entry, running = f"{MARK}={mark}".encode(), True
+    while running:
+        running = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if entry in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    running = True
+            except OSError:  # it has ended, or is another user's
+                continue
+        time.sleep(0.05)
+
+
+class Command:
+    """A command of the bundle that runs, with all that it starts in a session of its own."""
+
+    def __init__(self, root: Path, plan: Mapping[str, Any]) -> None:
+        self.name, self.alone = plan["name"], plan["alone"]
+        self._mark, self._result = f"{root}:{self.name}", root / "results" / f"{self.name}.json"
+        end_processes(self._mark)
+        self._began, self._seconds = time.time(), plan["seconds"]
+        timeout = ["timeout", f"--kill-after={GRACE}", str(self._seconds)]
+        with self._result.with_suffix(".log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*timeout, *(word.replace("{root}", str(root)) for word in plan["words"])],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=root,
+                env={**os.environ, MARK: self._mark},
+                start_new_session=True,
+            )
+
+    def ended(self) -> bool:
+        """Return whether it has ended, with its result written and its servers ended."""
+        status, seconds = self._process.poll(), time.time() - self._began
+        if status is None:
+            return False
+        end_processes(self._mark)
+        record = {"name": self.name, "status": status, "late": seconds >= self._seconds}
+        temporary = self._result.with_suffix(".part")
+        temporary.write_text(json.dumps({**record, "seconds": round(seconds, 1)}), "utf-8")
+        temporary.replace(self._result)
+        return True
+
+
+def run(root: Path) -> None:
+    """Run every command that has no result."""
+    plan = read_plan(root / "bundle.json")
+    if not (root / "results").is_dir():
+        refuse("bundle-incomplete", f"{root} was not set up to its end; run `setup` again")
+    with (root / "results" / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            refuse("bundle-busy", f"{root} is in use")
+        check_host(plan)
+        done = {path.stem for path in (root / "results").glob("*.json")}
+        waiting = [command for command in plan["commands"] if command["name"] not in done]
+        running = list[Command]()
+        while waiting or running:
+            for command in waiting[:]:
+                free = not any(other.alone for other in running)
+                if command["alone"]:
+                    free = not running and command is waiting[0]
+                if free and done.issuperset(command["after"]):
+                    waiting.remove(command)
+                    running.append(Command(root, command))
+            ended = [command for command in running if command.ended()]
+            done |= {command.name for command in ended}
+            running = [command for command in running if command not in ended]
+            time.sleep(0.2)
+
+
+def wait(root: Path, seconds: float) -> None:
+    """Wait until every command has a result, at most *seconds*, and print all states."""
+    names = [command["name"] for command in read_plan(root / "bundle.json")["commands"]]
+    results, until = root / "results", time.time() + seconds
+    while time.time() < until and not all((results / f"{name}.json").exists() for name in names):
+        time.sleep(1)
+    for name in names:
+        result, log = results / f"{name}.json", results / f"{name}.log"
+        text = result.read_text() if result.exists() else "runs" if log.exists() else "waits"
+        os.write(1, f"{name}: {text}\n".encode())
+
+
+def shorten(path: Path, limit: int) -> bytes:
+    """Return the file at *path*; beginning and end of a larger log, nothing of another file."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size <= limit:
+            return stream.read(limit)
+        if path.suffix != ".log":
+            return b""
+        head = stream.read(limit // 2)
+        stream.seek(size - limit // 2)
+        return head + f"\n... {size - limit} bytes are cut here ...\n".encode() + stream.read()
+
+
+def collect(root: Path, file: Path) -> None:
+    """
+    Pack the results into *file*.
+
+    Evidence is whole. Records are cut to `LARGEST_RECORD`, and the largest of them to less, until
+    they are within `LARGEST_TOTAL` together; ``cut.json`` states name, bytes and packed bytes.
+    """
+    evidence, records = (
+        sorted(
+            path for path in {path for glob in globs for path in root.glob(glob)} if path.is_file()
+        )
+        for globs in (EVIDENCE, RECORDS)
+    )
+    sizes, limit = [path.stat().st_size for path in records], LARGEST_RECORD
+    while sum(min(size, limit) for size in sizes) > LARGEST_TOTAL:
+        limit = limit * 3 // 4
+    contents = {path: path.read_bytes() for path in evidence}
+    contents |= {path: shorten(path, limit) for path in records}
+    cut = [
+        [str(path.relative_to(root)), size, len(contents[path])]
+        for path, size in zip(records, sizes, strict=True)
+        if size > limit
+    ]
+    contents[root / "cut.json"] = json.dumps(cut, indent=1).encode()
+    with tarfile.open(file, "w:gz") as archive:
+        for path, data in contents.items():
+            info = tarfile.TarInfo(str(path.relative_to(root)))
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def main() -> None:
+    """Run the command."""
+    match sys.argv[1:]:
+        case ["setup", bundle, root]:
+            setup(Path(bundle).absolute(), Path(root).absolute())
+        case ["run", root]:
+            run(Path(root).absolute())
+        case ["wait", root, seconds]:
+            wait(Path(root), float(seconds))
+        case ["collect", root, file]:
+            collect(Path(root), Path(file))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The policy of SM 9.0 and that of the Spark: neither takes the other's wheels, indexes or verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.refusals import allowed, refusal
+from tests.support import publisher, wheels
+
+from sparkwright.client.records import Release
+from sparkwright.release import decision, gate_results, policy, release_draft, wheel_facts
+from sparkwright.release.gate_results import GateResults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.publisher import IndexOwner
+
+    from sparkwright.release.wheel_facts import WheelFacts
+
+#: Evidence of the rehearsal: what `gate` wrote on an H100, and the signed record of the release.
+REHEARSAL = wheels.ROOT / "docs" / "rehearsal"
+#: Checks of the Spark's policy that a GPU without FP4, or the small model, cannot pass.
+FEWER = {"G2": {"fp4-conversion", "fp4-quantise", "fp4-gemm", "fp4-moe"}, "G4": {"context-maximum"}}
+
+
+@pytest.fixture(name="owner")
+def _owner(tmp_path: Path) -> Iterator[IndexOwner]:
+    with publisher.index_owner(tmp_path / "world") as owner:
+        yield owner
+
+
+def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
+    """It has the gates of the Spark's, less the checks of FP4 hardware and of the longest context; the task is another."""
+    spark, other = policy.load(wheels.ROOT, "12.1f"), policy.load(wheels.ROOT, "9.0a")
+    assert (spark.digest, spark.file.gpu, other.file.gpu) == (
+        policy.load(wheels.ROOT).digest,
+        "12.1",
+        "9.0",
+    )
+    assert other.file.forks == spark.file.forks
+    for name, rule in spark.file.gates.items():
+        lacking = set(rule.checks) - set(other.file.gates[name].checks)
+        assert lacking == FEWER.get(name, set())
+        assert (other.file.gates[name].gpu, not other.file.gates[name].wanted) == (
+            rule.gpu,
+            not rule.wanted,
+        )
+    recipes = {path.stem for path in (wheels.ROOT / "ci" / "recipes").glob("rehearsal-*.yaml")}
+    assert sorted(other.file.recipes.values()) == [(name,) for name in sorted(recipes)]
+    assert not recipes & {name for group in spark.file.recipes.values() for name in group}
+    assert {f"{gate} {name}" for gate in ("G3", "G4", "G5", "G6", "G7") for name in recipes} <= set(
+        other.digests
+    )
+
+
+def test_wheels_and_indexes_of_another_gpu_are_refused(owner: IndexOwner, tmp_path: Path) -> None:
+    """A Spark's wheel does not pass the policy of SM 9.0, nor one for 9.0a the Spark's, not even as a candidate; an index stays with its GPU."""
+    paths = wheels.release(tmp_path / "dist")
+    rules = owner.publisher().policy
+    other = replace(rules, file=replace(rules.file, gpu="9.0"))
+    with refusal("release-gpu-foreign"):
+        dataclasses.replace(owner.publisher(), policy=other).publish(
+            paths, "candidate", url=publisher.URL
+        )
+    with refusal("release-gpu-foreign"):
+        release_draft.require_gpu(rules, {"vllm": "9.0a"})
+    assert not owner.index.exists
+    name = owner.publish(paths).release
+    with refusal("release-gpu-foreign", match=r"SM 9\.0"):
+        dataclasses.replace(owner.publisher(), policy=other).promote(name, tmp_path)
+    assert owner.index.facts.gpu == "12.1"
+
+
+@pytest.fixture(scope="module", name="rehearsed")
+def _rehearsed() -> tuple[WheelFacts, GateResults]:
+    """Return the wheel of the rehearsal and its verdicts, as an H100 gave them."""
+    record = REHEARSAL / "release.json"
+    if not record.is_file():
+        pytest.skip("not-run: docs/rehearsal has no release.json and verdicts of all gates yet")
+    release = msgspec.json.decode(record.read_bytes(), type=Release)
+    wheel = next(wheel for wheel in release.wheels if wheel.fork == "vllm")
+    [source] = [fork for fork in release.forks if fork.name == "vllm"]
+    # The SBOM lies in the index, and is no evidence of the gates.
+    facts = wheel_facts.from_record(replace(wheel, sbom=None), source, release.stack, REHEARSAL)
+    return replace(facts, sbom=b"{}"), gate_results.read_beside(facts.path, REHEARSAL)
+
+
+def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateResults]) -> None:
+    """With all of them nothing is missing; without any one, or for another wheel, it is refused."""
+    rules = policy.load(wheels.ROOT, "9.0a")
+    wheel, results = rehearsed
+    assert decision.decide(wheel, results, rules).missing == ()
+    assert results.ladder
+    required = [
+        entry
+        for entry in results.ladder.verdicts
+        if not entry.recipe or entry.recipe in str(rules.file.recipes)
+    ]
+    for entry in required:
+        rest = tuple(other for other in results.ladder.verdicts if other != entry)
+        ladder = replace(results.ladder, verdicts=rest)
+        with allowed("verdict-hollow"):
+            missing = decision.decide(wheel, replace(results, ladder=ladder), rules).missing
+            assert entry.gate in {lack.gate for lack in missing}
+    with refusal("verdict-foreign"):
+        decision.decide(replace(wheel, sha256="0" * 64), results, rules)
+
+
+def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(
+    rehearsed: tuple[WheelFacts, GateResults],
+) -> None:
+    """G2 counts from the Spark's GPU alone: either its checks or its machine are refused."""
+    wheel, results = rehearsed
+    rules = policy.load(wheels.ROOT)
+    with refusal("verdict-hollow"):
+        decision.decide(wheel, results, rules)
+    relaxed = replace(
+        rules, file=replace(rules.file, gates=policy.load(wheels.ROOT, "9.0a").file.gates)
+    )
+    missing = decision.decide(wheel, results, relaxed).missing
+    assert ("G2", "machine-other") in {(lack.gate, lack.reference) for lack in missing}

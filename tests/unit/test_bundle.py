@@ -1,0 +1,363 @@
+"""A bundle for a host without a network: its wheels come out byte by byte, its commands run in their order, and what is foreign or cut is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from tests.refusals import refusal
+
+from sparkwright.core import strict_yaml
+from sparkwright.core.files import sha256_file
+from sparkwright.release import bundle, bundle_host
+from sparkwright.release.bundle import BundleSpec
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Cli
+
+ROOT = Path(__file__).parents[2]
+#: The host's torch, which no machine of the tests has.
+TORCH = """
+from types import SimpleNamespace
+__version__ = "{torch}+cu130"
+cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: {gpu})
+"""
+SPEC = """
+torch: "2.11.0"
+capability: "9.0"
+environments:
+  candidate: {wheel: "dist/*.whl", folders: [sites/extra]}
+commands:
+  - {name: say, seconds: 60, words: ["{root}/environments/candidate/bin/python", "-c", "from package import WORD; from tiny import NAME; print(NAME, WORD)"]}
+  - {name: fail, seconds: 60, words: [sh, "-c", "exit 3"], after: [say]}
+  # It asks to be spared, and its child leaves its session.
+  - {name: hang, seconds: 1, words: [sh, "-c", "trap '' TERM; setsid sleep 600 & echo $! > {root}/child; sleep 600"], alone: true}
+"""
+
+
+class Host(NamedTuple):
+    """
+    A host with a bundle.
+
+    Attributes:
+        script: Runs ``bundle_host.py`` there.
+    """
+
+    bundle: Path
+    root: Path
+    site: Path
+
+    def start(self, *words: object, python: str = sys.executable) -> subprocess.Popen[str]:
+        command = [python, self.bundle / "bundle_host.py", *words]
+        variables = {**os.environ, "PYTHONPATH": str(self.site)}
+        return subprocess.Popen(
+            list(map(str, command)),
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def script(self, *words: object, python: str = sys.executable) -> tuple[int, str, str]:
+        process = self.start(*words, python=python)
+        output, errors = process.communicate()
+        return process.returncode, output, errors
+
+    def change(self, **facts: Any) -> None:
+        path = self.bundle / "bundle.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+@pytest.fixture(name="host")
+def _host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Host:
+    """Return a host of the bundle's kind, with a bundle of a wheel and a folder."""
+    monkeypatch.setattr(bundle_host, "GRACE", 1)
+    (tmp_path / "tiny-1-py3-none-any.whl").parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(tmp_path / "tiny-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("tiny.py", "NAME = 'ours'\n")
+        archive.writestr("noise", os.urandom(70_000))
+    (tmp_path / "extra" / "package").mkdir(parents=True)
+    (tmp_path / "extra" / "package" / "__init__.py").write_text("WORD = 'extra'\n")
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    contents = (
+        "--add",
+        f"dist/tiny-1-py3-none-any.whl={tmp_path}/tiny-1-py3-none-any.whl",
+        "--add",
+        f"sites/extra={tmp_path}/extra",
+    )
+    packed = cli(
+        "release",
+        "bundle",
+        tmp_path / "spec.yaml",
+        "--output",
+        tmp_path / "bundle",
+        "--part",
+        "0.03",
+        *contents,
+    )
+    assert packed.returncode == 0, packed.stderr
+    script = tmp_path / "bundle" / "bundle_host.py"
+    script.write_text(script.read_text().replace("GRACE = 30", "GRACE = 1"))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "torch.py").write_text(TORCH.format(torch="2.11.0", gpu=(9, 0)))
+    return Host(tmp_path / "bundle", tmp_path / "root", tmp_path / "site")
+
+
+def alive(pid: int) -> bool:
+    """Return whether the process runs; one that ended and was not waited for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def results(root: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (root / "results").glob("*.json")}
+
+
+def interpreters() -> list[str]:
+    """Return a Python of each version that a host may have, of those that are here."""
+    versions = [
+        *Path.home().glob(".pyenv/versions/3.1[1-4].*/bin/python3"),
+        *Path("/usr/bin").glob("python3.1[1-4]"),
+    ]
+    return sorted({path.resolve().name: str(path) for path in versions}.values())
+
+
+@pytest.mark.parametrize(
+    "python", [sys.executable, *interpreters()], ids=lambda path: path.strip("/").replace("/", "-")
+)
+def test_bundle_is_set_up_and_its_commands_run_once(
+    host: Host, tmp_path: Path, python: str
+) -> None:
+    """The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started."""
+    assert len(json.loads((host.bundle / "bundle.json").read_text())["parts"]) > 2
+    assert host.script("setup", host.bundle, host.root, python=python) == (0, "", "")
+    assert sha256_file(host.root / "dist" / "tiny-1-py3-none-any.whl") == sha256_file(
+        tmp_path / "tiny-1-py3-none-any.whl"
+    )
+    assert host.script("run", host.root, python=python) == (0, "", "")
+    first = results(host.root)
+    assert {name: (each["status"], each["late"]) for name, each in first.items()} == {
+        "say": (0, False),
+        "fail": (3, False),
+        "hang": (-9, True),
+    }
+    assert (host.root / "results" / "say.log").read_text() == "ours extra\n"
+    assert not alive(int((host.root / "child").read_text()))
+    (host.root / "results" / "fail.json").unlink()
+    assert host.script("setup", host.bundle, host.root, python=python) == (0, "", "")
+    assert host.script("run", host.root, python=python)[0] == 0
+    assert results(host.root)["say"] == first["say"]
+    assert host.script("wait", host.root, 1)[1].count('"status"') == 3
+
+
+def test_run_that_was_killed_continues(host: Host) -> None:
+    """What has a result is not run again; what ran beside it is ended before it runs again."""
+    marker = host.root / "second"
+    wait = f"echo $$ >> {marker}; test $(wc -l < {marker}) = 2 || sleep 600"
+    host.change(commands=[
+        {"name": "first", "words": ["sh", "-c", "date +%N"], "seconds": 60, "after": [], "alone": False},
+        {"name": "second", "words": ["sh", "-c", wait], "seconds": 60, "after": ["first"], "alone": False},
+    ])  # fmt: skip
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    process, until = host.start("run", host.root), time.time() + 60
+    while not marker.exists() or not marker.read_text().strip():
+        assert time.time() < until
+        time.sleep(0.05)
+    busy = host.script("run", host.root)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    orphan, text = int(marker.read_text()), (host.root / "results" / "first.log").read_text()
+    assert alive(orphan)
+    assert (busy[0], busy[2].split(": ")[:2]) == (1, ["error", "bundle-busy"])
+    assert host.script("run", host.root)[0] == 0
+    assert not alive(orphan)
+    assert {name: each["status"] for name, each in results(host.root).items()} == {
+        "first": 0,
+        "second": 0,
+    }
+    assert (host.root / "results" / "first.log").read_text() == text
+
+
+def test_setup_that_was_cut_off_is_begun_again(host: Host) -> None:
+    """A folder without its last mark is no bundle that is set up."""
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    (host.root / "results").rmdir()
+    (host.root / "sites" / "extra" / "package" / "__init__.py").unlink()
+    refused = host.script("run", host.root)
+    assert refused[2].startswith("error: bundle-incomplete: ")
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    assert (host.root / "sites" / "extra" / "package" / "__init__.py").is_file()
+
+
+def torch(version: str, gpu: tuple[int, int]) -> Callable[[Host], object]:
+    return lambda host: (host.site / "torch.py").write_text(TORCH.format(torch=version, gpu=gpu))
+
+
+def with_member(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], object]:
+    """Return what replaces the parts by an archive of the one member *name*."""
+
+    def replace(host: Host) -> None:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/"
+            archive.addfile(member)
+        data = lzma.compress(stream.getvalue())
+        (host.bundle / "part-001").write_bytes(data)
+        host.change(parts=[["part-001", sha256(data).hexdigest(), len(data)]])
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("reference", "fault"),
+    [
+        ("host-other-torch", torch("2.12.0", (9, 0))),
+        ("host-other-torch", lambda host: (host.site / "torch.py").unlink()),
+        ("gpu-foreign", torch("2.11.0", (12, 1))),
+        ("bundle-incomplete", lambda host: (host.bundle / "part-002").unlink()),
+        ("bundle-incomplete", lambda host: (host.bundle / "part-002").write_bytes(b"changed")),
+        ("bundle-incomplete", lambda host: (host.bundle / "bundle.json").unlink()),
+        ("bundle-incomplete", lambda host: (host.bundle / "bundle.json").write_text('{"parts": [')),
+        ("bundle-incomplete", lambda host: host.change(parts=7)),
+        ("bundle-unsafe", lambda host: host.change(parts=[["../part-001", "", 0]])),
+        (
+            "bundle-unsafe",
+            lambda host: host.change(
+                environments={"/etc": {"wheel": None, "folders": [], "host": []}}
+            ),
+        ),
+        (
+            "bundle-unsafe",
+            lambda host: host.change(
+                environments={"x": {"wheel": "a/../../*", "folders": [], "host": []}}
+            ),
+        ),
+        (
+            "bundle-unsafe",
+            lambda host: host.change(
+                environments={"x": {"wheel": None, "folders": ["../x"], "host": []}}
+            ),
+        ),
+        (
+            "bundle-unsafe",
+            lambda host: host.change(
+                environments={"x": {"wheel": None, "folders": [], "host": ["../*"]}}
+            ),
+        ),
+        ("bundle-unsafe", lambda host: host.change(commands=[{"name": "../x"}])),
+        ("bundle-unsafe", with_member("../escaped")),
+        ("bundle-unsafe", with_member("/escaped")),
+        ("bundle-unsafe", with_member("escaped", tarfile.SYMTYPE)),
+    ],
+)
+def test_setup_refuses_another_host_and_another_bundle(
+    host: Host, reference: str, fault: Callable[[Host], object]
+) -> None:
+    """No environment is made then, nothing runs, and nothing is outside the folder."""
+    fault(host)
+    status, _, errors = host.script("setup", host.bundle, host.root)
+    assert (status, errors.split(": ")[:2]) == (1, ["error", reference])
+    assert bundle_host.REFUSALS[reference][1] in errors
+    assert not (host.root / "environments").exists()
+    assert not list(host.root.parent.rglob("escaped"))
+
+
+def test_setup_and_run_refuse_a_folder_or_a_gpu_that_is_another(host: Host) -> None:
+    """A folder with other files is left as it is, and a bundle that was moved does not run on another GPU."""
+    host.root.mkdir()
+    (host.root / "own").touch()
+    assert host.script("setup", host.bundle, host.root)[2].startswith("error: bundle-root-taken: ")
+    (host.root / "own").unlink()
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    torch("2.11.0", (12, 1))(host)
+    assert host.script("run", host.root)[2].startswith("error: gpu-foreign: ")
+    assert results(host.root) == {}
+
+
+def test_packer_refuses_what_the_host_would_lack(host: Host, tmp_path: Path, cli: Cli) -> None:
+    """A wheel or folder of an environment, a file that is not there, and a folder that holds a bundle."""
+    spec, wheel = (
+        strict_yaml.load(tmp_path / "spec.yaml", BundleSpec),
+        tmp_path / "tiny-1-py3-none-any.whl",
+    )
+    for contents in (
+        {},
+        {"dist/a.whl": wheel},
+        {"dist/a.whl": tmp_path / "none.whl", "sites/extra": tmp_path / "extra"},
+    ):
+        with refusal("bundle-incomplete"):
+            bundle.pack(spec, contents, tmp_path / "other", 1000)
+    with refusal("bundle-root-taken"):
+        bundle.pack(spec, {"dist/a.whl": wheel, "sites": tmp_path / "extra"}, host.bundle, 1000)
+    outside = cli(
+        "release",
+        "bundle",
+        tmp_path / "spec.yaml",
+        "--output",
+        tmp_path / "other",
+        "--add",
+        f"../x={wheel}",
+    )
+    assert outside.returncode == 2
+    with refusal("file-invalid"):
+        (tmp_path / "spec.yaml").write_text(SPEC.replace("sites/extra", "../extra"))
+        strict_yaml.load(tmp_path / "spec.yaml", BundleSpec)
+
+
+def test_collected_results_are_small(tmp_path: Path) -> None:
+    """Evidence comes whole, a log with its ends, another large record not at all; what is cut is stated."""
+    root = tmp_path / "root"
+    logs = [root / "store" / "logs" / "gate" / f"{number}.log" for number in range(40)]
+    trace = root / "store" / "logs" / "gate" / "profiles" / "trace.json.gz"
+    verdicts, small = (
+        root / "dist" / "tiny.verdicts.json",
+        root / "reference" / "bf16" / "small.json",
+    )
+    for path, size in [
+        *((path, 600_000) for path in logs),
+        (trace, 30_000_000),
+        (verdicts, 2_000_000),
+        (small, 1000),
+    ]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"first\n" + os.urandom(size) + b"\nlast")
+    bundle_host.collect(root, tmp_path / "back.tar.gz")
+    assert (tmp_path / "back.tar.gz").stat().st_size < 12_000_000
+    with tarfile.open(tmp_path / "back.tar.gz") as archive:
+        archive.extractall(tmp_path / "back", filter="data")
+    back = tmp_path / "back"
+    cut = {name: sizes for name, *sizes in json.loads((back / "cut.json").read_text())}
+    for path in (verdicts, small):
+        assert (back / path.relative_to(root)).read_bytes() == path.read_bytes()
+        assert str(path.relative_to(root)) not in cut
+    for path in (*logs, trace):
+        data = (back / path.relative_to(root)).read_bytes()
+        assert cut[str(path.relative_to(root))] == [path.stat().st_size, len(data)]
+        assert (data[:6], data[-4:]) == ((b"first\n", b"last") if path in logs else (b"", b""))
+
+
+def test_rehearsal_names_steps_and_recipes_that_are_there() -> None:
+    """Its file follows the record, and every step of it is one of the script."""
+    script = (ROOT / "ci" / "rehearsal" / "rehearse.sh").read_text()
+    commands = strict_yaml.load(ROOT / "ci" / "rehearsal" / "9.0a.yaml", BundleSpec).commands
+    for each in commands:
+        _, root, step, *names = each.words
+        assert root == "{root}"
+        assert f"  {step})" in script or f"{step} |" in script or f"| {step})" in script
+        assert not names or (ROOT / "ci" / "recipes" / f"rehearsal-{names[0]}.yaml").exists()
