@@ -7,4 +7,4 @@ index=()
 if [[ -e published/index ]]; then
     index=(--index=published/index --trust="$(sha256sum <published/index/metadata/1.root.json | cut -d' ' -f1)")
 fi
-sparkwright lab status --stack="$STACK" "${index[@]}" --nights published/nights "${drift[@]/#/--drift=}" --output published/site
+sparkwright lab status --stack="$STACK" "${index[@]}" --runs "$GITHUB_REPOSITORY" "${drift[@]/#/--drift=}" --output published/site

@@ -35,17 +35,17 @@ class World:
     Attributes:
         path: The bare repository behind it.
         asked: Method and path of each request, in order.
-        lost: Answers to this many of the next POSTs are never sent, although what they ask for is done.
         bodies: What was sent along, in order.
+        runs: The runs of pipeline.yml, newest first, each with its jobs.
     """
 
     path: Path
     issues: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pulls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     bodies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     user: str = "github-actions[bot]"
-    lost: int = 0
     url: str = ""
 
     def git(self, *words: str, data: bytes = b"") -> str:
@@ -81,10 +81,6 @@ class Handler(loopback.Handler):
                 status, record = self._route(match[1] if match else "", sent, parse_qs(parts.query))
             except LookupError as error:
                 status, record = 422, {"message": str(error)}
-        if self.command == "POST" and world.lost:
-            world.lost -= 1
-            self.close_connection = True
-            return
         with contextlib.suppress(OSError):
             self.answer(status, record)
 
@@ -100,12 +96,13 @@ class Handler(loopback.Handler):
             ("POST", "/git/blobs", lambda: (201, {"sha": self._blob(sent)})),
             ("POST", "/git/trees", lambda: (201, {"sha": self._tree(sent)})),
             ("POST", "/git/commits", lambda: (201, self._commit(self._made(sent)))),
-            ("GET", "/git/ref/heads/(.+)", self._ref),
             ("POST", "/git/refs", lambda: self._set(sent["ref"], sent["sha"], "0" * 40)),
             ("PATCH", "/git/refs/heads/(.+)", lambda name: self._set(f"refs/heads/{name}", sent["sha"])),
             ("GET", "/pulls", lambda: (200, page(self._pulls(query), query))),
             ("POST", "/pulls", lambda: (201, self._pull(sent))),
             ("PATCH", r"/pulls/(\d+)", lambda number: self._change(world.pulls, int(number), sent)),
+            ("GET", "/actions/workflows/pipeline.yml/runs", lambda: (200, {"workflow_runs": page(world.runs, query)})),
+            ("GET", r"/actions/runs/(\d+)/jobs", lambda number: (200, {"jobs": next(run["jobs"] for run in world.runs if run["id"] == int(number))})),
         ]
         found = self.route(routes, path)
         return found[0](*found[1]) if found else (404, {"message": "Not Found"})
@@ -138,24 +135,22 @@ class Handler(loopback.Handler):
         parents = [word for one in sent["parents"] for word in ("-p", one)]
         return self.server.world.git("commit-tree", sent["tree"], *parents, "-m", sent["message"])
 
-    def _ref(self, name: str) -> tuple[int, Any]:
-        try:
-            return 200, {"object": {"sha": self.server.world.git("rev-parse", "--verify", f"refs/heads/{name}")}}
-        except LookupError:
-            return 404, {"message": "Not Found"}
-
     def _set(self, ref: str, commit: str, *before: str) -> tuple[int, Any]:
         self.server.world.git("update-ref", ref, commit, *before)
         return 200, {"object": {"sha": commit}}
 
     def _pulls(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
         wanted = query["head"][0].partition(":")[2], query["base"][0]
-        return [one for one in self.server.world.pulls if (one["head"], one["base"]) == wanted]
+        found = [one for one in self.server.world.pulls if (one["head"]["ref"], one["base"]) == wanted]
+        for one in found:
+            one["head"]["sha"] = self.server.world.git("rev-parse", one["head"]["ref"])
+        return found
 
     def _pull(self, sent: dict[str, Any]) -> dict[str, Any]:
         world = self.server.world
         number = len(world.issues) + len(world.pulls) + 1
-        one = {"number": number, "state": "open", "user": {"login": world.user}, "pull_request": {}, **sent}
+        head = {"ref": sent["head"], "sha": world.git("rev-parse", sent["head"])}
+        one = {"number": number, "state": "open", "user": {"login": world.user}, "pull_request": {}, **sent, "head": head}
         world.pulls.append(one | {"html_url": f"{world.url}/{REPOSITORY}/pull/{number}"})
         return world.pulls[-1]
 

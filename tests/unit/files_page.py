@@ -28,7 +28,6 @@ from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.lock import Lock
 from sparkwright.forks.stack import StackSpec
-from sparkwright.operate.site.records import RunRecord
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 
@@ -74,7 +73,6 @@ FILES: dict[str, tuple[Any, str]] = {
     ),
     "sparkwright in N.targets.json": (IndexFacts, "`publish`, `release prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
-    "nights/DAY-STACK-RUN.json": (RunRecord, "`lab record`"),
 }
 
 

@@ -1,10 +1,11 @@
-"""Upkeep that runs by itself: one issue that tells of drift, and a bump as a pull request, at a real server on a real repository."""
+"""Upkeep on GitHub: the one issue about drift, and a bump as a pull request, at a server on a real repository."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,12 +16,15 @@ from tests.support.githubwork import REPOSITORY, TOKEN, World
 from tests.unit import conftest
 from tests.unit.conftest import Repository as Work
 
-from sparkwright.cherry_picks.drift import Drift, Trial
+from sparkwright.cherry_picks.bump import Bump
+from sparkwright.cherry_picks.drift import Drift, Trial, TrialState
+from sparkwright.cherry_picks.upstream import Base
 from sparkwright.cli import main
 from sparkwright.core.console import markdown_block, markdown_text
 from sparkwright.core.git import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository
-from sparkwright.operate.upkeep import driftreport, foreseen, issue, proposal
+from sparkwright.lab import upkeep
+from sparkwright.lab.upkeep import Published
 
 
 @pytest.fixture(name="world")
@@ -29,67 +33,53 @@ def _world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     path = tmp_path / "github.git"
     Work(tmp_path / "seed").git("init", "--quiet", "--bare", str(path))
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
-    with githubwork.serving(World(path)) as made:
-        yield made
+    with githubwork.serving(World(path)) as world:
+        yield world
 
 
-def repository(world: World) -> Repository:
-    """Return the client's end."""
+def client(world: World) -> Repository:
     return Repository(GitHub.from_environment(world.url, seconds=5), REPOSITORY)
 
 
 def trial(state: str, patch: str = "a.patch", says: tuple[str, ...] = ()) -> Trial:
-    return Trial(patch, "0" * 64, "1.1.0", state, (3, 4), (), says)  # type: ignore[arg-type]
+    return Trial(patch, "0" * 64, "1.1.0", cast("TrialState", state), (3, 4), (), says)
 
 
-def night(*trials: Trial) -> Drift:
+def drift(*trials: Trial) -> Drift:
     return Drift("vllm", "2026.11", "2026-11-22", ("1.1.0",), trials)
 
 
-def keep(world: World, *trials: Trial, author: str = "github-actions[bot]") -> issue.Kept:
-    made = [night(*trials)]
-    asking = driftreport.asking(made)
-    return issue.keep(repository(world), "drift", "Drift", driftreport.body(made), author=author, wanted=bool(asking))
+def update(world: World, *trials: Trial) -> Published:
+    return upkeep.update_issue(client(world), [drift(*trials)], author="github-actions[bot]")
 
 
-def test_one_issue_is_filed_and_then_rewritten(world: World) -> None:
-    """The first conflict files an issue, the next night rewrites the same one, and the same night again changes nothing."""
-    first = keep(world, trial("conflict", says=("a.c:10 differs",)))
-    again = keep(world, trial("conflict", says=("a.c:10 differs",)))
-    later = keep(world, trial("conflict", says=("a.c:12 differs",)))
-
-    assert (first.done, again.done, later.done) == ("filed", "unchanged", "updated")
-    assert {one.number for one in (first, again, later)} == {1}
-    assert "a.c:12 differs" in world.issues[0]["body"]
-
-
-def test_the_issue_is_closed_when_all_applies_and_nothing_is_filed_then(world: World) -> None:
-    """A night on which every patch applies closes the open issue; the next one finds nothing to do."""
-    keep(world, trial("conflict"))
-    assert keep(world, trial("applies")).done == "closed"
-    assert world.issues[0]["state"] == "closed"
-    assert keep(world, trial("applies")).done == "nothing to tell"
-    assert keep(world, trial("conflict")).number == 2
+def test_one_issue_is_opened_updated_and_closed(world: World) -> None:
+    actions = [
+        update(world, trial(state, says=(says,))).action
+        for state, says in (
+            ("applies", ""), ("conflict", "a.c:10"), ("conflict", "a.c:10"), ("conflict", "a.c:12"),
+            ("applies", ""), ("applies", ""),
+        )
+    ]  # fmt: skip
+    assert actions == ["none", "opened", "unchanged", "updated", "closed", "none"]
+    (issue,) = world.issues
+    assert issue["state"] == "closed"
+    assert "every patch applies" in issue["body"]
+    assert update(world, trial("conflict", says=("a.c:12",))).number == 2
+    assert "a.c:12" in world.issues[1]["body"]
 
 
-def test_a_strangers_issue_with_our_mark_is_left_alone(world: World) -> None:
-    """Whoever copies the mark into an issue of theirs does not make us write there, or close it."""
-    world.file("Hello", "text <!-- sparkwright:drift -->", "stranger")
-    assert keep(world, trial("conflict")).number == 2
-    assert world.issues[0]["body"] == "text <!-- sparkwright:drift -->"
+def test_an_issue_of_a_stranger_with_our_mark_is_left_alone(world: World) -> None:
+    world.file("Hello", text := f"text {upkeep.MARK}", "stranger")
+    assert update(world, trial("conflict")).number == 2
+    assert world.issues[0]["body"] == text
 
 
-def test_a_lost_answer_files_no_second_issue(world: World) -> None:
-    """When the answer to the filing never comes, the issue that was filed all the same is found."""
-    world.lost = 1
-    assert keep(world, trial("conflict")).done == "filed"
-    assert len(world.issues) == 1
-
-
-def test_upstreams_words_are_text_in_the_issue() -> None:
-    """What a conflict says cannot mention people, make links, or end the block that it stands in."""
-    evil = trial("conflict", "@octocat <b>#1.patch", ("```", "@octocat https://evil.example <img>"))
-    text = driftreport.body([night(evil)])
+def test_text_of_upstream_is_no_markup_in_the_issue() -> None:
+    hostile = trial(
+        "conflict", "@octocat <b>#1.patch", ("```", "@octocat https://evil.example <img>")
+    )
+    text = upkeep.drift_text([drift(hostile)])
     outside = "".join(part for number, part in enumerate(text.split("````")) if number % 2 == 0)
 
     assert "@octocat" not in outside
@@ -97,119 +87,88 @@ def test_upstreams_words_are_text_in_the_issue() -> None:
     assert "\n````text\n```\n@octocat" in text
 
 
-def test_a_long_report_is_cut_and_says_so() -> None:
-    """GitHub takes 65,536 characters; a report of more ends with the word that it was cut."""
-    text = driftreport.body([night(*(trial("conflict", f"{n}.patch", ("x" * 500,)) for n in range(300)))])
+def test_a_long_text_is_cut() -> None:
+    trials = (trial("conflict", f"{number}.patch", ("x" * 500,)) for number in range(300))
+    text = upkeep.drift_text([drift(*trials)])
     assert len(text) < 65_536
     assert text.endswith("has the rest.*\n")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [("{", "no report"), ('{"drift": [{"of": 3}]}', "no report"), ('{"error": {"reference": "offline", "what": "no"}}', "failed")],
+    "text", ["{", '{"drift": [{"of": 3}]}', '{"error": {"reference": "offline", "what": "no"}}']
 )
-def test_a_report_that_is_none_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    """A file that is not what `drift --json` prints, or tells of a failure, is no night without conflicts."""
-    path = tmp_path / "drift.json"
-    path.write_text(text)
-    with refusal("file-invalid", match=says):
-        driftreport.read(path)
+def test_a_file_without_drift_is_refused(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "drift.json").write_text(text)
+    with refusal("file-invalid"):
+        upkeep.read_drift(path)
 
 
-@pytest.fixture(name="seeded")
-def _seeded(world: World, tmp_path: Path) -> Work:
-    """Return a work tree with a commit that GitHub has, too."""
+@pytest.fixture(name="checkout")
+def _checkout(world: World, tmp_path: Path) -> Work:
+    """Return a checkout with a commit that GitHub has, too."""
     work = Work(tmp_path / "work")
-    work.commit({"forks/s/stack.yaml": b"a\n", "forks/s/vllm/old.patch": b"x\n", "README.md": b"r\n"})
+    files = {"forks/s/stack.yaml": b"a\n", "forks/s/vllm/old.patch": b"x\n", "README.md": b"r\n"}
+    work.commit(dict(files))
     work.git("push", "--quiet", str(world.path), "main")
     return work
 
 
-def propose(world: World, work: Work, files: dict[str, bytes | None]) -> proposal.Proposed:
-    return proposal.propose(repository(world), "main", work.git("rev-parse", "HEAD"), "bump/x", files, title="Bump", body="Because.")
+def propose(world: World, work: Work) -> Published:
+    bump = Bump(
+        "vllm", Base("1.1 rc", "", ""), (trial("moves"),), {"a.patch": "upstream has it"}, {}
+    )
+    return upkeep.propose(client(world), work.path, "s", bump, ["range"], "Upstream", base="main")
 
 
-def test_a_proposal_is_a_commit_that_holds_exactly_the_files(world: World, seeded: Work) -> None:
-    """The commit stands on the checkout's, changes what was given, removes what was None, and leaves the rest."""
-    done = propose(world, seeded, {"forks/s/stack.yaml": b"b\n", "forks/s/vllm/old.patch": None, "forks/s/new file.patch": b"\x00\xff"})
-    listed = world.git("ls-tree", "-r", "--name-only", done.commit).splitlines()
+def test_a_pull_request_holds_exactly_the_changed_files(world: World, checkout: Work) -> None:
+    folder = checkout.path / "forks" / "s"
+    (folder / "stack.yaml").write_bytes(b"b\n")
+    (folder / "vllm" / "old.patch").unlink()
+    (folder / "new file.patch").write_bytes(b"\x00\xff")
+    (checkout.path / "README.md").write_bytes(b"not ours\n")
+    first, again = propose(world, checkout), propose(world, checkout)
+    (folder / "stack.yaml").write_bytes(b"c\n")
+    other, branch = propose(world, checkout), "bump/s-vllm-1.1-rc"
 
-    assert done.done == "opened"
-    assert world.git("rev-parse", f"{done.commit}^") == seeded.git("rev-parse", "HEAD")
+    assert [done.action for done in (first, again, other)] == ["opened", "unchanged", "updated"]
+    (pull,) = world.pulls
+    assert (pull["title"], pull["head"]["ref"], pull["base"]) == (
+        "vllm of s to 1.1 rc",
+        branch,
+        "main",
+    )
+    assert "| a.patch | applies at other lines | upstream has it |" in pull["body"]
+    listed = world.git("ls-tree", "-r", "--name-only", branch).splitlines()
     assert listed == ["README.md", "forks/s/new file.patch", "forks/s/stack.yaml"]
-    assert world.git("show", f"{done.commit}:forks/s/stack.yaml") == "b"
-    assert world.git("rev-parse", "refs/heads/bump/x") == done.commit
-    assert world.git("rev-parse", "refs/heads/main") == seeded.git("rev-parse", "HEAD")
+    assert world.git("show", f"{branch}:forks/s/stack.yaml") == "c"
+    assert world.git("show", f"{branch}:README.md") == "r"
+    assert world.git("rev-parse", f"{branch}^") == checkout.git("rev-parse", "HEAD")
+    assert world.git("rev-parse", "main") == checkout.git("rev-parse", "HEAD")
 
 
-def test_the_same_proposal_again_changes_nothing_and_another_sets_the_branch(world: World, seeded: Work) -> None:
-    """A second run finds its pull request; a run with other files sets the branch of the same one to them."""
-    first, again = (propose(world, seeded, {"forks/s/stack.yaml": b"b\n"}) for _ in range(2))
-    other = propose(world, seeded, {"forks/s/stack.yaml": b"c\n"})
-
-    assert (first.done, again.done, other.done) == ("opened", "unchanged", "updated")
-    assert len(world.pulls) == 1
-    assert world.git("show", "refs/heads/bump/x:forks/s/stack.yaml") == "c"
-
-
-def test_a_proposal_without_a_change_or_a_right_is_refused(world: World, seeded: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What equals the branch is no proposal, and a token that may not write is told so."""
-    with refusal("github-refused", match="changes nothing"):
-        propose(world, seeded, {"forks/s/stack.yaml": b"a\n"})
+def test_a_token_that_may_not_write_is_refused(
+    world: World, checkout: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", "ghs_other")
     with refusal("github-refused"):
-        propose(world, seeded, {"forks/s/stack.yaml": b"b\n"})
+        propose(world, checkout)
 
 
-def words_of(work: Work) -> dict[str, bytes]:
-    return {
-        "csrc/a.cu": b'#include "inc/x.cuh"\n', "csrc/b.cu": b'#include <vector>\n#include "y.h"\n', "csrc/c.cpp": b"int c;\n",
-        "csrc/inc/x.cuh": b'#include "../y.h"\n', "csrc/y.h": b"int y;\n", "CMakeLists.txt": b"project(x)\n",
-    }  # fmt: skip
+def test_changed_sources_are_counted_by_kind(tmp_path: Path) -> None:
+    work = Work(tmp_path / "work")
+    work.commit({"a.cu": b"1\n", "b.h": b"1\n", "CMakeLists.txt": b"1\n", "README.md": b"1\n"})
+    before = work.tree()
+    work.commit({"a.cu": b"2\n", "b.h": None, "c.cpp": b"1\n", "CMakeLists.txt": b"2\n"})
+    objects = Objects(tmp_path / "objects.git")
+    objects.borrow(work.path)
+
+    text = upkeep.changed_sources(objects, before, work.tree())
+    assert text == "Upstream changed 4 files: 2 compiled, 1 headers, 1 build files."
 
 
-@pytest.mark.parametrize(
-    ("changes", "units", "deciding"),
-    [
-        ({"csrc/c.cpp": b"int d;\n"}, ["csrc/c.cpp"], []),
-        ({"csrc/y.h": b"long y;\n"}, ["csrc/a.cu", "csrc/b.cu"], []),
-        ({"csrc/inc/x.cuh": b"int x;\n"}, ["csrc/a.cu"], []),
-        ({"csrc/new.cu": b"int n;\n"}, ["csrc/new.cu"], []),
-        ({"README.md": b"words\n"}, [], []),
-        ({"CMakeLists.txt": b"project(y)\n"}, [], ["CMakeLists.txt"]),
-    ],
-)
-def test_what_is_compiled_anew_is_foreseen(
-    tmp_path: Path, changes: dict[str, bytes | None], units: list[str], deciding: list[str]
+def test_output_of_drift_becomes_the_issue(
+    world: World, host: conftest.Host, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A unit counts when its file or one that it includes, through others too, differs; files that decide flags are told apart."""
-    work = Work(tmp_path / "work")
-    work.commit(dict(words_of(work)))
-    before = work.tree()
-    work.commit(changes)
-    objects = Objects(tmp_path / "objects.git")
-    objects.borrow(work.path)
-    found = foreseen.foresee(objects, before, work.tree())
-
-    assert list(found.units) == units
-    assert list(found.deciding) == deciding
-    assert foreseen.lines(found)[0].startswith(f"at least {len(units)} of {found.of} units")
-
-
-def test_a_circle_of_includes_has_an_end(tmp_path: Path) -> None:
-    """Headers that include each other are read once."""
-    work = Work(tmp_path / "work")
-    work.commit({"a.cu": b'#include "b.h"\n', "b.h": b'#include "c.h"\n', "c.h": b'#include "b.h"\n'})
-    before = work.tree()
-    work.commit({"c.h": b'#include "b.h"\nint c;\n'})
-    objects = Objects(tmp_path / "objects.git")
-    objects.borrow(work.path)
-
-    assert foreseen.foresee(objects, before, work.tree()).units == ("a.cu",)
-
-
-def test_drift_json_becomes_the_issue(world: World, host: conftest.Host, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What `drift --json` printed is told by another run, which asks no upstream, in one issue of the repository."""
     host.work.commit({"a.txt": b"one\ntwo\nthree\n"}, "Begin")
     host.lock()
     host.ours("first.patch", {"a.txt": b"one\nours\nthree\n"})
@@ -217,17 +176,31 @@ def test_drift_json_becomes_the_issue(world: World, host: conftest.Host, capsys:
     host.push()
     assert main.main(["patch", "drift", *host.words, "--to", "main", "--json"]) == 0
     (report := tmp_path / "drift.json").write_text(capsys.readouterr().out)
-    words = ["--stack", host.stack, "--root", str(host.root), "--cache-dir", str(tmp_path / "empty"), "--mirror", f"{ADDRESS}={world.url}"]
-    assert main.main(["patch", "drift", *words, "--given", str(report), "--issue", REPOSITORY, "--json"]) == 0
+    words = [
+        "--stack",
+        host.stack,
+        "--root",
+        str(host.root),
+        "--cache-dir",
+        str(tmp_path / "empty"),
+        "--mirror",
+        f"{ADDRESS}={world.url}",
+    ]
+    assert (
+        main.main(
+            ["patch", "drift", *words, "--given", str(report), "--issue", REPOSITORY, "--json"]
+        )
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
 
-    assert document["issue"] == {"done": "filed", "number": 1, "url": f"{world.url}/{REPOSITORY}/issues/1"}
-    assert world.issues[0]["title"] == "Drift: a patch of test asks for a person"
+    url = f"{world.url}/{REPOSITORY}/issues/1"
+    assert document["issue"] == {"action": "opened", "number": 1, "url": url}
+    assert world.issues[0]["title"] == "Drift: patches to mend or drop in test: 1"
     assert "first.patch" in world.issues[0]["body"]
 
 
-def test_a_dirty_checkout_is_not_offered(world: World, host: conftest.Host) -> None:
-    """A bump with --pull begins on a clean checkout, so that the pull request holds the bump alone."""
+def test_a_bump_of_a_changed_checkout_is_refused(world: World, host: conftest.Host) -> None:
     host.work.commit({"a.txt": b"a\n"}, "Begin")
     host.lock()
     work = Work(host.root)
@@ -235,7 +208,7 @@ def test_a_dirty_checkout_is_not_offered(world: World, host: conftest.Host) -> N
     work.commit({})
     (host.root / "forks" / "stray").write_text("x")
 
-    with refusal("usage", match="changes of its own"):
+    with refusal("usage", match="has changes"):
         main.run(["patch", "bump", *host.words, "--to", "2.0", "--pull", REPOSITORY])
     assert not world.asked
 

@@ -209,10 +209,15 @@ class Line(msgspec.Struct, frozen=True):
     page: str = ""
 
 
-def status(context: RunContext, fork: str, today: datetime.date) -> list[Line]:
-    """Return a line per pick and patch of *fork*, in the order of application."""
+def status(
+    context: RunContext, fork: str, today: datetime.date, drift: Drift | None = None
+) -> list[Line]:
+    """
+    Return a line per pick and patch of *fork*, in the order of application, by *drift*, else by the
+    last one in the store.
+    """
     ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    drift = last(context, fork)
+    drift = drift or last(context, fork)
     carried = [
         series.as_patch(
             record, without(series.stored_diff(context, ledger, record), record.stacks[stack])

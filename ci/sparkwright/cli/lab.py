@@ -1,19 +1,14 @@
-"""The commands of ``lab``: ``runner``, ``image``, ``record``, ``status`` and ``report``."""
+"""The commands of ``lab``: ``runner``, ``image``, ``status`` and ``report``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import datetime
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from sparkwright.bench import results
-from sparkwright.bench.report import page, terminal
 from sparkwright.cli import options
 from sparkwright.client.environment import Prefix, default_prefix
 from sparkwright.client.index import open_index
@@ -22,12 +17,9 @@ from sparkwright.client.records import CHANNELS
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import read_text
-from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
+from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.core.http import redact_credentials
 from sparkwright.lab import runner as runners
-from sparkwright.operate.site import outcome, pages, records
-from sparkwright.operate.site.records import Measured, RunRecord
-from sparkwright.operate.site.speeds import Source
 
 
 def runner(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -70,7 +62,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``lab``."""
     _add_runner(parsers["lab runner"])
     _add_image(parsers["lab image"])
-    _add_record(parsers["lab record"])
     _add_status(parsers["lab status"])
     parser = parsers["lab report"]
     parser.set_defaults(run=report)
@@ -134,83 +125,25 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_record(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=record)
-    number, attempt = (os.environ.get(f"GITHUB_RUN_{name}", "") for name in ("ID", "ATTEMPT"))
-    add = parser.add_argument
-    add("--at", type=Path, required=True, metavar="FOLDER", help="folder of the records")
-    add(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="NAME=OUTCOME[:REFERENCE]",
-        help="outcome of a stage: a verdict, or success, failure, cancelled, skipped; may be "
-        "repeated",
-    )
-    add(
-        "--document",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="outcome of a stage, from the document of its --json; takes precedence over a "
-        "--stage of that name",
-    )
-    add(
-        "--file",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="verdicts or a measurement; may be repeated",
-    )
-    add(
-        "--workflow",
-        default=os.environ.get("GITHUB_WORKFLOW", ""),
-        metavar="NAME",
-        help="name of the workflow (default: GITHUB_WORKFLOW)",
-    )
-    add(
-        "--run",
-        dest="number",
-        default=f"{number}.{attempt}" if attempt not in ("", "1") else number,
-        metavar="ID",
-        help="number of the run (default: GITHUB_RUN_ID and its attempt)",
-    )
-    add(
-        "--began",
-        default="",
-        metavar="TIME",
-        help="start of the run, as printed by `date -u +%%FT%%TZ`",
-    )
-    add("--ended", default="", metavar="TIME", help="end of the run (default: now)")
-
-
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=status)
     add_index(parser)
     add = parser.add_argument
-    add("--nights", type=Path, metavar="FOLDER", help="folder of the records of `lab record`")
+    add(
+        "--runs",
+        default="",
+        metavar="OWNER/REPO",
+        help="show the last runs of the pipeline of this repository on GitHub",
+    )
     add(
         "--drift",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="output of `patch drift --json`; may be repeated",
+        help="output of `patch drift --json`, for the state of each patch; may be repeated",
     )
-    add(
-        "--patches",
-        type=Path,
-        metavar="FILE",
-        help="output of `patch status --json` (default: computed here)",
-    )
-    add(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder for the pages",
-    )
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for the page")
 
 
 def _add_runner(parser: argparse.ArgumentParser) -> None:
@@ -291,67 +224,35 @@ def image(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def record(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the record of a run, and show it."""
-    files, measured = outcome.files(arguments.file)
-    fields = {
-        "workflow": arguments.workflow or None,
-        "run": arguments.number,
-        "stack": arguments.stack or "",
-        "ended": arguments.ended or f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "stages": outcome.stages(arguments.stage, arguments.document),
-        "url": run_url(),
-        "commit": os.environ.get("GITHUB_SHA", ""),
-        "began": arguments.began,
-        "files": files,
-        "measured": measured,
-    }
-    try:
-        run_record = msgspec.convert(msgspec.to_builtins(fields), RunRecord)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError("usage", "This is not a record of a run.", details=[str(error)]) from error
-    path = records.write(arguments.at, run_record)
-    title = f"{run_record.workflow} of {run_record.day}: {run_record.state}"
-    rows = [
-        [stage.name, stage.state, stage.reference, stage.message[:80]]
-        for stage in run_record.stages
-    ]
-    rows += [[file.name, "missing", "", file.message] for file in files if not file.sha256]
-    console.table(f"{title}\n{path}", ["stage", "state", "reference", ""], rows, result=True)
-    return {"file": str(path), "state": run_record.state, "night": run_record}
-
-
 def status(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Make static pages from all records, and show the unreadable ones."""
-    context, day = options.checkout(arguments), f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    runs, problems = records.read(arguments.nights) if arguments.nights else ([], [])
-    releases, link = None, ""
-    figures: list[tuple[Source, Measured]] = []
+    """Write the status page, and show what could not be read."""
+    # These load matplotlib and the gates.
+    from sparkwright.lab.status_page import StatusPage
+
+    context = options.checkout(arguments)
+    content = StatusPage(datetime.datetime.now(datetime.UTC).date())
     if arguments.index:
         trusted = Prefix(default_prefix()).root / "trust"
-        index = open_index(trusted, arguments.index, arguments.trust or "")
-        releases, figures = pages.read_releases(index, context.store, problems)
-        # A folder is published with the site below it.
-        link = index.location.url if index.location.url.startswith("http") else "../"
-    else:
-        console.note("no index was named, so the pages show no releases")
-    drifts = pages.read_drifts(arguments.drift, problems)
-    patches = pages.read_patches(context, arguments.patches, day, problems)
-    site = pages.SiteContent(
-        day, link, releases, runs[::-1], patches, drifts, figures, problems
-    )  # fmt: skip
-    for name, data in pages.render(site).items():
-        context.store.write(arguments.output.absolute() / name, data)
-    for problem in problems:
-        console.warn(f"{problem.name}: {problem.reference}: {problem.message}")
-    counts = {"releases": len(releases or ()), "runs": len(runs), "figures": len(figures)}
-    console.note(", ".join(f"{count} {name}" for name, count in counts.items()))
-    console.result(str(arguments.output / "index.html"))
-    return {"output": str(arguments.output), "day": day, "problems": problems, **counts}
+        content.read_releases(open_index(trusted, arguments.index, arguments.trust or ""))
+    content.read_patches(context, arguments.drift)
+    if arguments.runs:
+        github = GitHub.from_environment(context.mirrored(ADDRESS))
+        content.read_runs(Repository(github, arguments.runs))
+    path = arguments.output.absolute() / "index.html"
+    context.store.write(path, content.render().encode())
+    for problem in content.problems:
+        console.warn(f"{problem.subject}: {problem.reference}: {problem.message}")
+    console.result(str(path))
+    counts = {"releases": len(content.releases or ()), "runs": len(content.runs or ())}
+    return {"page": str(path), "problems": content.problems, **counts}
 
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show results of measurements, or write a page of them."""
+    # These load matplotlib.
+    from sparkwright.bench import results
+    from sparkwright.bench.report import page, terminal
+
     context, target = options.checkout(arguments), arguments.html
     measured = [results.read(path) for path in arguments.files]
     if target and target.resolve() in map(Path.resolve, arguments.files):

@@ -21,7 +21,7 @@ from sparkwright.core.git import Objects
 from sparkwright.core.github import ADDRESS, GitHub, Repository, run_url
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, SourceError, stack_names
-from sparkwright.operate.upkeep import bumped, driftreport, foreseen
+from sparkwright.lab import upkeep
 
 _FLAG = {"action": "store_true"}
 _REPEATED = {"action": "append", "default": []}
@@ -340,7 +340,7 @@ def run_drift(arguments: argparse.Namespace) -> int:
     context = options.checkout(arguments)
     if arguments.ideas:
         return _show_ideas(context)
-    reports = [report for path in arguments.given for report in driftreport.read(path)]
+    reports = [report for path in arguments.given for report in upkeep.read_drift(path)]
     for fork in () if arguments.given else context.forks:
         upstream, patches = Upstream(context, fork), series.of(context, fork)
         with console.step(f"drift of {fork}: {len(patches)} patches"):
@@ -353,8 +353,8 @@ def run_drift(arguments: argparse.Namespace) -> int:
     if arguments.issue:
         repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.issue)
         run, author = run_url(), arguments.author
-        issue = driftreport.keep_issue(repository, reports, author=author, run=run)
-        console.result(f"issue {issue.done} {issue.url}")
+        issue = upkeep.update_issue(repository, reports, author=author, run=run)
+        console.result(f"issue: {issue.action} {issue.url}")
     console.document(
         {
             "drift": [
@@ -413,7 +413,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
             "offline", "bump needs the index and the upstream host, which --offline forbids."
         )
     if arguments.pull:
-        bumped.clean(context.project.root)
+        upkeep.require_clean(context.project.root)
     if version == "newest":
         later = upstream.later_releases()
         if not later:
@@ -434,24 +434,21 @@ def run_bump(arguments: argparse.Namespace) -> int:
     _start_rebase(upstream, plan.base, plan.files, plan.gone)
     between = rebase.compare(upstream)
     changed = rebase.export(context, fork)
-    compiled = context.project.fork(fork).build != "headers"
-    units = foreseen.foresee(context.objects, old, plan.base.tree) if compiled else None
-    predicted = foreseen.lines(units) if units else ()
-    lines = [*changed, "", "range-diff of both series:", *between, "", *predicted]
+    sources = upkeep.changed_sources(context.objects, old, plan.base.tree)
+    lines = [*changed, "", "range-diff of both series:", *between, "", sources]
     console.result("\n".join(lines))
     pull = None
     if arguments.pull:
         repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
-        pull = bumped.propose(
-            repository, context.project, plan, between, units, base=arguments.base
-        )
-        console.result(f"pull request {pull.done}: {pull.url}")
+        root, stack = context.project.root, context.project.stack
+        pull = upkeep.propose(repository, root, stack, plan, between, sources, base=arguments.base)
+        console.result(f"pull request: {pull.action} {pull.url}")
     console.document(
         {
             "bump": plan,
             "changed": changed,
             "range_diff": between,
-            "recompiles": units,
+            "upstream": sources,
             "pull": pull,
         }
     )

@@ -7,8 +7,12 @@ The templates of a package lie in its folder ``templates``, and extend ``base.ht
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
+from sparkwright.core.console import markdown_block, markdown_escape
 from sparkwright.core.states import SIGNS
 
 if TYPE_CHECKING:
@@ -48,9 +52,26 @@ def environment(package: str) -> Environment:
         keep_trailing_newline=True,
     )
     templates.globals.update(signs=SIGNS)
+    templates.filters.update(md=_markdown, code=_markdown_code, block=_markdown_block)
     return templates
 
 
 def _finalized(value: Any) -> Any:
     # Markup is a subclass of str, and was made by a template or escaped already.
     return clean(value) if type(value) is str else value
+
+
+def _markdown(value: Any) -> str:
+    """Return *value* as plain text of Markdown: no markup, no link, no mention."""
+    return markdown_escape(str(value)[:LONGEST])
+
+
+def _markdown_code(value: Any) -> str:
+    """Return *value* as code in a cell of a Markdown table."""
+    text = str(value)[:LONGEST].replace("`", "'").replace("|", "\\|")
+    return f"`{text}`" if text else "–"
+
+
+def _markdown_block(lines: Sequence[str]) -> Markup:
+    """Return *lines* as a block of Markdown that none of them can end."""
+    return Markup(markdown_block(lines))  # noqa: S704  not HTML

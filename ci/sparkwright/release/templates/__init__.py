@@ -18,19 +18,4 @@ def render(name: str, **values: Any) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = pages.environment("sparkwright.release")
-    environment.filters.update(md=_markdown, code=_markdown_code)
-    return environment
-
-
-def _markdown(value: Any) -> str:
-    """Return *value* as plain text of Markdown: no markup, no link, no mention."""
-    from sparkwright.core.console import markdown_escape
-
-    return markdown_escape(str(value)[: pages.LONGEST])
-
-
-def _markdown_code(value: Any) -> str:
-    """Return *value* as code in a cell of a Markdown table."""
-    text = str(value)[: pages.LONGEST].replace("`", "'").replace("|", "\\|")
-    return f"`{text}`" if text else "–"
+    return pages.environment("sparkwright.release")

@@ -1,0 +1,301 @@
+"""The status page of a lab: releases, speeds, patches, and the last runs of the pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.bench.records import METRICS, Metric
+from sparkwright.bench.report import charts, text
+from sparkwright.bench.report.charts import Chart
+from sparkwright.bench.report.view import Value, View
+from sparkwright.bench.results import decode_result
+from sparkwright.cherry_picks import drift as drifts
+from sparkwright.cherry_picks.drift import Drift, Line
+from sparkwright.client.index import Index, newest_first
+from sparkwright.client.records import (
+    LARGEST_EVIDENCE,
+    Release,
+    ReleaseState,
+    ReleaseWheel,
+    Time,
+    Url,
+)
+from sparkwright.core.console import console
+from sparkwright.core.errors import FileError, SparkwrightError
+from sparkwright.core.github import Repository
+from sparkwright.core.pages import environment
+from sparkwright.core.states import State
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import Project, stack_names
+from sparkwright.gates.core.verdict import worst
+from sparkwright.lab.upkeep import read_drift
+
+#: Releases and runs on the page, the newest.
+MAX_RELEASES, MAX_RUNS = 40, 20
+#: The file of the workflow whose runs are shown.
+WORKFLOW = "pipeline.yml"
+
+_Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+
+#: GitHub's conclusion of a run, job or step → the state; others, and none yet, decide nothing.
+CONCLUSIONS: Mapping[str | None, State] = {
+    "success": "pass",
+    "failure": "fail",
+    "timed_out": "fail",
+    "startup_failure": "fail",
+    "cancelled": "invalid",
+    "skipped": "not-run",
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A failure to read *subject*."""
+
+    subject: str
+    reference: str
+    message: str
+
+
+class PublishedRelease(msgspec.Struct, frozen=True):
+    """A release of an index; without a *record* if that cannot be read."""
+
+    name: str
+    state: ReleaseState
+    record: Release | None = None
+
+    @property
+    def gates(self) -> dict[str, State]:
+        """The worst state of each gate over all wheels."""
+        states: dict[str, list[State]] = {}
+        for wheel in self.record.wheels if self.record else ():
+            for gate in wheel.proof.gates:
+                states.setdefault(gate.name, []).append(gate.state)
+        return {gate: worst(states[gate]) for gate in sorted(states)}
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """
+    The speed of one wheel in one workload.
+
+    Attributes:
+        cell: The workload.
+        wheel: The sha256 of the wheel.
+        values: In the units of `METRICS`, with 95 % intervals.
+    """
+
+    release: str
+    cell: str
+    wheel: str
+    values: dict[Metric, Value]
+
+
+class History(msgspec.Struct, frozen=True):
+    """The speeds of a recipe on a kind of GPU, newest release first; its *number* on the page."""
+
+    number: int
+    recipe: str
+    gpu: str
+    speeds: list[Speed]
+
+    @property
+    def chart(self) -> Chart | None:
+        """The tokens per second of each user over the releases."""
+        names = list(dict.fromkeys(speed.release for speed in reversed(self.speeds)))
+        cells = sorted({speed.cell for speed in self.speeds if "tpot" in speed.values})
+        if not cells:
+            return None
+        with charts.drawing(260) as (figure, (axes,)):
+            for cell, (colour, mark) in zip(cells, charts.SERIES, strict=False):
+                points = [
+                    (float(names.index(speed.release)), speed.values["tpot"].inverse)
+                    for speed in reversed(self.speeds)
+                    if speed.cell == cell and "tpot" in speed.values
+                ]
+                charts.errorbars(axes, points, colour, mark, cell)
+            axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+            axes.set_xlim(-0.5, max(len(names) - 0.5, 2.5))
+            axes.set_xticks([0, len(names) - 1], [names[0], names[-1]])
+            axes.set_ylabel("tok/s of each user")
+            charts.legend(axes, 2)
+            caption = f"{len(names)} releases; bars are 95 % intervals over blocks."
+            return charts.chart(figure, f"speeds-{self.number}", "Speed by release", caption)
+
+
+def _state(conclusion: str | None) -> State:
+    return CONCLUSIONS.get(conclusion, "inconclusive")
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A step of a job, by GitHub's words."""
+
+    name: _Text
+    conclusion: _Text | None = None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job of a run, by GitHub's words."""
+
+    name: _Text
+    html_url: Url | None = None
+    conclusion: _Text | None = None
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """The state of its conclusion."""
+        return _state(self.conclusion)
+
+    @property
+    def failed_step(self) -> str:
+        """The name of the first step that failed or was cancelled; empty if none did."""
+        for step in self.steps:
+            if _state(step.conclusion) in ("fail", "invalid"):
+                return step.name
+        return ""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run of the workflow, by GitHub's words; *jobs* of its last attempt."""
+
+    id: int
+    run_number: int
+    display_title: _Text
+    html_url: Url
+    created_at: Time
+    head_sha: _Text
+    conclusion: _Text | None = None
+    jobs: tuple[Job, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """The worst state of the run and its jobs: a skipped job is no pass."""
+        return worst((_state(self.conclusion), *(job.state for job in self.jobs)))
+
+
+class _Runs(msgspec.Struct, frozen=True):
+    workflow_runs: tuple[Run, ...]
+
+
+class _Jobs(msgspec.Struct, frozen=True):
+    jobs: tuple[Job, ...]
+
+
+class StatusPage:
+    """
+    The content of the page; sources that cannot be read are listed on it.
+
+    Attributes:
+        day: The day (UTC) on which it is made.
+        releases: Newest first; None without an index. *more*: how many older ones there are.
+        patches: The patches and picks of each stack.
+        runs: Newest first; None without a repository.
+    """
+
+    def __init__(self, day: datetime.date) -> None:
+        self.day = day
+        self.problems: list[Problem] = []
+        self.index = ""
+        self.releases: list[PublishedRelease] | None = None
+        self.more = 0
+        self.patches: dict[str, list[Line]] = {}
+        self.runs: list[Run] | None = None
+        self._speeds: dict[tuple[str, str], list[Speed]] = {}
+
+    @contextmanager
+    def _noting(self, subject: str | Path) -> Iterator[None]:
+        """List a failure to read *subject* on the page, without the folder of a file."""
+        try:
+            yield
+        except SparkwrightError as error:
+            name = Path(subject).name
+            message = " ".join((error.what, *error.details[:3])).replace(str(subject), name)
+            self.problems.append(Problem(name, error.reference, message))
+
+    def read_releases(self, index: Index) -> None:
+        """Read the newest releases of *index*, and the speeds of their wheels."""
+        names = newest_first(index.states)
+        url, self.releases, self.more = index.location.url, [], len(names[MAX_RELEASES:])
+        # A folder is published with the page in a folder below it.
+        self.index = url if url.startswith("http") else "../"
+        with console.progress("releases", len(names[:MAX_RELEASES])) as progress:
+            for count, name in enumerate(names[:MAX_RELEASES]):
+                progress.update(count, name)
+                record = None
+                with self._noting(name):
+                    record = index.release(name)
+                    for wheel in record.wheels:
+                        self._read_speeds(index, name, wheel)
+                self.releases.append(PublishedRelease(name, index.states[name], record))
+
+    def _read_speeds(self, index: Index, release: str, wheel: ReleaseWheel) -> None:
+        """Read the speeds of *wheel* from its throughput result, if it has one."""
+        file = wheel.proof.throughput
+        if file is None:
+            return
+        try:
+            result = decode_result(index.read(file, LARGEST_EVIDENCE))
+        except (ValueError, RecursionError) as error:
+            what = f"{file.name} is not a result."
+            raise FileError("file-invalid", what, details=[str(error)[:300]]) from error
+        if result.candidate.sha256 != wheel.sha256:
+            raise FileError("file-invalid", f"{file.name} is not about {wheel.name}.")
+        view = View(result)
+        speeds = self._speeds.setdefault((view.title, result.host.get("gpu", "unknown")), [])
+        for cell in result.cells:
+            values = {metric: value for metric in METRICS if (value := view.value(cell, metric))}
+            if values:
+                speeds.append(Speed(release, cell.name, wheel.sha256, values))
+
+    @property
+    def histories(self) -> list[History]:
+        """The speeds of each recipe and kind of GPU."""
+        groups = enumerate(sorted(self._speeds.items()))
+        return [History(number, *names, speeds) for number, (names, speeds) in groups]
+
+    def read_patches(self, context: RunContext, paths: Sequence[Path]) -> None:
+        """
+        Read what each stack carries, with the state of each patch by the newest of the reports at
+        *paths*; see `read_drift`.
+        """
+        reports: list[Drift] = []
+        for path in paths:
+            with self._noting(path):
+                reports += read_drift(path)
+        reports.sort(key=lambda report: report.day)
+        newest = {(report.stack, report.fork): report for report in reports}
+        for stack in reversed(stack_names(context.project.root)):
+            with self._noting(stack):
+                project = Project(context.project.root, stack)
+                own = dataclasses.replace(context, project=project)
+                self.patches[stack] = [
+                    line
+                    for fork in project.spec.forks
+                    for line in drifts.status(own, fork, self.day, newest.get((stack, fork)))
+                ]
+
+    def read_runs(self, repository: Repository) -> None:
+        """
+        Read the last runs of the pipeline from GitHub.
+
+        https://docs.github.com/en/rest/actions/workflow-runs
+        """
+        with self._noting(WORKFLOW):
+            path, what = f"/actions/workflows/{WORKFLOW}/runs?per_page={MAX_RUNS}", "the runs"
+            self.runs = []
+            for run in repository.request("GET", path, _Runs, what).workflow_runs[:MAX_RUNS]:
+                path = f"/actions/runs/{run.id}/jobs?per_page=100"
+                jobs = repository.request("GET", path, _Jobs, f"the jobs of run {run.id}").jobs
+                self.runs.append(msgspec.structs.replace(run, jobs=jobs))
+
+    def render(self) -> str:
+        """Return the page."""
+        values: dict[str, Any] = {"page": self, "version": __version__, "text": text}
+        return environment("sparkwright.lab").get_template("status.html").render(values)

@@ -1,0 +1,282 @@
+"""Upkeep on GitHub: the one issue about drift, and a bump as a pull request."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from sparkwright.cherry_picks.bump import Bump
+from sparkwright.cherry_picks.drift import MEANING, Document, Drift, Trial
+from sparkwright.core import git
+from sparkwright.core.errors import FileError, UsageError
+from sparkwright.core.files import read_json
+from sparkwright.core.git import Objects
+from sparkwright.core.github import Repository
+from sparkwright.core.pages import environment
+
+#: Bytes of the largest report of drift; one over forty releases has some megabytes.
+LARGEST_REPORT = 16 << 20
+#: Characters of the largest text; GitHub takes 65,536.
+LONGEST = 60_000
+#: States in which a patch is to be mended or dropped.
+UNUSABLE = ("conflict", "likely-upstream", "already-upstream", "empty")
+#: Folders whose files a bump writes.
+FOLDERS = ("forks", "cherry_picks")
+#: By this, which readers do not see, the issue is recognised.
+MARK = "<!-- sparkwright:drift -->"
+
+#: Kind of a source file → the pattern of its path.
+_KINDS = {
+    "compiled": re.compile(r"\.(cu|cpp|cc|c|cxx)\Z"),
+    "headers": re.compile(r"\.(h|hpp|cuh|inc|inl)\Z"),
+    "build files": re.compile(r"(^|/)(CMakeLists\.txt|[^/]+\.cmake|setup\.py|pyproject\.toml)\Z"),
+}
+
+_Id = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+_Text = Annotated[str, msgspec.Meta(max_length=300_000)]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """An issue or a pull request after an update; without a number if there is none."""
+
+    action: Literal["opened", "updated", "unchanged", "closed", "none"]
+    number: int = 0
+    url: str = ""
+
+
+class _User(msgspec.Struct, frozen=True):
+    login: Annotated[str, msgspec.Meta(max_length=120)]
+
+
+class _Issue(msgspec.Struct, frozen=True):
+    """Fields of an issue; GitHub lists pull requests among them, which have *pull_request*."""
+
+    number: int
+    html_url: _Text
+    body: _Text | None = None
+    user: _User | None = None
+    pull_request: msgspec.Raw | None = None
+
+
+class _Object(msgspec.Struct, frozen=True):
+    sha: _Id
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    tree: _Object
+    parents: tuple[_Object, ...]
+
+
+class _Pull(msgspec.Struct, frozen=True):
+    number: int
+    html_url: _Text
+    head: _Object
+
+
+def read_drift(path: Path) -> list[Drift]:
+    """
+    Return the drifts in the file at *path*, the output of ``patch drift --json``.
+
+    Raises:
+        file-invalid: It is something else, or reports a failure.
+    """
+    document = read_json(path, Document, limit=LARGEST_REPORT)
+    if document.error or not document.drift:
+        details = [f"{name}: {document.error.get(name)}" for name in document.error]
+        raise FileError("file-invalid", f"{path} holds no drift.", details=details)
+    return [entry.of for entry in document.drift]
+
+
+def unusable_patches(drifts: Iterable[Drift]) -> list[tuple[Drift, Trial]]:
+    """Return the trials on the newest base whose patches are to be mended or dropped."""
+    return [
+        (drift, trial)
+        for drift in drifts
+        for trial in drift.trials
+        if trial.base == drift.bases[-1] and trial.state in UNUSABLE
+    ]
+
+
+def drift_text(drifts: Sequence[Drift], run: str = "") -> str:
+    """Return the text of the issue about *drifts*; *run* is the address of the log, if any."""
+    return _text("drift.md", drifts=drifts, unusable=unusable_patches(drifts), run=run)
+
+
+def update_issue(
+    repository: Repository, drifts: Sequence[Drift], *, author: str, run: str = ""
+) -> Published:
+    """
+    Open, update or close the issue about *drifts*.
+
+    Args:
+        author: The login that the token belongs to. Issues of others are never touched.
+        run: See `drift_text`.
+
+    Raises:
+        github-unreachable, github-refused, github-limited: GitHub does not do it.
+    """
+    unusable, text = unusable_patches(drifts), f"{drift_text(drifts, run)}\n{MARK}\n"
+    stacks = ", ".join(dict.fromkeys(drift.stack for drift, _ in unusable))
+    title = f"Drift: patches to mend or drop in {stacks}: {len(unusable)}"
+    issues = repository.pages(
+        "/issues", _Issue, f"the issues of {repository.repository}", "state=open"
+    )
+    ours = (
+        issue
+        for issue in issues
+        if issue.user and issue.user.login == author and MARK in (issue.body or "")
+        if issue.pull_request is None
+    )
+    issue = min(ours, key=lambda issue: issue.number, default=None)
+    record: dict[str, Any] = {"title": title, "body": text}
+    if issue is None:
+        if not unusable:
+            return Published("none")
+        issue = repository.request("POST", "/issues", _Issue, "a new issue", record)
+        return Published("opened", issue.number, issue.html_url)
+    if unusable and issue.body == text:
+        return Published("unchanged", issue.number, issue.html_url)
+    if not unusable:
+        record = {"body": text, "state": "closed", "state_reason": "completed"}
+    what = f"the issue {issue.number}"
+    repository.request("PATCH", f"/issues/{issue.number}", _Issue, what, record)
+    return Published("updated" if unusable else "closed", issue.number, issue.html_url)
+
+
+def require_clean(root: Path) -> None:
+    """
+    Require that the checkout *root* has no changes that a pull request would take along.
+
+    Raises:
+        UsageError: Files of `FOLDERS` differ from its commit.
+    """
+    if paths := sorted(_changed_files(root)):
+        todo = "Commit or stash them first; the pull request is to hold the bump alone."
+        raise UsageError("usage", "The checkout has changes.", details=paths[:20], todo=todo)
+
+
+def _changed_files(root: Path) -> dict[str, bytes | None]:
+    """Return the files of `FOLDERS` that differ from the commit; None for a removed one."""
+    words = ["status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *FOLDERS]
+    rows = git.run(words, cwd=root)[1].decode("utf-8", "surrogateescape").split("\0")
+    paths = [row[3:] for row in rows if row]
+    return {path: (root / path).read_bytes() if (root / path).is_file() else None for path in paths}
+
+
+def changed_sources(objects: Objects, before: str, after: str) -> str:
+    """
+    Return how many files of each kind upstream changed between two trees, in a sentence.
+
+    This bounds nothing: one changed header may reach every compiled file. `plan` knows the units.
+    """
+    paths = list(objects.changes(before, after))
+    counts = Counter(
+        kind for path in paths for kind, pattern in _KINDS.items() if pattern.search(path)
+    )
+    parts = ", ".join(f"{counts[kind]} {kind}" for kind in _KINDS)
+    return f"Upstream changed {len(paths)} files: {parts}."
+
+
+def bump_text(stack: str, bump: Bump, range_diff: Sequence[str], sources: str) -> str:
+    """Return the text of the pull request of *bump*; *sources*: see `changed_sources`."""
+    return _text("bump.md", stack=stack, bump=bump, range_diff=range_diff, sources=sources)
+
+
+def propose(
+    repository: Repository,
+    root: Path,
+    stack: str,
+    bump: Bump,
+    range_diff: Sequence[str],
+    sources: str,
+    *,
+    base: str,
+) -> Published:
+    """
+    Open or update the pull request of *bump*, from the checkout *root*, against the branch *base*.
+
+    Everything is sent to GitHub's API, so that git needs no credentials. The branch belongs to the
+    bump: it is set to the new change.
+
+    Raises:
+        github-unreachable, github-refused, github-limited: GitHub does not do it.
+    """
+    request, words = repository.request, [stack, bump.fork, bump.base.name]
+    branch = "bump/" + "-".join(re.sub(r"[^\w.]+", "-", word, flags=re.A) for word in words)
+    title = f"{bump.fork} of {stack} to {bump.base.name}"
+    body = bump_text(stack, bump, range_diff, sources)
+    head, base_tree = _ids(root)
+    entries = list(_entries(repository, _changed_files(root)))
+    tree = request(
+        "POST", "/git/trees", _Object, "a tree", {"base_tree": base_tree, "tree": entries}
+    )
+    pull = _open_pull(repository, base, branch)
+    if pull:
+        what = f"the commit {pull.head.sha}"
+        commit = request("GET", f"/git/commits/{pull.head.sha}", _Commit, what)
+        if commit == _Commit(tree, (_Object(head),)):
+            return Published("unchanged", pull.number, pull.html_url)
+    record: dict[str, Any] = {"message": f"{title}\n\n{body}", "tree": tree.sha, "parents": [head]}
+    _set_branch(
+        repository, branch, request("POST", "/git/commits", _Object, "a commit", record).sha
+    )
+    record = {"title": title, "body": body}
+    if pull:
+        what = f"the pull request {pull.number}"
+        request("PATCH", f"/pulls/{pull.number}", _Pull, what, record)
+        return Published("updated", pull.number, pull.html_url)
+    record |= {"head": branch, "base": base}
+    pull = request("POST", "/pulls", _Pull, "a pull request", record)
+    return Published("opened", pull.number, pull.html_url)
+
+
+def _ids(root: Path) -> tuple[str, str]:
+    """Return the commit of the checkout *root*, and its tree."""
+    output = git.run(["show", "-s", "--format=%H %T", "HEAD"], cwd=root)[1]
+    commit, tree = output.decode().split()
+    return commit, tree
+
+
+def _entries(repository: Repository, files: Mapping[str, bytes | None]) -> Iterator[dict[str, Any]]:
+    """Store *files* on GitHub, and yield the entries of their tree; None removes one."""
+    for path, data in sorted(files.items()):
+        blob = None
+        if data is not None:
+            record = {"content": base64.b64encode(data).decode(), "encoding": "base64"}
+            blob = repository.request("POST", "/git/blobs", _Object, path, record).sha
+        yield {"path": path, "mode": "100644", "type": "blob", "sha": blob}
+
+
+def _open_pull(repository: Repository, base: str, branch: str) -> _Pull | None:
+    """Return the open pull request of *branch* against *base*."""
+    head = f"{repository.repository.partition('/')[0]}:{branch}"
+    query = f"state=open&base={quote(base, safe='')}&head={quote(head, safe='')}"
+    what = f"the pull requests of {branch}"
+    return next(repository.pages("/pulls", _Pull, what, query), None)
+
+
+def _set_branch(repository: Repository, branch: str, commit: str) -> None:
+    """Set *branch* to *commit*, and create it if there is none."""
+    what, path = f"the branch {branch}", repository.path("/git/refs")
+    record: dict[str, Any] = {"ref": f"refs/heads/{branch}", "sha": commit}
+    reply = repository.github.send("POST", path, what, record)
+    if reply.status == 422:  # It exists.
+        record = {"sha": commit, "force": True}
+        reply = repository.github.send("PATCH", f"{path}/heads/{quote(branch)}", what, record)
+    repository.github.decode(reply, msgspec.Raw, what)
+
+
+def _text(template: str, **values: Any) -> str:
+    """Return the Markdown of *template*, cut if GitHub would not take it."""
+    templates = environment("sparkwright.lab")
+    text = templates.get_template(template).render(meaning=MEANING, **values)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST].rpartition(chr(10))[0]}\n```\n\n*Cut here; the log has the rest.*\n"

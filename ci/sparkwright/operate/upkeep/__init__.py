@@ -1,1 +1,0 @@
-"""Upkeep that runs by itself: one issue that tells of drift, and pull requests that bump a fork."""

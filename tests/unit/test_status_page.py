@@ -1,0 +1,234 @@
+"""The status page: releases of a real index, speeds, patches, and the runs that GitHub lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.client.world import World, wheel
+from tests.refusals import refusal
+from tests.support import browser, githubwork
+from tests.support.browser import Tab
+from tests.support.results import HOSTILE, bench, gate
+from tests.unit.conftest import Repository as Work
+
+from sparkwright.bench.report import page
+from sparkwright.cherry_picks.drift import Drift, Trial
+from sparkwright.cli import main
+from sparkwright.client.records import GateResult, Missing, Release, ReleaseFile, ReleaseState
+from sparkwright.core.console import console
+from sparkwright.core.files import sha256_bytes
+from sparkwright.core.github import ADDRESS
+from sparkwright.core.states import State
+from sparkwright.lab.status_page import Job, Run
+
+ROOT = Path(__file__).parents[2]
+RUN = "https://ci.example/runs/1"
+
+
+def _publish(world: World, name: str, seed: int, *, foreign: bool = False, text: str = "") -> None:
+    """Publish the release *name* with verdicts and a throughput result."""
+    ours = wheel("vllm", f"0.33.0.{seed}")
+    result = gate("1024/1024 c1", "1024/1024 c8", seed=seed)
+    about = "f" * 64 if foreign else ours.sha256
+    data = msgspec.json.encode(replace(result, candidate=replace(result.candidate, sha256=about)))
+    file = ReleaseFile(name=f"{seed}.throughput.json", size=len(data), sha256=sha256_bytes(data))
+    gates = (
+        GateResult("G0", "bytes", "pass"),
+        GateResult("G8", "throughput", "inconclusive", text),
+    )
+    missing = (Missing("G8", "inconclusive", "undecided", text),)
+
+    def change(release: Release) -> Release:
+        (own,) = release.wheels
+        proof = replace(own.proof, throughput=file, gates=gates, missing=missing)
+        return replace(release, wheels=(replace(own, proof=proof),))
+
+    def state(published: ReleaseState) -> ReleaseState:
+        return replace(published, missing=("G8",))
+
+    with world.changing() as transaction:
+        transaction.put(file, data)
+    world.publish(name, [ours], channel="candidate", change=change, state=state)
+
+
+def _run(number: int, conclusion: str | None, **jobs: str | None) -> dict[str, Any]:
+    """Return a run as GitHub lists it; a job that fails does so in its step ``Gate``."""
+    return {
+        "id": number, "run_number": number, "display_title": HOSTILE, "html_url": RUN, "conclusion": conclusion,
+        "created_at": f"2026-11-{number:02}T05:00:00Z", "head_sha": "a" * 40,
+        "jobs": [
+            {"name": name, "html_url": RUN, "conclusion": state, "steps": [{"name": "Gate", "conclusion": state}]}
+            for name, state in jobs.items()
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture(name="story", scope="module")
+def _story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an index and reports of drift, in which some strings are hostile."""
+    folder = tmp_path_factory.mktemp("story")
+    world = World(folder)
+    text = "not \N{RIGHT-TO-LEFT OVERRIDE}decided <b>"
+    for seed in (1, 2, 3):
+        _publish(world, f"2026.11.{seed}", seed, foreign=seed == 3, text=text)
+    world.publish("2026.11.4", [wheel("vllm", "0.33.1")])
+    world.yank("2026.11.2", "wrong answers <script>")
+    patch = next((ROOT / "forks" / "2026.11" / "vllm").glob("*.patch"))
+    sha256 = sha256_bytes(patch.read_bytes())
+    trial = Trial(patch.name, sha256, "0.34.0", "conflict", (1, 9), (), ("hunk 1 of 2",))
+    drift = Drift("vllm", "2026.11", "2026-11-20", ("0.34.0",), (trial,))
+    (folder / "drift.json").write_bytes(msgspec.json.encode({"drift": [{"of": drift}]}))
+    (folder / "broken.json").write_text("{")
+    return folder
+
+
+@pytest.fixture(name="github")
+def _github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[githubwork.World]:
+    """Return GitHub with runs of the pipeline that ended in every way, and one that goes on."""
+    monkeypatch.setenv("GITHUB_TOKEN", githubwork.TOKEN)
+    monkeypatch.setattr(console, "json", False)
+    path = tmp_path / "github.git"
+    Work(tmp_path / "seed").git("init", "--quiet", "--bare", str(path))
+    runs = [
+        _run(4, None, build="success", gate="failure", page=None),
+        _run(3, "success", build="success", gate="skipped"),
+        _run(2, "cancelled"),
+        _run(1, "failure", build="success", gate="timed_out", publish="skipped"),
+    ]
+    with githubwork.serving(githubwork.World(path, runs=runs)) as world:
+        yield world
+
+
+def _status(output: Path, *words: str) -> int:
+    options = ("--root", str(ROOT), "--cache-dir", str(output.parent / "cache"))
+    return main.run(["lab", "status", *options, "--output", str(output), *words])
+
+
+def _everything(story: Path, github: githubwork.World) -> tuple[str, ...]:
+    root = (story / "index" / "metadata" / "1.root.json").read_bytes()
+    return (
+        "--index", str(story / "index"), "--trust", sha256_bytes(root), "--runs", githubwork.REPOSITORY,
+        "--mirror", f"{ADDRESS}={github.url}", "--drift", str(story / "drift.json"), "--drift", str(story / "broken.json"),
+    )  # fmt: skip
+
+
+def test_the_page_shows_releases_speeds_patches_and_runs(
+    story: Path, github: githubwork.World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _status(tmp_path / "site", *_everything(story, github)) == 0
+    source = (tmp_path / "site" / "index.html").read_text("utf-8")
+    shown = re.sub(r"\s+", " ", re.sub("<[^>]*>", "", source))
+    warnings = capsys.readouterr().err
+
+    assert "yanked: wrong answers &lt;script&gt;" in shown
+    assert "? G8" in shown
+    assert "2026.11.3: file-invalid" in warnings
+    assert "broken.json: file-invalid" in warnings
+    assert "qwen3-next-80b-nvfp4" in shown
+    assert "2 releases; bars are 95 % intervals" in shown
+    assert "conflicts on 0.34.0" in shown
+    assert "/broken.json" not in shown
+    assert "✓ build ✗ gate failure: Gate? page not over" in shown
+    assert "✓ build – gate skipped" in shown
+    assert "! invalidnone began" in shown
+    assert "✗ gate timed_out: Gate– publish skipped" in shown
+
+
+def test_hostile_text_stays_text(story: Path, github: githubwork.World, tmp_path: Path) -> None:
+    assert _status(tmp_path / "site", *_everything(story, github)) == 0
+    source = (tmp_path / "site" / "index.html").read_text("utf-8")
+
+    class Links(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "img")
+            for name, value in attrs:
+                assert not name.startswith("on")
+                own = (
+                    "#",
+                    "../releases/",
+                    "../index.html",
+                    "https://ci.example/",
+                    "https://github.com/",
+                )
+                assert name != "href" or str(value).startswith(own)
+
+    Links().feed(source)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", source)
+
+
+@pytest.mark.parametrize(
+    ("conclusion", "jobs", "state"),
+    [
+        ("success", ("success", "success"), "pass"),
+        ("success", ("success", "skipped"), "not-run"),
+        ("failure", ("failure", "skipped"), "fail"),
+        ("cancelled", (), "invalid"),
+        ("startup_failure", (), "fail"),
+        ("neutral", ("success",), "inconclusive"),
+        (None, ("success", None), "inconclusive"),
+        (None, ("failure", None), "fail"),
+    ],
+)
+def test_a_run_is_as_good_as_its_worst_job(
+    conclusion: str | None, jobs: tuple[str | None, ...], state: State
+) -> None:
+    parts = tuple(Job("job", conclusion=job) for job in jobs)
+    run = Run(1, 1, "run", RUN, "2026-11-22T05:00:00Z", "a" * 40, conclusion, parts)
+    assert run.state == state
+
+
+def test_a_page_without_github_or_index_says_so(
+    github: githubwork.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", "ghs_expired")
+    words = ("--runs", githubwork.REPOSITORY, "--mirror", f"{ADDRESS}={github.url}")
+    assert _status(tmp_path / "site", *words) == 0
+    source = (tmp_path / "site" / "index.html").read_text("utf-8")
+    assert "No index was named" in source
+    assert "<strong>pipeline.yml</strong>: <code>github-refused</code>" in source
+
+
+def test_an_index_that_is_not_trusted_is_refused(story: Path, tmp_path: Path) -> None:
+    with refusal("trust-missing"):
+        _status(tmp_path / "site", "--index", str(story / "index"))
+    assert not (tmp_path / "site").exists()
+
+
+#: Elements that reach beyond the window, though no box around them scrolls.
+OVERFLOW = """
+(() => [...document.body.querySelectorAll('*')].filter(node => {
+  for (let at = node; at; at = at.parentElement)
+    if (['auto', 'hidden', 'scroll'].includes(getComputedStyle(at).overflowX)) return false;
+  return node.getBoundingClientRect().right > innerWidth + 1; }).map(node => node.tagName))()
+"""
+
+
+@pytest.mark.skipif(browser.PROGRAM is None, reason=browser.WHY)
+def test_pages_fit_a_desk_and_a_telephone_and_load_nothing(
+    story: Path, github: githubwork.World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "site"
+    assert _status(folder, *_everything(story, github)) == 0
+    cell = "1024/1024 c1"
+    report = page.render((bench(cell), bench(cell, quantization="AWQ"), gate(cell)))
+    (folder / "report.html").write_text(report)
+
+    def checked(tab: Tab, url: str) -> None:
+        for name in ("index.html", "report.html"):
+            loaded = tab.load(url + name, width=1400)
+            assert [text for text in loaded.complaints if "favicon" not in text] == [], name
+            assert {address.rpartition("/")[2] for address in loaded.asked} <= {name, "favicon.ico"}
+            tab.run("document.querySelectorAll('details').forEach(node => node.open = true)")
+            for width, dark in ((1400, False), (390, True)):
+                tab.look(width=width, dark=dark)
+                assert tab.run(OVERFLOW) == [], (name, width)
+
+    with browser.served(folder) as url, browser.chromium() as tab:
+        checked(tab, url)
