@@ -124,9 +124,10 @@ def test_an_engine_that_dies_ends_the_server_with_its_reason(real: Real) -> None
     assert real.health() == (0, "serving")
     left = real.below()
     real.engine().kill()
-    _, err = real.started[-1].communicate(timeout=180)
-    assert real.started[-1].returncode != 0
-    assert "geheim" not in err
+    out, err = real.started[-1].communicate(timeout=180)
+    # Not the status: vLLM 0.32 ends with 0 here, so that a service needs Restart=always (docs/serve.md).
+    assert "EngineDeadError" in out + err
+    assert "geheim" not in out + err
     _, running = psutil.wait_procs(left, timeout=60)  # the resource tracker is the last to notice
     assert not any(alive(one.pid) for one in running)
     assert real.health() == (1, "dead")
