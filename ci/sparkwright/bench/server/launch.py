@@ -297,6 +297,8 @@ class Server(SupervisedProcess):
                         self.end("server-late", f"it does not answer after {seconds:.0f} s")
                     progress.update(round(seconds), "s")
                     time.sleep(0.5)
+            # What it logged since the last look counts, too.
+            self.guard()
         except BaseException:
             self.stop()
             raise
