@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from tests.containers.conftest import OWN, debian, missing, wait_for
 from tests.support import lab_github
 from tests.support.lab_github import TOKEN, Hub
@@ -145,8 +146,8 @@ def debian_root(user_store: Store) -> Iterator[Path]:
 
 @pytest.fixture
 def machine(debian_root: Path) -> Iterator[Machine]:
-    """Return the machine, set up."""
-    with lab_github.serving() as hub:
+    """Return the machine, set up; loop devices and processes are all machines', so one runs at a time."""
+    with FileLock(Path(tempfile.gettempdir()) / "sparkwright-runner-tests.lock"), lab_github.serving() as hub:
         machine = Machine(debian_root, hub)
         machine.set_up()
         yield machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import signal
 import socket
@@ -247,7 +248,7 @@ def test_merged_arguments_are_those_of_both_and_above_wins(below: list[str], abo
 def test_port_and_memory_are_checked_now(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, refusal("port-taken") as caught:
         preflight.check_port("127.0.0.1", taken.getsockname()[1])
-    assert any("pytest" in line for line in caught.value.details)
+    assert any(f"process {os.getpid()}:" in line for line in caught.value.details)
     with refusal("memory-held", match="not enough free"):
         preflight.check_memory(1e6, 0)
     with allowed():

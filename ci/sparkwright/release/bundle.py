@@ -142,8 +142,9 @@ def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Return a member without its owner and time, so that the same files give the same bytes."""
     if "__pycache__" in PurePosixPath(info.name).parts:
         return None
-    mode = info.mode & 0o755
-    return info.replace(mtime=0, mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
+    info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
+    info.mode &= 0o755
+    return info
 
 
 def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
