@@ -51,6 +51,10 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
             rule.gpu,
             not rule.wanted,
         )
+    assert spark.throughput is not None
+    assert other.throughput is not None
+    assert spark.throughput.policy == other.throughput.policy
+    assert [cell.name for cell in other.throughput.cells] == ["32/128 c8"]
     recipes = {path.stem for path in (wheels.ROOT / "ci" / "recipes").glob("rehearsal-*.yaml")}
     assert sorted(other.file.recipes.values()) == [(name,) for name in sorted(recipes)]
     assert not recipes & {name for group in spark.file.recipes.values() for name in group}

@@ -31,7 +31,7 @@ REASONS: Mapping[str, str] = {
     "not-climbed": "The gate was not run with these bytes.",
     "policy-other": "The gate was judged by another policy than the reviewed one of today.",
     "checks-other": "The gate passed without the checks that the policy wants.",
-    "machine-other": "The gate ran on another machine than a Spark.",
+    "machine-other": "The gate ran on another machine or GPU than the policy names.",
     "margin-wider": "The throughput gate promised less than the policy asks for.",
     "cells-missing": "The throughput gate left out workloads that decide.",
     "source-unresolved": "The lock names the source by a short commit only; run `fetch` where its "

@@ -163,6 +163,8 @@ class PolicyFile(_Record, frozen=True):
         identity: The Sigstore identity that may hold the targets role.
         immutable: Whether a host that could replace a published file is refused.
         retain: How many candidates of each stack `prune` keeps.
+        profile: The profile of G4 and G7, of ``ci/gates/generation.yaml``.
+        workloads: What decides G8; empty for those of ``ci/gates/throughput.yaml``.
     """
 
     roles: Roles
@@ -175,6 +177,8 @@ class PolicyFile(_Record, frozen=True):
     identity: Identity | None = None
     immutable: bool = True
     retain: Annotated[int, msgspec.Meta(ge=1)] = 12
+    profile: str = "default"
+    workloads: str = ""
     sets: dict[str, SetRule] = {}
 
     def __post_init__(self) -> None:
@@ -256,7 +260,8 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
         **_audit_digests(root, file, arch if own else ""),
         **_gate_digests(root, required, file),
     }
-    return ReleasePolicy(file, digests, _throughput(root) if "G8" in required else None)
+    throughput = _throughput(root, file.workloads) if "G8" in required else None
+    return ReleasePolicy(file, digests, throughput)
 
 
 def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str, str]:
@@ -271,12 +276,15 @@ def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str,
             details=sorted(unknown),
         )
     policies = gate_policy.load(root)
+    if file.profile not in policies.generation.profiles:
+        what = f"The release policy names the profile {file.profile!r}, which does not exist."
+        raise FileError("file-invalid", what)
     loaded = [recipes.load(root, name) for name in sorted(names)]
     served = [gate for gate in SERVED if gate in required and gate != "G8"]
     return {
         **{gate: policies.digest(gate) for gate in ("G1", "G2") if gate in required},
         **{
-            f"{gate} {recipe.name}": policies.digest(gate, recipe)
+            f"{gate} {recipe.name}": policies.digest(gate, recipe, file.profile)
             for gate in served
             for recipe in loaded
         },
@@ -298,9 +306,9 @@ def _audit_digests(root: Path, file: PolicyFile, arch: str) -> Mapping[str, str]
     return digests
 
 
-def _throughput(root: Path) -> ThroughputRule:
+def _throughput(root: Path, names: str) -> ThroughputRule:
     from sparkwright.bench.recipes import workloads
 
     policy = strict_yaml.load(root / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
-    cells = (cell for cell in workloads.load(root).cells(policy.workloads) if cell.primary)
+    cells = (cell for cell in workloads.load(root).cells(names or policy.workloads) if cell.primary)
     return ThroughputRule(policy, tuple(cells))
