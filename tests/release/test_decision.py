@@ -762,7 +762,6 @@ def test_a_policy_that_asks_for_what_no_gate_says_is_refused(
         ("recipes:\n  fp4-moe: [", "recipes: {}\nsets: {}\nx: [", "x"),
         ("  fp4-moe: [", "  fp4-moe: [no-such-recipe, ", "no-such-recipe"),
         ("retain: 12", "retain: 12\ndigests: {G1: abc}", "digests"),
-        ("retain: 12", "retain: 12\nprofile: no-such-profile", "no-such-profile"),
     ],
 )
 def test_a_policy_with_a_fault_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,19 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
     assert {f"{gate} {name}" for gate in ("G3", "G4", "G5", "G6", "G7") for name in recipes} <= set(
         other.digests
     )
+
+
+def test_policy_of_a_profile_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    for name in ("gates", "recipes"):
+        shutil.copytree(wheels.ROOT / "ci" / name, tmp_path / "ci" / name)
+    text = (
+        (wheels.ROOT / "ci" / "release-9.0.yaml")
+        .read_text()
+        .replace("profile: learnt", "profile: taught")
+    )
+    (tmp_path / "ci" / "release-9.0.yaml").write_text(text)
+    with refusal("file-invalid", match="taught"):
+        policy.load(tmp_path, "9.0a")
 
 
 def test_wheels_and_indexes_of_another_gpu_are_refused(owner: IndexOwner, tmp_path: Path) -> None:
