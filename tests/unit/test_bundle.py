@@ -184,6 +184,7 @@ def test_run_that_was_killed_continues(host: Host) -> None:
     orphan, text = int(marker.read_text()), (host.root / "results" / "first.log").read_text()
     assert alive(orphan)
     assert (busy[0], busy[2].split(": ")[:2]) == (1, ["error", "bundle-busy"])
+    assert "second: was cut off" in host.script("wait", host.root, 0)[1]
     assert host.script("run", host.root)[0] == 0
     assert not alive(orphan)
     assert {name: each["status"] for name, each in results(host.root).items()} == {
@@ -218,8 +219,8 @@ def with_member(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], ob
             member.type, member.linkname = kind, "/"
             archive.addfile(member)
         data = lzma.compress(stream.getvalue())
-        (host.bundle / "part-001").write_bytes(data)
-        host.change(parts=[["part-001", sha256(data).hexdigest(), len(data)]])
+        (host.bundle / "part-00001").write_bytes(data)
+        host.change(parts=[["part-00001", sha256(data).hexdigest(), len(data)]])
 
     return replace
 
@@ -230,12 +231,12 @@ def with_member(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], ob
         ("host-other-torch", torch("2.12.0", (9, 0))),
         ("host-other-torch", lambda host: (host.site / "torch.py").unlink()),
         ("gpu-foreign", torch("2.11.0", (12, 1))),
-        ("bundle-incomplete", lambda host: (host.bundle / "part-002").unlink()),
-        ("bundle-incomplete", lambda host: (host.bundle / "part-002").write_bytes(b"changed")),
+        ("bundle-incomplete", lambda host: (host.bundle / "part-00002").unlink()),
+        ("bundle-incomplete", lambda host: (host.bundle / "part-00002").write_bytes(b"changed")),
         ("bundle-incomplete", lambda host: (host.bundle / "bundle.json").unlink()),
         ("bundle-incomplete", lambda host: (host.bundle / "bundle.json").write_text('{"parts": [')),
         ("bundle-incomplete", lambda host: host.change(parts=7)),
-        ("bundle-unsafe", lambda host: host.change(parts=[["../part-001", "", 0]])),
+        ("bundle-unsafe", lambda host: host.change(parts=[["../part-00001", "", 0]])),
         (
             "bundle-unsafe",
             lambda host: host.change(
@@ -303,8 +304,12 @@ def test_packer_refuses_what_the_host_would_lack(host: Host, tmp_path: Path, cli
     ):
         with refusal("bundle-incomplete"):
             bundle.pack(spec, contents, tmp_path / "other", 1000)
-    with refusal("bundle-root-taken"):
-        bundle.pack(spec, {"dist/a.whl": wheel, "sites": tmp_path / "extra"}, host.bundle, 1000)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "part-list.txt").touch()
+    for folder in (host.bundle, tmp_path / "own"):
+        with refusal("bundle-root-taken"):
+            bundle.pack(spec, {"dist/a.whl": wheel, "sites": tmp_path / "extra"}, folder, 1000)
+    assert (tmp_path / "own" / "part-list.txt").exists()
     outside = cli(
         "release",
         "bundle",

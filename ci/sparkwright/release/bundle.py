@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import lzma
+import re
 import shutil
 import subprocess
 import tarfile
@@ -25,6 +26,8 @@ from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.release import bundle_host
 from sparkwright.release.errors import BundleError
 
+#: Names of the parts.
+PART = re.compile(r"part-\d{5}")
 #: A path below the folder of the bundle.
 Inside = Annotated[str, Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
 
@@ -99,16 +102,16 @@ def pack(
 
     Raises:
         bundle-incomplete: A file or folder does not exist, or an environment needs another one.
-        bundle-root-taken: *output* holds a bundle.
+        bundle-root-taken: *output* holds something else than parts that were cut off.
         disk-full: The parts cannot be written.
     """
     _require_complete(spec, contents)
-    if (output / "bundle.json").exists():
-        raise BundleError("bundle-root-taken", f"{output} holds a bundle.")
     output.mkdir(parents=True, exist_ok=True)
-    for path in output.glob("part-*"):
+    if foreign := [path.name for path in output.iterdir() if not PART.fullmatch(path.name)]:
+        raise BundleError("bundle-root-taken", f"{output} is not empty.", details=foreign[:10])
+    for path in output.iterdir():
         path.unlink()
-    names = ["--numeric-suffixes=1", "--suffix-length=3", "-", str(output / "part-")]
+    names = ["--numeric-suffixes=1", "--suffix-length=5", "-", str(output / "part-")]
     command = ["split", f"--bytes={part_bytes}", *names]
     with (
         contextlib.suppress(BrokenPipeError),

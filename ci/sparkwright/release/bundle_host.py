@@ -13,6 +13,7 @@ without one, as after a kill, it runs again. A refusal ends the script with stat
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -66,14 +67,14 @@ LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
 
 #: The variable that marks the processes of a command.
 MARK = "SPARKWRIGHT_BUNDLE_COMMAND"
-#: Seconds in which a command that is late may end its servers.
-GRACE = 30
+#: Seconds in which a command that is late may end its servers; and those to wait for killed ones.
+GRACE, PATIENCE = 30, 60
 
-#: Prints torch's version and the first GPU's capability, without local labels.
+#: Prints torch's version and the first GPU's capability, without local labels, and torch's folder.
 PROBE = """
-import torch
+import pathlib, torch
 major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-print(torch.__version__.partition("+")[0], f"{major}.{minor}")
+print(torch.__version__.partition("+")[0], f"{major}.{minor}", pathlib.Path(torch.__file__).parents[1])
 """
 
 
@@ -106,16 +107,22 @@ def require_inside(names: Iterable[str]) -> None:
             refuse("bundle-unsafe", f"it names {name!r}")
 
 
-def check_host(plan: Mapping[str, str]) -> None:
-    """Refuse a host with another torch or another GPU than the bundle was made for."""
+def check_host(plan: Mapping[str, str]) -> list[str]:
+    """
+    Refuse a host with another torch or another GPU than the bundle was made for.
+
+    Return the folders of the host's packages, that of torch first.
+    """
     command = [sys.executable, "-c", PROBE]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    torch, capability = (*ended.stdout.split(), "none", "0.0")[:2]
+    words = ended.stdout.strip().split(maxsplit=2)
+    torch, capability, *folder = words if len(words) == 3 else ("none", "0.0")
     if torch != plan["torch"]:
         refuse("host-other-torch", f"the bundle is for torch {plan['torch']}, here is {torch}")
     if capability != plan["capability"]:
         gpu = f"SM {capability}" if capability != "0.0" else "no GPU"
         refuse("gpu-foreign", f"the bundle is for SM {plan['capability']}, here is {gpu}")
+    return list(dict.fromkeys([*folder, sysconfig.get_path("purelib")]))
 
 
 def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
@@ -143,23 +150,24 @@ def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
             archive.extract(member, root)
 
 
-def make_environment(root: Path, name: str, environment: Mapping[str, Any]) -> None:
+def make_environment(
+    root: Path, name: str, environment: Mapping[str, Any], host: list[str]
+) -> None:
     """
     Make the environment *name*: the files of its wheel, then folders of the bundle, then the
-    packages of the host that it names, or all of them.
+    packages that it names of the folders *host*, or all of them.
     """
     folder = root / "environments" / name
     venv.create(folder, with_pip=False, symlinks=True)
     site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    host, paths = (
-        sysconfig.get_path("purelib"),
-        [str(root / each) for each in environment["folders"]],
-    )
-    for path in (path for glob in environment["host"] for path in Path(host).glob(glob)):
+    paths = [str(root / folder) for folder in environment["folders"]]
+    globs = environment["host"]
+    packages = (path for each in reversed(host) for glob in globs for path in Path(each).glob(glob))
+    for path in {path.name: path for path in packages}.values():
         (site / path.name).symlink_to(path)
     # A first start would compile thousands of files one by one.
     compileall = [sys.executable, "-m", "compileall", "-q", "-j0", str(site), *paths]
-    paths += [] if environment["host"] else [host]
+    paths += [] if globs else host
     (site / "bundle.pth").write_text("\n".join(paths) + "\n", "utf-8")
     if environment["wheel"]:
         (wheel,) = root.glob(environment["wheel"])
@@ -176,18 +184,22 @@ def setup(bundle: Path, root: Path) -> None:
         shutil.rmtree(root)
     elif root.exists() and any(root.iterdir()):
         refuse("bundle-root-taken", f"{root} is not empty")
-    check_host(plan)
+    host = check_host(plan)
     unpack(bundle, plan, root)
     for name, environment in plan["environments"].items():
-        make_environment(root, name, environment)
+        make_environment(root, name, environment, host)
     # Last, as it says that all is there.
     (root / "results").mkdir()
 
 
-def end_processes(mark: str) -> None:
-    """Kill every process that was started with *mark*, in sessions of their own, too."""
-    entry, running = f"{MARK}={mark}".encode(), True
-    while running:
+def end_processes(mark: str) -> bool:
+    """
+    Kill every process that was started with *mark*, in sessions of their own, too.
+
+    Return whether all are gone; one that waits for a hung driver cannot be ended.
+    """
+    entry, running, until = f"{MARK}={mark}".encode(), True, time.time() + PATIENCE
+    while running and time.time() < until:
         running = False
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -197,6 +209,7 @@ def end_processes(mark: str) -> None:
             except OSError:  # it has ended, or is another user's
                 continue
         time.sleep(0.05)
+    return not running
 
 
 class Command:
@@ -215,7 +228,8 @@ class Command:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=root,
-                env={**os.environ, MARK: self._mark},
+                # Else setproctitle, which vLLM uses, would write over the mark.
+                env={**os.environ, MARK: self._mark, "SPT_NOENV": "1"},
                 start_new_session=True,
             )
 
@@ -224,8 +238,12 @@ class Command:
         status, seconds = self._process.poll(), time.time() - self._began
         if status is None:
             return False
-        end_processes(self._mark)
-        record = {"name": self.name, "status": status, "late": seconds >= self._seconds}
+        record = {
+            "name": self.name,
+            "status": status,
+            "late": seconds >= self._seconds,
+            "gone": end_processes(self._mark),
+        }
         temporary = self._result.with_suffix(".part")
         temporary.write_text(json.dumps({**record, "seconds": round(seconds, 1)}), "utf-8")
         temporary.replace(self._result)
@@ -266,9 +284,14 @@ def wait(root: Path, seconds: float) -> None:
     results, until = root / "results", time.time() + seconds
     while time.time() < until and not all((results / f"{name}.json").exists() for name in names):
         time.sleep(1)
+    with (results / "lock").open("a") as lock:
+        begun = "runs"
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            begun = "was cut off; `run` goes on"
     for name in names:
         result, log = results / f"{name}.json", results / f"{name}.log"
-        text = result.read_text() if result.exists() else "runs" if log.exists() else "waits"
+        text = result.read_text() if result.exists() else begun if log.exists() else "waits"
         os.write(1, f"{name}: {text}\n".encode())
 
 
