@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 import zipfile
@@ -35,7 +36,9 @@ from types import SimpleNamespace
 __version__ = "{torch}+cu130"
 cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: {gpu})
 """
-SPEC = """
+SPEC = (
+    f"python: {sysconfig.get_python_version()} {os.uname().machine}"
+    + """
 torch: "2.11.0"
 capability: "9.0"
 environments:
@@ -46,6 +49,7 @@ commands:
   # It asks to be spared, and its child leaves its session.
   - {name: hang, seconds: 1, words: [sh, "-c", "trap '' TERM; setsid sleep 600 & echo $! > {root}/child; sleep 600"], alone: true}
 """
+)
 
 
 class Host(NamedTuple):
@@ -145,6 +149,9 @@ def test_bundle_is_set_up_and_its_commands_run_once(
 ) -> None:
     """The wheel comes out byte by byte, a command with a result does not run again, and one that hangs ends with all that it started."""
     assert len(json.loads((host.bundle / "bundle.json").read_text())["parts"]) > 2
+    version = [python, "-c", "import sysconfig; print(sysconfig.get_python_version())"]
+    own = subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip()
+    host.change(python=f"{own} {os.uname().machine}")
     assert host.script("setup", host.bundle, host.root, python=python) == (0, "", "")
     assert sha256_file(host.root / "dist" / "tiny-1-py3-none-any.whl") == sha256_file(
         tmp_path / "tiny-1-py3-none-any.whl"
@@ -262,6 +269,11 @@ def with_member(name: str, kind: bytes = tarfile.REGTYPE) -> Callable[[Host], ob
             ),
         ),
         ("bundle-unsafe", lambda host: host.change(commands=[{"name": "../x"}])),
+        ("host-other-python", lambda host: host.change(python="3.10 x86_64")),
+        (
+            "host-other-python",
+            lambda host: host.change(python=f"{sysconfig.get_python_version()} riscv64"),
+        ),
         ("bundle-unsafe", with_member("../escaped")),
         ("bundle-unsafe", with_member("/escaped")),
         ("bundle-unsafe", with_member("escaped", tarfile.SYMTYPE)),

@@ -70,10 +70,12 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The file that states what a bundle is for.
 
     Attributes:
+        python: The Python and the machine that the packages are for, ``3.12 x86_64``.
         torch: The version that the host must have.
         capability: The compute capability of its GPU, ``9.0``.
     """
 
+    python: Annotated[str, Meta(pattern=r"\A3\.\d+ [a-z0-9_]+\Z")]
     torch: str
     capability: Annotated[str, Meta(pattern=r"\A\d+\.\d\Z")]
     environments: dict[Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")], BundleEnvironment]

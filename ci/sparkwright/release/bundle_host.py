@@ -53,6 +53,10 @@ REFUSALS = {
         "The wheels of the bundle are for another GPU than that of this host.",
         "Take the bundle to a host with the GPU that it names, or build its wheels for this GPU.",
     ),
+    "host-other-python": (
+        "The packages of the bundle are compiled for one Python and one kind of machine.",
+        "Run the script with the Python that the bundle names, or make the bundle for this one.",
+    ),
     "host-other-torch": (
         "vLLM is compiled for one version of torch, and the bundle brings none.",
         "Run the script with the Python whose packages hold the torch that the bundle names.",
@@ -67,8 +71,10 @@ LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
 
 #: The variable that marks the processes of a command.
 MARK = "SPARKWRIGHT_BUNDLE_COMMAND"
-#: Seconds in which a command that is late may end its servers; and those to wait for killed ones.
-GRACE, PATIENCE = 30, 60
+#: Seconds in which a command that is late may end its servers.
+GRACE = 30
+#: Seconds to wait for processes that were killed.
+PATIENCE = 60
 
 #: Prints torch's version and the first GPU's capability, without local labels, and torch's folder.
 PROBE = """
@@ -109,10 +115,13 @@ def require_inside(names: Iterable[str]) -> None:
 
 def check_host(plan: Mapping[str, str]) -> list[str]:
     """
-    Refuse a host with another torch or another GPU than the bundle was made for.
+    Refuse a host with another Python, torch or GPU than the bundle was made for.
 
     Return the folders of the host's packages, that of torch first.
     """
+    python = f"{sysconfig.get_python_version()} {os.uname().machine}"
+    if python != plan["python"]:
+        refuse("host-other-python", f"the bundle is for Python {plan['python']}, here is {python}")
     command = [sys.executable, "-c", PROBE]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     words = ended.stdout.strip().split(maxsplit=2)
@@ -135,7 +144,9 @@ def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
         if digest != sha256:
             refuse("bundle-incomplete", f"the sha256 of {name} is not {sha256}: {digest}")
     root.mkdir(parents=True, exist_ok=True)
-    shutil.copy(bundle / "bundle.json", root)
+    # In one step: a half of it would be taken for a folder with other files.
+    shutil.copy(bundle / "bundle.json", root / "bundle.json.part")
+    (root / "bundle.json.part").replace(root / "bundle.json")
     command = ["cat", "--", *(str(bundle / name) for name, _, _ in plan["parts"])]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as parts,
@@ -182,7 +193,7 @@ def setup(bundle: Path, root: Path) -> None:
         if (root / "results").exists():
             return
         shutil.rmtree(root)
-    elif root.exists() and any(root.iterdir()):
+    elif root.exists() and {path.name for path in root.iterdir()} - {"bundle.json.part"}:
         refuse("bundle-root-taken", f"{root} is not empty")
     host = check_host(plan)
     unpack(bundle, plan, root)

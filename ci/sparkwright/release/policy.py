@@ -270,11 +270,8 @@ def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str,
 
     names = {name for group in file.recipes.values() for name in group}
     if unknown := names - set(recipes.names(root)):
-        raise FileError(
-            "file-invalid",
-            "ci/release.yaml names recipes that do not exist.",
-            details=sorted(unknown),
-        )
+        what = "The release policy names recipes that do not exist."
+        raise FileError("file-invalid", what, details=sorted(unknown))
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
         what = f"The release policy names the profile {file.profile!r}, which does not exist."
