@@ -91,7 +91,7 @@ def quantised(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             result[name] = weight
             continue
         joined = next((group for group in JOINED if kind in group), (kind,))
-        by = divisor([tensors[f"{layer}{dot}{one}.weight"] for one in joined])
+        by = divisor([tensors[f"{layer}{dot}{part}.weight"] for part in joined])
         packed, scales = nvfp4(weight, by)
         prefix = f"{layer}{dot}{kind}"
         result[f"{prefix}.weight_packed"], result[f"{prefix}.weight_scale"] = packed, scales

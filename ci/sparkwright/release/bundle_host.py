@@ -6,9 +6,9 @@ Set up a bundle on a host without a network, and run its commands: the standard 
     python3 bundle_host.py wait ROOT SECONDS     wait for them, and show their states
     python3 bundle_host.py collect ROOT FILE     pack the results
 
-BUNDLE holds ``bundle.json`` and the parts. A command runs when those that it comes after have
-ended, and one that is ``alone`` while nothing else runs. Its result is ``results/NAME.json``;
-without one, as after a kill, it runs again. A refusal ends the script with status 1.
+BUNDLE holds ``bundle.json`` and the parts. A command starts when all commands in ``after`` have
+ended; one with ``alone`` runs by itself. Its result is ``results/NAME.json``; a command without a
+result, for example after a kill, is run again. A refusal ends the script with status 1.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def setup(bundle: Path, root: Path) -> None:
     unpack(bundle, plan, root)
     for name, environment in plan["environments"].items():
         make_environment(root, name, environment, host)
-    # Last, as it says that all is there.
+    # Created last: it marks the setup as complete.
     (root / "results").mkdir()
 
 
