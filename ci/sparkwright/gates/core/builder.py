@@ -23,6 +23,7 @@ from sparkwright.builder import toolchain
 from sparkwright.core.console import console
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_file
+from sparkwright.core.store import locked
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates import wheel_audit
@@ -85,6 +86,7 @@ class GateBuilder:
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
         recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
+        store-busy: Another run starts servers of the same recipe in the same store.
     """
 
     def __init__(self, context: RunContext, options: GateOptions, host: Mapping[str, str]) -> None:
@@ -96,6 +98,13 @@ class GateBuilder:
         if self._recipe and model:
             preflight.require_checkpoint(self._recipe, model)
         self._stack = contextlib.ExitStack()
+        # Two recipes may be judged at the same time where the GPU has room for both; two runs of
+        # one recipe would read each other's server logs.
+        name = options.recipe or "server"
+        logs = context.store.folder("logs", "gate", name)
+        if options.serve:
+            lock = locked(logs / "lock", f"the gates of {name}", wait=False)
+            self._stack.enter_context(lock)
         scratch = tempfile.TemporaryDirectory(
             prefix="gate-",
             dir=context.store.folder("work"),
@@ -110,8 +119,6 @@ class GateBuilder:
             self._profiles.chmod(0o733 | stat.S_ISVTX)
             self._scratch.chmod(0o711)
         flags = kernel_trace.flags(self._profiles)
-        # Two recipes may be judged at the same time where the GPU has room for both.
-        logs = context.store.folder("logs", "gate", options.recipe or "server")
         self.server = ServerUnderTest(options, host, logs, self._recipe, flags)
         self._stack.callback(self.server.end)
         self.device_code, self.evidence = "", ""
