@@ -65,7 +65,7 @@ REFUSALS = {
 
 #: Results that come back, as globs in ROOT: verdicts and states whole, logs and records if small.
 EVIDENCE = ("results/*.json", "dist/*.json*", "mutants/*/*.json*")
-RECORDS = ("results/*.log", "reference/*/*", "store/logs/**/*", "mutants/*/store/logs/**/*")
+RECORDS = ("results/*.log", "reference/*/*", "store/logs/**/*", "*/*/store/logs/**/*")
 #: Bytes of a record, and of all of them.
 LARGEST_RECORD, LARGEST_TOTAL = 400_000, 8_000_000
 
