@@ -24,11 +24,9 @@ case $step in backend | byte | scale | cache | template) store=$root/mutants/$st
 # A soak runs beside the ladder of its recipe
 case $step in soak) store=$root/soaks/$name/store ;; esac
 case $step in
-  models)
-    for kind in nvfp4 moe dense; do
-      rm -rf "$root/models/$kind"
-      python candidate "$rehearsal/models.py" "$kind" "$root/models/trained" "$root/models/$kind"
-    done ;;
+  nvfp4 | moe | dense)
+    rm -rf "$root/models/$step"
+    python candidate "$rehearsal/models.py" "$step" "$root/models/trained" "$root/models/$step" ;;
   harness)
     rm -rf "$store"/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;
@@ -71,5 +69,22 @@ case $step in
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --only G8 $(served candidate) \
       --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${fast[@]}" ;;
+  serve)
+    # As a user does: the recipe's command, health, an answer, and the end
+    url=http://127.0.0.1:8123
+    python tool -P -m sparkwright serve --root "$root/program" --cache-dir "$store" --python "$environments/candidate/bin/python" \
+      --model "$root/models/$model" --port 8123 "rehearsal-$name" &
+    server=$!
+    for _ in $(seq 120); do
+      python tool -P -m sparkwright serve --health "$url" && break
+      kill -0 "$server"
+      sleep 1
+    done
+    python tool -P -m sparkwright serve --health "$url"
+    python tool -c 'import sys, urllib.request as request
+body = b"{\"model\": \"%s\", \"prompt\": \"483>\", \"max_tokens\": 1, \"temperature\": 0}" % sys.argv[2].encode()
+print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"Content-Type": "application/json"})).read().decode())' "$url" "$model"
+    kill -TERM "$server"
+    wait "$server" && echo "ended with status 0" ;;
   *) echo "unknown step $step" >&2; exit 2 ;;
 esac

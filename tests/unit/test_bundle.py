@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 TORCH = """
 from types import SimpleNamespace
 __version__ = "{torch}+cu130"
-cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: {gpu})
+cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: {gpu}, device_count=lambda: 2)
 """
 SPEC = (
     f"python: {sysconfig.get_python_version()} {os.uname().machine}"
@@ -177,8 +177,8 @@ def test_run_that_was_killed_continues(host: Host) -> None:
     marker = host.root / "second"
     wait = f"echo $$ >> {marker}; test $(wc -l < {marker}) = 2 || sleep 600"
     host.change(commands=[
-        {"name": "first", "words": ["sh", "-c", "date +%N"], "seconds": 60, "after": [], "alone": False},
-        {"name": "second", "words": ["sh", "-c", wait], "seconds": 60, "after": ["first"], "alone": False},
+        {"name": "first", "words": ["sh", "-c", "date +%N"], "seconds": 60, "after": [], "gpu": 0, "alone": False},
+        {"name": "second", "words": ["sh", "-c", wait], "seconds": 60, "after": ["first"], "gpu": 0, "alone": False},
     ])  # fmt: skip
     assert host.script("setup", host.bundle, host.root)[0] == 0
     process, until = host.start("run", host.root), time.time() + 60
@@ -199,6 +199,24 @@ def test_run_that_was_killed_continues(host: Host) -> None:
         "second": 0,
     }
     assert (host.root / "results" / "first.log").read_text() == text
+
+
+def test_commands_for_other_gpus_run_beside_one_that_runs_alone(host: Host) -> None:
+    """Each sees its own GPU and has its own processors; a third GPU is one of the two that are there."""
+    shown = "echo $CUDA_VISIBLE_DEVICES; taskset --cpu-list --pid $$ | sed 's/.*: //'"
+    meet = "touch {root}/$0; for i in $(seq 100); do test -e {root}/$1 && exit; sleep 0.1; done; exit 1"
+    words = ["sh", "-c", f"{shown}; {meet}"]
+    host.change(commands=[
+        {"name": name, "words": [*words, name, other], "seconds": 60, "after": [], "gpu": gpu, "alone": True}
+        for name, other, gpu in (("a", "b", 0), ("b", "a", 1), ("c", "a", 2))
+    ])  # fmt: skip
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    assert host.script("run", host.root)[0] == 0
+    assert {name: each["status"] for name, each in results(host.root).items()} == dict.fromkeys("abc", 0)
+    logs = [(host.root / "results" / f"{name}.log").read_text().split("\n") for name in "abc"]
+    assert [log[0] for log in logs] == ["0", "1", "0"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert logs[0][1] == logs[2][1] != logs[1][1]
 
 
 def test_setup_that_was_cut_off_is_begun_again(host: Host) -> None:

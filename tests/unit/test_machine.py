@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -279,20 +280,24 @@ def test_fingerprint_names_versions_and_no_person() -> None:
 
 
 def test_load_of_others_leaves_out_our_processes_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 s, 2 s are idle, 3 s wait for a disk, 4 s are ours and 1 s is of others."""
+    """Of 10 s, 2 s are idle, 3 s wait for a disk, 4 s are ours and 1 s is of others; a busy processor that we may not use is not ours."""
     moments = iter([(0.0, 0.0), (1.0, 4.0)])
     own = SimpleNamespace(seconds=0.0)
 
-    def cpu_times() -> SimpleNamespace:
+    def cpu_times(percpu: bool) -> list[SimpleNamespace]:
         share, own.seconds = next(moments)
 
         class Times(tuple[float, ...]):
             idle, iowait, guest, guest_nice = 2 * share, 3 * share, 5 * share, 0.0
 
-        return Times((10 * share, 5 * share))  # type: ignore[return-value]  # as psutil's named tuple
+        class Busy(tuple[float, ...]):
+            idle = iowait = guest = guest_nice = 0.0
+
+        return [Busy((10 * share,)), Times((10 * share, 5 * share))]  # type: ignore[list-item]  # as psutil's named tuples
 
     ours = SimpleNamespace(cpu_times=lambda: (own.seconds / 2, own.seconds / 2, 0.0, 0.0, 99.0))
     monkeypatch.setattr(psutil, "cpu_times", cpu_times)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
     monkeypatch.setattr(monitor, "LOAD_SECONDS", 0.0)
     assert monitor._other_load([ours]) == pytest.approx(0.1)  # type: ignore[list-item]  # as a process
 

@@ -28,6 +28,8 @@ from sparkwright.release.errors import BundleError
 
 #: Names of the parts.
 PART = re.compile(r"part-\d{5}")
+#: Bytes that the compression looks back; unpacking needs as much memory, packing six times as much.
+DICTIONARY = 512 << 20
 #: A path below the folder of the bundle.
 Inside = Annotated[str, Meta(pattern=r"\A(?!(.*/)?\.\.(/|\Z))[^/\x00][^\x00]*\Z")]
 
@@ -55,13 +57,15 @@ class BundleCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         words: Its arguments, in which ``{root}`` is the folder of the unpacked bundle.
         seconds: After which it is ended.
         after: The names of commands that end before it begins.
-        alone: Whether nothing else may run beside it.
+        gpu: Index of the GPU that it sees. Hosts with fewer GPUs run it on one that they have.
+        alone: Whether nothing else may run beside it on its GPU.
     """
 
     name: Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")]
     words: Annotated[tuple[str, ...], Meta(min_length=1)]
     seconds: Annotated[int, Meta(ge=1)]
     after: tuple[str, ...] = ()
+    gpu: Annotated[int, Meta(ge=0)] = 0
     alone: bool = False
 
 
@@ -133,9 +137,11 @@ def pack(
 
 def _write(contents: Mapping[str, Path], sink: IO[bytes]) -> None:
     """Write the archive of *contents* to *sink*."""
-    # The wheels among them are compressed already, and a higher preset takes minutes for them.
+    # The wheels among them are compressed already, and a higher preset takes minutes for them; but
+    # two builds of a wheel share most members, which a large dictionary finds again.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": DICTIONARY}]
     with (
-        lzma.open(sink, "wb", preset=1) as stream,
+        lzma.open(sink, "wb", filters=filters) as stream,
         tarfile.open(fileobj=stream, mode="w|", dereference=True) as archive,
     ):
         for name, path in contents.items():

@@ -7,7 +7,7 @@ Set up a bundle on a host without a network, and run its commands: the standard 
     python3 bundle_host.py collect ROOT FILE     pack the results
 
 BUNDLE holds ``bundle.json`` and the parts. A command starts when all commands in ``after`` have
-ended; one with ``alone`` runs by itself. Its result is ``results/NAME.json``; a command without a
+ended; one with ``alone`` runs by itself on its GPU. Its result is ``results/NAME.json``; a command without a
 result, for example after a kill, is run again. A refusal ends the script with status 1.
 """
 
@@ -27,7 +27,7 @@ import sysconfig
 import tarfile
 import time
 import venv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -76,11 +76,13 @@ GRACE = 30
 #: Seconds to wait for processes that were killed.
 PATIENCE = 60
 
-#: Prints torch's version and the first GPU's capability, without local labels, and torch's folder.
+#: Prints torch's version and the first GPU's capability, without local labels, the number of GPUs,
+#: and torch's folder.
 PROBE = """
 import pathlib, torch
 major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-print(torch.__version__.partition("+")[0], f"{major}.{minor}", pathlib.Path(torch.__file__).parents[1])
+count, folder = torch.cuda.device_count(), pathlib.Path(torch.__file__).parents[1]
+print(torch.__version__.partition("+")[0], f"{major}.{minor}", count, folder)
 """
 
 
@@ -113,25 +115,25 @@ def require_inside(names: Iterable[str]) -> None:
             refuse("bundle-unsafe", f"it names {name!r}")
 
 
-def check_host(plan: Mapping[str, str]) -> list[str]:
+def check_host(plan: Mapping[str, str]) -> tuple[int, list[str]]:
     """
     Refuse a host with another Python, torch or GPU than the bundle was made for.
 
-    Return the folders of the host's packages, that of torch first.
+    Return how many GPUs it has, and the folders of its packages, that of torch first.
     """
     python = f"{sysconfig.get_python_version()} {os.uname().machine}"
     if python != plan["python"]:
         refuse("host-other-python", f"the bundle is for Python {plan['python']}, here is {python}")
     command = [sys.executable, "-c", PROBE]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    words = ended.stdout.strip().split(maxsplit=2)
-    torch, capability, *folder = words if len(words) == 3 else ("none", "0.0")
+    words = ended.stdout.strip().split(maxsplit=3)
+    torch, capability, count, *folder = words if len(words) == 4 else ("none", "0.0", "0")
     if torch != plan["torch"]:
         refuse("host-other-torch", f"the bundle is for torch {plan['torch']}, here is {torch}")
     if capability != plan["capability"]:
         gpu = f"SM {capability}" if capability != "0.0" else "no GPU"
         refuse("gpu-foreign", f"the bundle is for SM {plan['capability']}, here is {gpu}")
-    return list(dict.fromkeys([*folder, sysconfig.get_path("purelib")]))
+    return int(count), list(dict.fromkeys([*folder, sysconfig.get_path("purelib")]))
 
 
 def unpack(bundle: Path, plan: Mapping[str, Any], root: Path) -> None:
@@ -195,7 +197,7 @@ def setup(bundle: Path, root: Path) -> None:
         shutil.rmtree(root)
     elif root.exists() and {path.name for path in root.iterdir()} - {"bundle.json.part"}:
         refuse("bundle-root-taken", f"{root} is not empty")
-    host = check_host(plan)
+    _, host = check_host(plan)
     unpack(bundle, plan, root)
     for name, environment in plan["environments"].items():
         make_environment(root, name, environment, host)
@@ -224,23 +226,35 @@ def end_processes(mark: str) -> bool:
 
 
 class Command:
-    """A command of the bundle that runs, with all that it starts in a session of its own."""
+    """
+    A command of the bundle that runs, with all that it starts in a session of its own.
 
-    def __init__(self, root: Path, plan: Mapping[str, Any]) -> None:
-        self.name, self.alone = plan["name"], plan["alone"]
+    It sees the GPU *gpu* alone, and runs on the processors *cpus*.
+    """
+
+    def __init__(
+        self, root: Path, plan: Mapping[str, Any], gpu: int, cpus: Sequence[int]
+    ) -> None:
+        self.name, self.alone, self.gpu = plan["name"], plan["alone"], gpu
         self._mark, self._result = f"{root}:{self.name}", root / "results" / f"{self.name}.json"
         end_processes(self._mark)
         self._began, self._seconds = time.time(), plan["seconds"]
-        timeout = ["timeout", f"--kill-after={GRACE}", str(self._seconds)]
+        limits = ["taskset", "--cpu-list", ",".join(map(str, cpus))]
+        limits += ["timeout", f"--kill-after={GRACE}", str(self._seconds)]
         with self._result.with_suffix(".log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*timeout, *(word.replace("{root}", str(root)) for word in plan["words"])],
+                [*limits, *(word.replace("{root}", str(root)) for word in plan["words"])],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=root,
                 # Else setproctitle, which vLLM uses, would write over the mark.
-                env={**os.environ, MARK: self._mark, "SPT_NOENV": "1"},
+                env={
+                    **os.environ,
+                    MARK: self._mark,
+                    "SPT_NOENV": "1",
+                    "CUDA_VISIBLE_DEVICES": str(gpu),
+                },
                 start_new_session=True,
             )
 
@@ -262,7 +276,12 @@ class Command:
 
 
 def run(root: Path) -> None:
-    """Run every command that has no result."""
+    """
+    Run every command that has no result.
+
+    Commands for another GPU than the host has run on one that it has. Each GPU in use has its share
+    of the processors, so that a measurement on one is not disturbed by the other's.
+    """
     plan = read_plan(root / "bundle.json")
     if not (root / "results").is_dir():
         refuse("bundle-incomplete", f"{root} was not set up to its end; run `setup` again")
@@ -271,18 +290,26 @@ def run(root: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             refuse("bundle-busy", f"{root} is in use")
-        check_host(plan)
+        count, _ = check_host(plan)
+        gpus = {command["name"]: command["gpu"] % count for command in plan["commands"]}
+        lanes, processors = sorted(set(gpus.values())), sorted(os.sched_getaffinity(0))
+        share = max(1, len(processors) // max(1, len(lanes)))
         done = {path.stem for path in (root / "results").glob("*.json")}
         waiting = [command for command in plan["commands"] if command["name"] not in done]
         running = list[Command]()
         while waiting or running:
             for command in waiting[:]:
-                free = not any(other.alone for other in running)
+                gpu = gpus[command["name"]]
+                beside = [other for other in running if other.gpu == gpu]
+                free = not any(other.alone for other in beside)
                 if command["alone"]:
-                    free = not running and command is waiting[0]
+                    first = next(other for other in waiting if gpus[other["name"]] == gpu)
+                    free = not beside and command is first
                 if free and done.issuperset(command["after"]):
                     waiting.remove(command)
-                    running.append(Command(root, command))
+                    lane = lanes.index(gpu) * share
+                    cpus = processors[lane : lane + share] or processors
+                    running.append(Command(root, command, gpu, cpus))
             ended = [command for command in running if command.ended()]
             done |= {command.name for command in ended}
             running = [command for command in running if command not in ended]

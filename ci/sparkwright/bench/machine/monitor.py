@@ -165,16 +165,24 @@ def _process_names(pids: set[int]) -> tuple[str, ...]:
 
 
 def _other_load(own: Sequence[psutil.Process]) -> float:
-    """Return the share of the processors' time that processes other than *own* use."""
+    """
+    Return the share of the processors' time that processes other than *own* use.
+
+    Only the processors that this program may run on count: its servers run on the same ones.
+    """
+    processors = os.sched_getaffinity(0)
 
     def cpu_seconds() -> tuple[float, float]:
-        times, busy_own = psutil.cpu_times(), 0.0
+        total, busy = 0.0, 0.0
+        for number, times in enumerate(psutil.cpu_times(percpu=True)):
+            if number in processors:
+                # A guest's time is counted in its host process, too.
+                elapsed = sum(times) - times.guest - times.guest_nice
+                total, busy = total + elapsed, busy + elapsed - times.idle - times.iowait
         for each in own:
             with contextlib.suppress(psutil.Error):
-                busy_own += sum(each.cpu_times()[:4])  # with those of ended children
-        # A guest's time is counted in its host process, too.
-        total = sum(times) - times.guest - times.guest_nice
-        return total, total - times.idle - times.iowait - busy_own
+                busy -= sum(each.cpu_times()[:4])  # with those of ended children
+        return total, busy
 
     total, others = cpu_seconds()
     time.sleep(LOAD_SECONDS)
