@@ -21,8 +21,6 @@ plain=(
 )
 # Negatives run at the same time, with logs of their own
 case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; esac
-# A soak runs beside the ladder of its recipe
-case $step in soak) store=$root/soaks/$name/store ;; esac
 case $step in
   nvfp4 | moe | dense)
     rm -rf "$root/models/$step"

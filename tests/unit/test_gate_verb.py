@@ -144,13 +144,13 @@ def test_a_load_generator_that_cannot_be_fetched_is_not_run(common: list[str], s
 
 
 def test_two_runs_of_a_recipe_do_not_share_a_server_log(common: list[str], served: GateOptions, tmp_path: Path) -> None:
-    """The second run of a recipe is refused; another recipe, and a server that is not started here, are not."""
+    """The second run of a recipe is refused; another recipe, other gates, and a server that is not started here, are not."""
     context, options = checkout(parse(["gate", "--offline", *common])), replace(served, recipe="toy-cpu")
     with GateBuilder(context, options, {}):
         with refusal("store-busy") as refused:
             GateBuilder(context, options, {})
         assert "the gates of toy-cpu" in refused.value.what
-        for other in (replace(options, recipe=""), replace(options, serve=None, server="http://127.0.0.1:1")):
+        for other in (replace(options, recipe=""), replace(options, only=("G7",)), replace(options, serve=None, server="http://127.0.0.1:1")):
             with GateBuilder(context, other, {}):
                 pass
     assert not list((tmp_path / "cache" / "work").glob("gate-*"))

@@ -122,7 +122,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if not arguments.wheel and not arguments.server:
         named["wheel"] = _newest_wheel(context)
     gate_options = GateOptions(**named)
-    names = [name for name in GATES if not arguments.only or name in arguments.only]
+    names = [name for name in GATES if not gate_options.only or name in gate_options.only]
     with GateBuilder(context, gate_options, facts) as builder:
         if arguments.record:
             return {"recorded": [str(path) for path in builder.record(arguments.record)]}

@@ -86,7 +86,7 @@ class GateBuilder:
     Raises:
         file-invalid, policy-unknown-check: A policy is not valid.
         recipe-unfit, not-provided, checkpoint-invalid: The model is not the recipe's checkpoint.
-        store-busy: Another run starts servers of the same recipe in the same store.
+        store-busy: Another run starts servers of the same recipe and gates in the same store.
     """
 
     def __init__(self, context: RunContext, options: GateOptions, host: Mapping[str, str]) -> None:
@@ -98,9 +98,9 @@ class GateBuilder:
         if self._recipe and model:
             preflight.require_checkpoint(self._recipe, model)
         self._stack = contextlib.ExitStack()
-        # Two recipes may be judged at the same time where the GPU has room for both; two runs of
-        # one recipe would read each other's server logs.
-        name = options.recipe or "server"
+        # Gates run at the same time where the GPU has room for the servers of both; two runs of the
+        # same gates with one recipe would read each other's server logs.
+        name = "-".join([options.recipe or "server", *options.only])
         logs = context.store.folder("logs", "gate", name)
         if options.serve:
             lock = locked(logs / "lock", f"the gates of {name}", wait=False)

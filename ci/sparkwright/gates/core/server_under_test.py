@@ -70,6 +70,7 @@ class GateOptions(msgspec.Struct, frozen=True):
         baseline, baseline_python: The wheel that G8 compares with, and the Python of the
             environment that it is installed in.
         workload, texts, at_once, fresh, preheat: Of G8.
+        only: The gates to run; empty for all.
     """
 
     wheel: Path | None = None
@@ -94,6 +95,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     at_once: bool = False
     fresh: bool = False
     preheat: float | None = None
+    only: tuple[str, ...] = ()
 
     @property
     def serves(self) -> bool:
