@@ -25,7 +25,7 @@ case $step in backend | byte | scale | cache | template) store=$root/mutants/$st
 case $step in soak) store=$root/soaks/$name/store ;; esac
 case $step in
   models)
-    for kind in nvfp4 moe dense; do
+    for kind in nvfp4 moe dense experts; do
       rm -rf "$root/models/$kind"
       python candidate "$rehearsal/models.py" "$kind" "$root/models/trained" "$root/models/$kind"
     done ;;
@@ -71,5 +71,15 @@ case $step in
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --only G8 $(served candidate) \
       --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${fast[@]}" ;;
+  tune)
+    # Tune one shape, pack the file into a wheel, and serve that wheel: its log names the file
+    python tool -P -m sparkwright model tune "$root/models/experts" --root "$root/program" --stack 2026.06 --arch 9.0a --offline \
+      --cache-dir "$store" --python "$environments/candidate/bin/python" --wheel "$candidate" --tuner "$root/tuner/benchmark_moe.py" \
+      --tokens 1 --tokens 8 --tokens 64 --configurations 24
+    rm -rf "${environments:?}/tuned" "${root:?}/tuned"
+    python tool -P "$rehearsal/tuned.py" "$root"
+    wheel=$(ls "$root"/tuned/*.whl)
+    gate "$wheel" --output "$root/tuned" --only G3 --python "$environments/tuned/bin/python" --serve "$root/models/experts" \
+      --recipe tuned-experts ;;
   *) echo "unknown step $step" >&2; exit 2 ;;
 esac
