@@ -12,6 +12,9 @@ mkdir -p "$work/program" "$work/store/records" "$work/store/environments"
 git -C "$root" archive HEAD ci forks build cherry_picks pyproject.toml README.md | tar x -C "$work/program"
 cp -r "$store/records/audit" "$work/store/records/"
 cp -r "$store"/environments/vllm-rs-* "$work/store/environments/"
+# vLLM's tuner, which is in its source and not in its wheel
+tree=$(sed -n '/^  vllm:/,/sdist:/s/^      tree: //p' "$root/forks/2026.06/lock.yaml")
+git --git-dir="$store/objects.git" show "$tree:benchmarks/kernels/benchmark_moe.py" > "$work/benchmark_moe.py"
 for site in serve tool harness; do
   [ -d "$work/$site" ] && continue
   uv pip install --quiet --target "$work/$site.part" --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39 \
@@ -22,5 +25,5 @@ done
 files=()
 for path in "$dist"/*; do files+=(--add "dist/${path##*/}=$path"); done
 sparkwright release bundle "$root/ci/rehearsal/9.0a.yaml" --output "$output" --part "$part" "${files[@]}" --add "stock/${stock##*/}=$stock" \
-  --add "models/trained=$model" --add "program=$work/program" --add "store=$work/store" \
+  --add "tuner/benchmark_moe.py=$work/benchmark_moe.py" --add "models/trained=$model" --add "program=$work/program" --add "store=$work/store" \
   --add "sites/serve=$work/serve" --add "sites/tool=$work/tool" --add "sites/harness=$work/harness"

@@ -128,6 +128,9 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         patches = {path.name: sha256_file(path) for path in files}
         parts[f"forks/{stack}/{name}/series"] = patches
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
+    if tuned := context.tuned_files(fork):
+        digests = {path.name: sha256_file(path) for path in tuned}
+        parts[f"build/{stack}/moe{project.suffix}"] = digests
     label = (project.spec.arch, project.spec.label, spec)
     parts |= {
         f"forks/{stack}/stack.yaml": label,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.builder import BuildError, configure, ninja, pylock, toolchain
+from sparkwright.builder import BuildError, configure, moe_configs, ninja, pylock, toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.rules import ArchRules, Site
 from sparkwright.builder.configure import Configured, Declaration
@@ -275,13 +275,17 @@ def _source_tree(context: RunContext, fork: str) -> SourceTree:
     source = fetch.fetch(context, fork)
     patched = series.apply_series(context, source)
     rules = rules_of(context, fork)
-    if not rules.rules and not rules.guards:
+    package = toolchain.settings(context, fork).package
+    tuned = moe_configs.members(context, fork, package, patched.tree)
+    if not rules.rules and not rules.guards and not tuned:
         return SourceTree(fork, source, patched.tree, patched.tree, patched.steps, ())
     with console.step(f"rewrite {fork}: {len(rules.rules)} rules"):
         files, sites = archs.rewrite(partial(context.objects.blob, patched.tree), rules.rules)
-        tree = context.objects.with_files(patched.tree, files)
+        tree = context.objects.with_files(patched.tree, {**files, **tuned})
         for site in sites:
             console.note(f"{site.file}:{site.line}  {site.rule}: {site.before} → {site.after}")
+        for name in tuned:
+            console.note(f"{name}: tuned for SM {context.project.spec.arch}")
         archs.check_guards(context.objects, source.tree, tree, rules.guards)
     return SourceTree(fork, source, patched.tree, tree, patched.steps, sites)
 

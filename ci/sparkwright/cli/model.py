@@ -1,16 +1,28 @@
-"""``sparkwright model inspect``: a model's quantised modules, and the speed that memory allows."""
+"""
+``sparkwright model``: a model's quantised modules and the speed that memory allows, and the tuning
+of the kernels for its experts.
+"""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from sparkwright.bench.model import checkpoint, decode_bytes, modules
+from sparkwright.bench.model import checkpoint, decode_bytes, modules, tuning
 from sparkwright.bench.model.checkpoint import ModelError
+from sparkwright.bench.server import wheel_identity
+from sparkwright.builder import host_info
+from sparkwright.builder.moe_configs import BatchLatency, TuningError, TuningRecord
 from sparkwright.cli import options
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console, size
+from sparkwright.core.files import sha256_bytes, sha256_file
+from sparkwright.forks.stack import capability
+from sparkwright.gates.core.ladder import machine_facts
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -44,6 +56,52 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default=0,
         metavar="GB/s",
         help="memory bandwidth (default: as measured here)",
+    )
+    parser = parsers["model tune"]
+    parser.set_defaults(run=tune)
+    add = parser.add_argument
+    add(
+        "model",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="folder of the model; the weights are drawn at random",
+    )
+    add(
+        "--python",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="Python of the environment with the wheel of the stack",
+    )
+    add("--wheel", type=Path, required=True, metavar="WHEEL", help="that wheel")
+    add(
+        "--tuner",
+        type=Path,
+        metavar="FILE",
+        help="vLLM's benchmarks/kernels/benchmark_moe.py (default: from the locked source)",
+    )
+    add(
+        "--tensor-parallel-size",
+        type=options.number(int, 1, 64),
+        default=1,
+        metavar="N",
+        help="GPUs that share each expert (default: 1)",
+    )
+    add(
+        "--tokens",
+        type=options.number(int, 1, 1 << 20),
+        action="append",
+        default=[],
+        metavar="N",
+        help="tokens of a batch; may be repeated (default: the tuner's 18 sizes)",
+    )
+    add(
+        "--configurations",
+        type=options.number(int, 0, 1 << 20),
+        default=0,
+        metavar="N",
+        help="configurations to try for each batch, drawn with a fixed seed (default: all, which "
+        "takes hours)",
     )
 
 
@@ -89,6 +147,66 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
         what = f"{arguments.model.resolve().name} contradicts itself or its config."
         raise ModelError("modules-unexpected", what, details=wrong[:20])
     return document
+
+
+def tune(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Tune the kernels for the experts of a model on this GPU, and write the file and its record to
+    the reviewed data of the stack.
+
+    Raises:
+        tuning-foreign: The GPU or the environment is not the stack's.
+        tuning-unavailable, tuning-failed: See `tuning.layer` and `tuning.tune`.
+    """
+    context, folder = options.checkout(arguments), arguments.model
+    shards = arguments.tensor_parallel_size
+    layer = tuning.layer(checkpoint.read(folder), shards)
+    python, wheel, arch = arguments.python, arguments.wheel, context.project.spec.arch
+    version, gpus = wheel_identity.version(python), host_info.gpus()
+    releases = {base.version for base in context.lock.forks["vllm"].bases.values()}
+    details = [f"this GPU: {gpu.name}, SM {gpu.capability}" for gpu in gpus[:1]]
+    if [gpu.capability for gpu in gpus[:1]] != [capability(arch)]:
+        what = f"Files of {context.project.stack} are tuned on a GPU for {arch}."
+        raise TuningError("tuning-foreign", what, details=details or ["there is no GPU here"])
+    if version.partition("+")[0] not in releases:
+        what = f"{context.project.stack} has vLLM {', '.join(releases)}, and {python} {version}."
+        raise TuningError("tuning-foreign", what)
+    if differing := wheel_identity.mismatches(python, wheel):
+        what = f"The environment of {python} does not hold the files of {wheel.name}."
+        details = [f"{file.name}: {file.how}" for file in differing[:10]]
+        raise TuningError("tuning-foreign", what, details=details)
+    source = arguments.tuner.read_bytes() if arguments.tuner else b""
+    source = source or tuning.locked_tuner(context)
+    device = tuning.device_name(gpus[0].name)
+    log = context.store.folder("logs") / "tune.log"
+    name, content, latencies = tuning.tune(
+        python, source, folder, layer, device, log,
+        shards=shards, batches=arguments.tokens, most=arguments.configurations,
+    )  # fmt: skip
+    record = TuningRecord(
+        sha256_bytes(content), version, sha256_file(wheel), sha256_bytes(source),
+        device, gpus[0].capability, machine_facts(),
+        datetime.datetime.now(datetime.UTC).date().isoformat(), arguments.configurations, latencies,
+    )  # fmt: skip
+    path = context.tuned_folder / name
+    context.store.write(path, content)
+    context.store.write(path.with_suffix(".yaml"), strict_yaml.dump(record).encode())
+    _show_latencies(name, latencies)
+    console.result(f"written: {path}")
+    return {"path": str(path), "record": record}
+
+
+def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
+    rows = []
+    for row in latencies:
+        before, tuned = median(row.before), median(row.tuned)
+        spread = max(max(each) / min(each) - 1 for each in (row.before, row.tuned))
+        rows.append([row.tokens, before, tuned, f"{before / tuned - 1:+.1%}", f"{spread:.1%}"])
+        if tuned > before:
+            console.warn(f"a batch of {row.tokens} tokens is slower with the file")
+    columns = [">tokens", ">before, µs", ">tuned, µs", ">faster by", ">spread"]
+    cells = [[str(tokens), f"{b:.2f}", f"{t:.2f}", *rest] for tokens, b, t, *rest in rows]
+    console.table(name, columns, cells, result=True)
 
 
 def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:

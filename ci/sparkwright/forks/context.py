@@ -92,9 +92,19 @@ class RunContext:
             project.root / "cherry_picks" / f"{fork}.yaml",
             project.build_folder / f"archs{project.suffix}.yaml",
             *sorted(project.series_folder(fork).glob("*")),
+            *self.tuned_files(fork),
         )
         digests = [(path.name, sha256_file(path)) for path in files if path.is_file()]
         return content_key("source-tree", (fork, self.source, digests))
+
+    @property
+    def tuned_folder(self) -> Path:
+        """The folder of the tuned configurations for the architecture."""
+        return self.project.build_folder / f"moe{self.project.suffix}"
+
+    def tuned_files(self, fork: str) -> list[Path]:
+        """Return the tuned configurations of *fork* and their records (`builder.moe_configs`)."""
+        return sorted(self.tuned_folder.glob("*")) if fork == "vllm" else []
 
     def mirrored(self, url: str) -> str:
         """Return where *url* is reached (`mirror.mirrored`)."""

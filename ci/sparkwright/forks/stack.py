@@ -22,6 +22,11 @@ KINDS: tuple[SourceKind, ...] = ("git", "sdist", "wheel")
 MACHINES = ("x86_64", "aarch64")
 
 
+def capability(arch: str) -> str:
+    """Return the compute capability of the architecture *arch*: ``12.1f`` → ``12.1``."""
+    return arch.rstrip("af")
+
+
 class SourceError(SparkwrightError):
     """A source is unreachable, differs from the lock, or is not locked."""
 

@@ -20,6 +20,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.strict_yaml import Prose
+from sparkwright.forks.stack import capability
 from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 
@@ -225,11 +226,6 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
     def set_rule(self, stack: str) -> SetRule:
         """Return how the set of *stack* is locked."""
         return self.file.sets.get(stack, SetRule())
-
-
-def capability(arch: str) -> str:
-    """Return the compute capability of the architecture *arch*: ``12.1f`` → ``12.1``."""
-    return arch.rstrip("af")
 
 
 def load(root: Path, arch: str = "") -> ReleasePolicy:

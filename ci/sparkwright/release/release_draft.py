@@ -26,6 +26,7 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import capability
 from sparkwright.release import (
     decision,
     gate_results,
@@ -37,7 +38,7 @@ from sparkwright.release import (
 from sparkwright.release.errors import ReleaseError
 from sparkwright.release.gate_results import GateResults
 from sparkwright.release.locked_set import OwnWheel
-from sparkwright.release.policy import ReleasePolicy, SetRule, capability
+from sparkwright.release.policy import ReleasePolicy, SetRule
 from sparkwright.release.wheel_facts import WheelFacts
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -184,9 +184,7 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
     config = _text_config(checkpoint.config)
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048)
-    if not layers:
-        raise invalid("config.json does not state num_hidden_layers.")
+    layers = _layers(config)
     listed = _modules(checkpoint, layers)
     experts = _experts(listed, config)
     groups = {module.group for module in listed}
@@ -232,6 +230,47 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
         findings=tuple(_findings(listed, checkpoint, layers, experts, config)),
         notes=tuple(notes),
     )
+
+
+class ExpertShape(msgspec.Struct, frozen=True):
+    """
+    The experts of a checkpoint.
+
+    Attributes:
+        experts: Of a layer; 0 for a dense model.
+        size: Of the intermediate vector of an expert, by the config; 0 if it is not stated.
+        schemes: How they are stored (`Module.scheme`).
+        block: Rows and columns of a weight that share a scale, by the config; empty without blocks.
+    """
+
+    experts: int
+    size: int
+    schemes: tuple[str, ...]
+    block: tuple[int, ...]
+
+
+def expert_shape(checkpoint: Checkpoint) -> ExpertShape:
+    """
+    Return the experts of *checkpoint*.
+
+    Raises:
+        checkpoint-invalid: The config lacks a needed field, or is impossible.
+    """
+    config, stated = _text_config(checkpoint.config), checkpoint.quantization
+    listed = _modules(checkpoint, _layers(config))
+    schemes = {module.scheme for module in listed if module.group == "experts"}
+    groups = stated.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if _records(groups) else []
+    structures = [each.get("block_structure") for each in weights if isinstance(each, dict)]
+    block = next(filter(None, (stated.get("weight_block_size"), *structures)), ())
+    pair = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
+    size = _number(config, "moe_intermediate_size", "intermediate_size")
+    experts = _experts(listed, config)[0]
+    return ExpertShape(experts, size, tuple(sorted(schemes)), tuple(block) if pair else ())
+
+
+def _records(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
+    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
 
 
 def _modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
@@ -315,6 +354,13 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; of a model that also sees, that of the part that writes."""
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    """Return how many decoder layers the *config* states; raise checkpoint-invalid for none."""
+    if layers := _number(config, "num_hidden_layers", "n_layer", "num_layers", most=2048):
+        return layers
+    raise invalid("config.json does not state num_hidden_layers.")
 
 
 def _number(config: Mapping[str, Any], *names: str, most: int = 1 << 32) -> int:

@@ -1,0 +1,140 @@
+"""
+Tuned configurations of vLLM's Triton kernels for experts: reviewed files that a build adds.
+
+``build/<stack>/moe`` (``moe-9.0a`` for another architecture) holds files as vLLM's tuner names
+them, each with its record beside it: ``NAME.json`` and ``NAME.yaml``. `sparkwright model tune`
+writes both. A build adds the files to the source tree, so that the patch set counts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from sparkwright.core import strict_yaml
+from sparkwright.core.errors import Advice, SparkwrightError
+from sparkwright.core.files import read_json, sha256_file
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import capability
+
+#: The folder in vLLM's package in which it looks for these files.
+CONFIGS = "model_executor/layers/fused_moe/configs"
+
+_NAME = re.compile(
+    r"E=\d+,N=\d+,device_name=(?P<device>[\w.+-]+)(,dtype=\w+)?(,block_shape=\[\d+,\d+\])?\.json"
+)
+Microseconds = Annotated[float, Meta(gt=0)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class TuningError(SparkwrightError):
+    """A configuration of experts cannot be tuned or packed."""
+
+    references: ClassVar[Mapping[str, Advice]] = {
+        "tuning-failed": Advice(
+            "vLLM's tuner ended without the file that the served release would read for this "
+            "checkpoint.",
+            "Read the tuner's last lines in the log named above.",
+        ),
+        "tuning-foreign": Advice(
+            "A tuned configuration is for another device or another release of vLLM, or is not "
+            "the file that its record describes; a kernel may be slower with it, or not compile.",
+            "Tune again on the stack's device with the stack's wheel (`sparkwright model tune`), "
+            "or remove the file and its record.",
+        ),
+        "tuning-present": Advice(
+            "The source has a configuration of this name already, which would be overwritten.",
+            "Compare both on the device. To replace upstream's, remove it with a patch of the "
+            "series that gives the reason.",
+        ),
+        "tuning-unavailable": Advice(
+            "The checkpoint has no experts, or stores them in a format that vLLM's tuner does not "
+            "know; their kernels read no such configuration.",
+            "Nothing is to be tuned for this checkpoint.",
+        ),
+    }
+
+
+class BatchLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Latency of a layer of experts for a batch of so many tokens, in microseconds, of each round.
+
+    Attributes:
+        before: With the configuration that vLLM takes without the file.
+    """
+
+    tokens: Annotated[int, Meta(ge=1)]
+    before: Annotated[tuple[Microseconds, ...], Meta(min_length=1)]
+    tuned: Annotated[tuple[Microseconds, ...], Meta(min_length=1)]
+
+
+class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    How a file was made.
+
+    Attributes:
+        sha256: Of the file.
+        vllm: The version of the tuned environment; *wheel*: its wheel's sha256.
+        tuner: The sha256 of ``benchmark_moe.py``.
+        capability: The compute capability of the GPU, ``12.1``.
+        host: Facts of the machine.
+        date: Of the measurement.
+        configurations: How many were tried for each batch; 0 for all of the tuner's.
+    """
+
+    sha256: Sha256
+    vllm: str
+    wheel: Sha256
+    tuner: Sha256
+    device: str
+    capability: Annotated[str, Meta(pattern=r"^\d+\.\d$")]
+    host: dict[str, str]
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+    configurations: Annotated[int, Meta(ge=0)]
+    latencies: Annotated[tuple[BatchLatency, ...], Meta(min_length=1)]
+
+
+def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str, bytes]:
+    """
+    Return the files of the stack by their paths in the source *tree* of *fork*.
+
+    Args:
+        package: The folder of its package.
+
+    Raises:
+        file-invalid: A file or record does not have its form.
+        tuning-foreign: A file is for another device or release, or its record is another file's.
+        tuning-present: The tree has a file of that name.
+    """
+    arch, result = context.project.spec.arch, dict[str, bytes]()
+    for path in context.tuned_files(fork):
+        if path.suffix != ".json":
+            continue
+        record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
+        read_json(path, dict[str, str | dict[str, int]])
+        match = _NAME.fullmatch(path.name)
+        releases = {base.version for base in context.lock.forks[fork].bases.values()}
+        faults = {
+            f"its name is no file of {record.device}": (
+                not match or match["device"] != record.device
+            ),
+            f"it is of SM {record.capability}, and the stack is for {arch}": (
+                record.capability != capability(arch)
+            ),
+            f"it is of vLLM {record.vllm}, and the stack has {', '.join(sorted(releases))}": (
+                record.vllm.partition("+")[0] not in releases
+            ),
+            "its record states another sha256": record.sha256 != sha256_file(path),
+        }
+        if details := [fault for fault, present in faults.items() if present]:
+            what = f"{path.name} is not a file for stack {context.project.stack}."
+            raise TuningError("tuning-foreign", what, details=details)
+        member = f"{package}/{CONFIGS}/{path.name}"
+        if context.objects.blob(tree, member) is not None:
+            raise TuningError("tuning-present", f"The source has {member} already.")
+        result[member] = path.read_bytes()
+    return result
