@@ -81,7 +81,7 @@ case $step in
     python tool -P -m sparkwright serve --health "$url"
     python tool -c 'import sys, urllib.request as request
 body = b"{\"model\": \"%s\", \"prompt\": \"483>\", \"max_tokens\": 1, \"temperature\": 0}" % sys.argv[2].encode()
-print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"Content-Type": "application/json"})).read().decode())' "$url" "$model"
+print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"Content-Type": "application/json"})).read().decode())' "$url" "rehearsal-$name"
     kill -TERM "$server"
     wait "$server" && echo "ended with status 0" ;;
   tune)
