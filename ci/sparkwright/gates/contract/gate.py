@@ -45,6 +45,7 @@ CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
     *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
     *declare("log", role="reports"),
+    *declare("moe-configuration", role="informs"),
 )
 
 REASONS: Mapping[str, str] = {
@@ -88,6 +89,8 @@ REASONS: Mapping[str, str] = {
     "says, it did not run.",
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
     "place of FP4 kernels.",
+    "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
+    "Triton kernels run with general ones. Tune them (`sparkwright model tune`).",
     "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start "
     "the server with sparkwright.",
     "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates "
@@ -210,7 +213,19 @@ def run(
         _version(policy, lines["version"], server.client),
         *check_contract(policy, contract, server, compare),
         _kv(policy, recipe, lines, server.client),
+        *([_configuration(lines)] if contract.moe else []),
     )
+
+
+def _configuration(lines: Mapping[str, LogLines]) -> Check:
+    """Return whether the experts are served with a configuration that was tuned for this device."""
+    name, missing, tuned = "moe-configuration", lines["moe-untuned"], lines["moe-tuned"]
+    samples = [Sample("log", actual=text) for text in (*missing.texts, *tuned.texts)[:5]]
+    if missing.count:
+        message = f"vLLM has no {', '.join(missing.values) or 'file'} for these experts"
+        return failed(name, message, "moe-untuned", samples=samples, required=False)
+    message = ", ".join(tuned.values) or "no kernel that serves reads a tuned configuration"
+    return passed(name, message, samples=samples, required=False)
 
 
 def _serves(server: ObservedServer) -> Check:
