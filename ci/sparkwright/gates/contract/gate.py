@@ -43,10 +43,13 @@ if TYPE_CHECKING:
 
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
-    *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
+    *declare("line-*", "kernels-*", "kv-cache", "backends", "profile-*", measured=True),
     *declare("log", role="reports"),
     *declare("moe-configuration", role="informs"),
 )
+
+#: Kernels that Inductor writes: their kind, and the operations that are in one.
+COMPILED = re.compile(r"triton_(?:poi|red|per|tem)_fused")
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
@@ -70,6 +73,8 @@ REASONS: Mapping[str, str] = {
     "baseline-unnamed": "The baseline does not name its wheel. Record it again, with the WHEEL.",
     "baseline-other-model": "The baseline was recorded with another recipe or other weights. "
     "Record it with these.",
+    "compile-unseen": "The recipe is served by torch.compile, and the profile has no kernel that "
+    "it made: each operation runs by itself.",
     "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody "
     "has measured it. Read the kernels that the check shows, and write their pattern into the "
     "recipe.",
@@ -85,6 +90,8 @@ REASONS: Mapping[str, str] = {
     "memory, or the flags differ.",
     "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or "
     "use what replaced it.",
+    "graphs-unseen": "The recipe is served by CUDA graphs, and none launched a kernel of a decode "
+    "step: each launch costs the processor's time.",
     "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log "
     "says, it did not run.",
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
@@ -319,6 +326,13 @@ def _kernels(
     table = kernel_trace.kernels(trace, policy, contract)
     layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
     layers += [compare(trace)] if compare else []
+    if "captured" in contract.lines:
+        graphs = Figure("kernels of decode steps in CUDA graphs", trace.graphs)
+        layers.append(_profiled("graphs", trace.graphs, graphs))
+    if contract.lines.get("compile") == "VLLM_COMPILE":
+        names = {kernel for phase in trace.values() for kernel in phase}
+        count = sum(bool(COMPILED.match(kernel)) for kernel in names)
+        layers.append(_profiled("compile", count, Figure("kernels of torch.compile", count)))
     allowed = contract.allows
     fallbacks = [pattern for key, pattern in policy.fallback_kernels.items() if key not in allowed]
     samples = [
@@ -332,6 +346,15 @@ def _kernels(
         return [failed(name, message, "kernel-forbidden", samples=samples), *layers]
     message = "no kernel of the profile is one that the recipe excludes"
     return [passed(name, message), *layers]
+
+
+def _profiled(kind: str, count: int, figure: Figure) -> Check:
+    """Return whether the profile shows *count* of what the log states."""
+    name = f"profile-{kind}"
+    if not count:
+        message = f"the profile has no {figure.name}"
+        return failed(name, message, f"{kind}-unseen", figures=[figure])
+    return passed(name, f"the profile has {count} {figure.name}", figures=[figure])
 
 
 def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[str, str]) -> Check:
