@@ -23,6 +23,7 @@ from tests.support import checkpoints, standin
 from tests.support.badserver import MODELS, Listener, completion, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
+from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
 from sparkwright.serving import flags, health, launch, preflight
@@ -191,6 +192,10 @@ def test_refusals_name_the_successor(world: World) -> None:
     assert list(variable.value.details) == [
         "VLLM_CPU_KVCACHE_SPCE: perhaps VLLM_CPU_KVCACHE_SPACE", "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend",
     ]  # fmt: skip
+    # A gate or a measurement starts its server so.
+    with refusal("variable-refused") as server:
+        Server(LaunchPlan(world.python, world.model, variables={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}), world.folder / "log")
+    assert list(server.value.details) == ["VLLM_ATTENTION_BACKEND: gone since 0.19.1; now --attention-backend"]
     with refusal("flag-unknown") as flag:
         world.plan(flags=("--max-model-length=5", "--api_key=x"))
     assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from sparkwright.bench.server import vllm_variables
+from sparkwright.bench.server.vllm_variables import VariableError
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
@@ -314,7 +316,7 @@ def _apply_variables(
             setattr(arguments, option, value)
     if wrong:
         what = f"{len(wrong)} variables of the environment cannot be used."
-        raise ServeError("variable-refused", what, details=sorted(wrong))
+        raise VariableError("variable-refused", what, details=sorted(wrong))
     arguments.flag = [*words, *arguments.flag]
     return {
         name: value
@@ -351,7 +353,7 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
         todo = "Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment."
         raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
     environment, own = environments.examine(python), arguments.node_address or ""
-    launch.check_variables(variables, environment)
+    vllm_variables.check(variables, environment.package)
     command = ray.worker_command(environment, arguments.ray_worker, own)
     console.document({"head": arguments.ray_worker, "command": command})
     if arguments.dry_run:

@@ -48,9 +48,4 @@ class ServeError(SparkwrightError):
             "hangs, although /health may say 200.",
             "Ask again; if it stays so, keep its log and restart it.",
         ),
-        "variable-refused": Advice(
-            "A variable has a wrong value, or a name that nothing reads, so the server would run "
-            "otherwise than intended.",
-            "Correct or remove it as the lines above say; docs/verbs.md lists the variables.",
-        ),
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from msgspec.structs import replace
 from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server import vllm_variables
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
-from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 from sparkwright.serving.preflight import GIB, Machine
 
@@ -222,28 +221,8 @@ def _variables(
         variables["VLLM_HOST_IP"] = request.address
     if request.download:
         variables["HF_HUB_OFFLINE"] = "0"
-    check_variables(variables, environment)
+    vllm_variables.check(variables, environment.package)
     return variables
-
-
-def check_variables(variables: Mapping[str, str], environment: ServingEnvironment) -> None:
-    """
-    Check the ``VLLM_`` *variables* against the table of the installed vLLM.
-
-    Raises:
-        variable-refused: vLLM does not read one, so it would change nothing.
-    """
-    known = environment.variables()
-    unread = [name for name in variables if name.startswith("VLLM_") and name not in known]
-    if not known or not unread:
-        return
-    details = []
-    for name in sorted(unread):
-        similar = "".join(difflib.get_close_matches(name, known, 1, 0.75))
-        hint = recipe_preflight.advice(name) or (f"perhaps {similar}" if similar else "unknown")
-        details.append(f"{name}: {hint}")
-    what = f"vLLM {environment.vllm} does not read {', '.join(sorted(unread))}."
-    raise ServeError("variable-refused", what, details=details)
 
 
 def _flags(
