@@ -86,7 +86,7 @@ def add(group):
     for flag in ("--model", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--dtype",
                  "--tensor-parallel-size", "--distributed-executor-backend", "--enforce-eager", "--max-num-batched-tokens", "--seed",
                  "--attention-backend", "--kv-cache-dtype", "--moe-backend", "--linear-backend", "--speculative-config", "--quantization",
-                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching"):
+                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching", "--enable-expert-parallel"):
         group.add_argument(flag)
 """
 FRONTEND = """
@@ -98,7 +98,8 @@ class FrontendArgs:
 """
 ENVS = """
 environment_variables = {"VLLM_CPU_KVCACHE_SPACE": None, "VLLM_CPU_OMP_THREADS_BIND": None, "VLLM_HOST_IP": None, "VLLM_API_KEY": None,
-                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None}
+                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None,
+                         "VLLM_TUNED_CONFIG_FOLDER": None}
 """
 
 

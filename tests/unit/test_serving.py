@@ -26,6 +26,7 @@ from tests.support.standin import Machine, _machine, _standin, free_port
 from sparkwright.bench.server.launch import LaunchPlan, Server
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
+from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import flags, health, launch, preflight
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
@@ -152,6 +153,26 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
     (world.model / "model.safetensors").rename(world.model / "model.bin")
     with refusal("serve-unfit"):
         world.plan(machine=SPARK)
+
+
+def test_plan_says_whether_the_experts_are_tuned_for_this_gpu(world: World) -> None:
+    spark = msgspec.structs.replace(SPARK, gpu="NVIDIA GB10")
+    assert world.plan(machine=spark).experts == "", "a dense model"
+    checkpoints.moe(world.folder / "moe", "F8_E4M3", 256, 512, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    name = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
+    given: dict[str, Any] = {"model": str(world.folder / "moe"), "machine": spark}
+    assert world.plan(**given).experts.startswith(f"no {name}")
+    folder = world.site / "vllm" / MOE_CONFIGS
+    folder.mkdir(parents=True)
+    (folder / name).write_text("{}")
+    assert world.plan(**given).experts == f"tuned, {name}"
+    assert world.plan(**given, flags=("--tensor-parallel-size=2",), head=True).experts.startswith("no E=256,N=256,")
+    own = world.folder / "own"
+    own.mkdir()
+    (own / name.replace("256,N=512", "128,N=512")).write_text("{}")
+    words = ("--tensor-parallel-size=2", "--enable-expert-parallel")
+    variables = {"VLLM_TUNED_CONFIG_FOLDER": str(own)}
+    assert world.plan(**given, flags=words, variables=variables, head=True).experts.startswith("tuned, E=128,N=512,")
 
 
 def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:

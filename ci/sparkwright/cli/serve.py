@@ -373,6 +373,7 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         ("address", f"{request.host} port {request.port}, as {plan.launch.name}"),
         ("memory", f"{plan.needed:.1f} GiB, and {plan.floor:.1f} GiB stay free"),
     ]
+    rows += [("experts", plan.experts)] * bool(plan.experts)
     command = ray.head_command(plan.environment, request.address, ray_port) if head else []
     rows += [("machines", f"{plan.nodes}; Ray: {shlex.join(command)}")] * head
     console.table("server", ("", ""), rows)

@@ -11,12 +11,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server import vllm_variables
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
+from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
@@ -70,6 +73,8 @@ class ServingPlan(msgspec.Struct, frozen=True):
         needed: GiB that it takes on this machine, as far as known.
         floor: GiB that stay free.
         nodes: Machines that serve together.
+        experts: Whether vLLM has a configuration of the model's experts for this GPU; empty if none
+            is read.
         warnings: Sentences for the user.
     """
 
@@ -81,6 +86,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
     needed: float
     floor: float
     nodes: int
+    experts: str
     warnings: tuple[str, ...]
 
     @property
@@ -109,6 +115,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "commit": self.model.commit,
             "name": self.launch.name,
             "nodes": self.nodes,
+            "experts": self.experts,
             "command": self.command,
             "variables": self.shown_variables(),
             "needed_gib": round(self.needed, 1),
@@ -190,7 +197,27 @@ def plan(
     )
     warnings = (*advice, *_provenance(request, recipe, environment, model))
     needed = needed if machine.shared else 0.0
-    return ServingPlan(request, environment, recipe, model, launch, needed, floor, nodes, warnings)
+    experts = _experts(environment.package, launch, model, machine.gpu)
+    return ServingPlan(
+        request, environment, recipe, model, launch, needed, floor, nodes, experts, warnings
+    )
+
+
+def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> str:
+    """Return whether *package* has a configuration of the *model*'s experts for the *gpu*."""
+    if not (model.checkpoint and gpu):
+        return ""
+    shards = int(flags.number(launch.flags, "--tensor-parallel-size") or 1)
+    whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
+    try:
+        layer = modules.expert_layer(checkpoint.read(model.checkpoint), shards, whole=whole)
+    except ModelError:
+        return ""
+    name = layer.filename(modules.device_name(gpu))
+    folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
+    if any(Path(folder, name).is_file() for folder in filter(None, folders)):
+        return f"tuned, {name}"
+    return f"no {name}: Triton's kernels take defaults (`sparkwright model tune`)"
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
