@@ -71,8 +71,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(9)
         time.sleep(order.get("think", 0))
         count["tokens"] += 1
-        choice = {"index": 0, "text": "a", "finish_reason": "length", "token_ids": [5]}
-        self.answer({"model": asked["model"], "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+        most = asked["max_tokens"]
+        choice = {"index": 0, "text": "a" * most, "finish_reason": "length", "token_ids": [5] * most}
+        self.answer({"model": asked["model"], "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": most}})
     def log_message(self, *_):
         pass
 host, port = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--host", "--port"))

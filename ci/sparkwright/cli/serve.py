@@ -26,7 +26,7 @@ from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
 #: Failure of each state of health.
-FAILURES = {"stuck": "server-stuck", "dead": "server-dead"}
+FAILURES = {"garbage": "server-garbage", "stuck": "server-stuck", "dead": "server-dead"}
 
 
 def plain_text(text: str) -> str:
@@ -249,7 +249,7 @@ def serve(arguments: argparse.Namespace) -> int:
     Check the request, and become the server; return only with ``--health`` or ``--dry-run``.
 
     Raises:
-        server-dead, server-stuck: With ``--health``, the server does not serve.
+        server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
         variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
         UsageError and others: As `launch.plan`.
     """
