@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
-    *declare("line-*", "kernels-*", "kv-cache", "backends", "profile-*", measured=True),
+    *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
+    *declare("profile-graphs", "profile-compile", measured=True),
     *declare("log", role="reports"),
     *declare("moe-configuration", role="informs"),
 )
