@@ -13,8 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from sparkwright.builder.moe_configs import CONFIGS
 from sparkwright.builder.wheel import archive
+from sparkwright.forks.stack import MOE_CONFIGS
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     for file in files:
         shutil.copy(file, output)
     (wheel,) = (root / "dist").glob("*.whl")
-    members = {f"vllm/{CONFIGS}/{path.name}": path.read_bytes() for path in files}
+    members = {f"vllm/{MOE_CONFIGS}/{path.name}": path.read_bytes() for path in files}
     members = {name: data for name, data in members.items() if name.endswith(".json")}
     version = archive.WheelName.of(wheel.name).version
     archive.rewrite(wheel, output, version=version, replace=members)

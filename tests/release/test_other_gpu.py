@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 #: Evidence of the rehearsal: what `gate` wrote on an H100, and the signed record of the release.
 REHEARSAL = wheels.ROOT / "docs" / "rehearsal"
-#: Checks of the Spark's policy that a GPU without FP4, or the small model, cannot pass.
-FEWER = {"G2": {"fp4-conversion", "fp4-quantise", "fp4-gemm", "fp4-moe"}, "G4": {"context-maximum"}}
+#: Checks of the Spark's policy that a GPU without FP4, the small model, or a server without torch.compile cannot pass.
+FEWER = {
+    "G2": {"fp4-conversion", "fp4-quantise", "fp4-gemm", "fp4-moe"},
+    "G3": {"profile-graphs", "profile-compile"},
+    "G4": {"context-maximum"},
+}
 
 
 @pytest.fixture(name="owner")

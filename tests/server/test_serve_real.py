@@ -18,7 +18,8 @@ from tests.refusals import refusal
 from tests.support.standin import Machine, alive
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.serving import flags, launch
+from sparkwright.bench.server import vllm_variables
+from sparkwright.serving import flags
 from sparkwright.serving.environment import examine
 
 pytestmark = pytest.mark.server
@@ -143,6 +144,6 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
             flags.check(recipe.flags(variant), environment)
-            launch.check_variables(variant.variables, environment)
+            vllm_variables.check(variant.variables, environment.package)
     with refusal("variable-refused"):
-        launch.check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment)
+        vllm_variables.check({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)

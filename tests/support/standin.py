@@ -71,8 +71,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(9)
         time.sleep(order.get("think", 0))
         count["tokens"] += 1
-        choice = {"index": 0, "text": "a", "finish_reason": "length", "token_ids": [5]}
-        self.answer({"model": asked["model"], "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+        most = asked["max_tokens"]
+        choice = {"index": 0, "text": "a" * most, "finish_reason": "length", "token_ids": [5] * most}
+        self.answer({"model": asked["model"], "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": most}})
     def log_message(self, *_):
         pass
 host, port = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--host", "--port"))
@@ -86,7 +87,7 @@ def add(group):
     for flag in ("--model", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--dtype",
                  "--tensor-parallel-size", "--distributed-executor-backend", "--enforce-eager", "--max-num-batched-tokens", "--seed",
                  "--attention-backend", "--kv-cache-dtype", "--moe-backend", "--linear-backend", "--speculative-config", "--quantization",
-                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching"):
+                 "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "-q", "-tp", "--revision", "--served-model-name", "--enable-prefix-caching", "--enable-expert-parallel"):
         group.add_argument(flag)
 """
 FRONTEND = """
@@ -98,7 +99,8 @@ class FrontendArgs:
 """
 ENVS = """
 environment_variables = {"VLLM_CPU_KVCACHE_SPACE": None, "VLLM_CPU_OMP_THREADS_BIND": None, "VLLM_HOST_IP": None, "VLLM_API_KEY": None,
-                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None}
+                         "VLLM_LOGGING_LEVEL": None, "VLLM_NO_USAGE_STATS": None, "VLLM_LOGGING_COLOR": None,
+                         "VLLM_TUNED_CONFIG_FOLDER": None}
 """
 
 

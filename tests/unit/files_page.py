@@ -18,7 +18,9 @@ from msgspec import inspect as types
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
+from sparkwright.bench.server.vllm_variables import RemovedVariable
 from sparkwright.builder.arch.rules import ArchRules
+from sparkwright.builder.moe_configs import TuningRecord
 from sparkwright.builder.schedule import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel.flashinfer_aot import AotSpec
@@ -56,10 +58,12 @@ FILES: dict[str, tuple[Any, str]] = {
     "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
     "build/STACK/archs.yaml": (ArchRules, "people"),
     "build/STACK/aot.yaml": (AotSpec, "people"),
+    "build/STACK/moe/NAME.yaml": (TuningRecord, "`model tune`, reviewed"),
     "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
+    "ci/recipes/variables/removed.yaml (by variable)": (RemovedVariable, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),

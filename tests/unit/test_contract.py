@@ -27,13 +27,17 @@ ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 
 #: The lines that vLLM 0.33.0 prints with an NVFP4 model, put together from its sources; no GB10 printed them.
+#: The words of the compilation are those of a log in community-scripts/ProxmoxVED#2047.
 LOG = """\
 (EngineCore pid=2) INFO 11-21 22:31:50 [core.py:133] Initializing a V1 LLM engine (v0.33.0) with config: model='/m', \
-dtype=torch.bfloat16, quantization=modelopt_fp4, quantization_config=None, enforce_eager=False, kv_cache_dtype=fp8, device_config=cuda, s=0
+dtype=torch.bfloat16, quantization=modelopt_fp4, quantization_config=None, enforce_eager=False, kv_cache_dtype=fp8, device_config=cuda, s=0, \
+compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, 'debug_dump_path': None, 'splitting_ops': ['vllm::unified_attention'], \
+'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, 'cudagraph_num_of_warmups': 1, 'cudagraph_capture_sizes': [1, 2, 4, 8]}
 (Worker pid=3) INFO 11-21 22:31:51 [cuda.py:509] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'TRITON'].
 (Worker pid=3) INFO 11-21 22:31:51 [__init__.py:1303] Using CutlassNvFp4LinearKernel for NVFP4 GEMM
 (Worker pid=3) INFO 11-21 22:31:52 [nvfp4.py:250] Using 'VLLM_CUTLASS' NvFp4 MoE backend out of potential backends: ['VLLM_CUTLASS'].
 (Worker pid=3) INFO 11-21 22:32:18 [gpu_model_runner.py:6409] Estimated CUDA graph memory: 1.25 GiB total
+(Worker pid=3) INFO 11-21 22:32:31 [gpu_model_runner.py:6516] Graph capturing finished in 8 secs, took 0.31 GiB
 (Worker pid=3) INFO 11-21 22:32:18 [gpu_worker.py:664] Initial free memory 115.3 GiB, reserved 24.0 GiB memory for KV Cache as specified by kv_c
 (EngineCore pid=2) INFO 11-21 22:32:18 [kv_cache_utils.py:1147] GPU KV cache size: 811,008 tokens, Maximum concurrency for 32,768 tokens \
 per request: 24.75x
@@ -42,8 +46,9 @@ per request: 24.75x
 ATTENTION = "void flashinfer::BatchPrefillWithPagedKVCacheKernel<KernelTraits<(int)0>>(Params)"
 LINEAR = "_ZN7cutlass13device_kernelINS_42MainloopSm120TmaWarpSpecializedBlockScaledILi3ELi3ENS5_IJNS_12float_e2m1_tENS_13float_ue4m3_tEEEE"
 MOE = "_ZN7cutlass13device_kernelINS1_17GroupProblemShapeINS1_47MainloopSm120ArrayTmaWarpSpecializedBlockScaledILi4ENS_12float_e2m1_tEEE"
+COMPILED = "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0"
 MARLIN = "void marlin_moe_wna16::Marlin<1125899906909960l, 256>(int4 const*)"
-SERVING = (ATTENTION, LINEAR, MOE)
+SERVING = (ATTENTION, LINEAR, MOE, COMPILED)
 
 _SEEN = "BatchPrefillWithPagedKVCacheKernel"
 _PLAIN = recipes.load(ROOT, "qwen3-30b-a3b-nvfp4")
@@ -60,7 +65,7 @@ def trace(path: Path, prefill: tuple[str, ...] = SERVING, decode: tuple[str, ...
         events.append({"ph": "X", "cat": "user_annotation", "name": label, "ts": 1000 * step, "dur": 500})
         for place, kernel in enumerate(kernels):
             launch = 100 * step + (0 if graphs else place)
-            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1000 * step + 10, "dur": 1,
+            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch" if graphs else "cudaLaunchKernel", "ts": 1000 * step + 10, "dur": 1,
                            "args": {"correlation": launch}})  # fmt: skip
             # Kernels run long after the step that launched them, in the time of the next one.
             events.append({"ph": "X", "cat": "kernel", "name": kernel, "ts": 1000 * step + 990.5, "dur": 20, "args": {"correlation": launch}})
@@ -96,6 +101,29 @@ def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Pat
     assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE]}
 
 
+def test_compiler_and_graphs_of_the_log_are_looked_for_in_the_profile(tmp_path: Path) -> None:
+    sound = judged(tmp_path)
+    assert (sound["profile-graphs"].state, sound["profile-compile"].state) == ("pass", "pass")
+    plain = (ATTENTION, LINEAR, MOE)
+    eager = judged(tmp_path, trace=trace(tmp_path / "eager.gz", plain, plain, graphs=False))
+    assert (eager["profile-graphs"].reason, eager["profile-compile"].reason) == ("graphs-unseen", "compile-unseen")
+    lines = {name: pattern for name, pattern in RECIPE.contract.lines.items() if name == "device"}
+    other = judged(tmp_path, recipe=replace(RECIPE, contract=replace(RECIPE.contract, lines=lines)))
+    assert not {"profile-graphs", "profile-compile"} & set(other)
+
+
+def test_experts_without_a_configuration_are_told_and_fail_nothing(tmp_path: Path) -> None:
+    """The lines are those of the sources of 0.23.0 and 0.33.0."""
+    name, folder = "E=8,N=1536,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json", "/e/vllm/configs"
+    tuned = judged(tmp_path, f"{LOG}INFO [fused_moe.py:1058] Using configuration from {folder}/{name} for MoE layer.\n")["moe-configuration"]
+    assert (tuned.state, tuned.required, tuned.message) == ("pass", False, name)
+    text = f"Using default MoE config. Performance might be sub-optimal! Config file not found at /own/{name}, {folder}/{name}"
+    untuned = judged(tmp_path, f"{LOG}WARNING {text}\n")["moe-configuration"]
+    assert (untuned.state, untuned.required, untuned.reason) == ("fail", False, "moe-untuned")
+    assert name in untuned.message
+    assert judged(tmp_path)["moe-configuration"].message.startswith("no kernel that serves reads")
+
+
 LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "another kernel": ("CutlassNvFp4", "MarlinNvFp4", "line-linear", "backend-wrong"),
     "one layer with another kernel": (
@@ -108,6 +136,15 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "another MoE backend": ("Using 'VLLM_CUTLASS'", "Using 'MARLIN'", "line-moe", "backend-wrong"),
     "emulated experts": ("Using 'VLLM_CUTLASS'", "Using 'EMULATION'", "no-emulation", "emulation"),
     "another attention": ("Using FLASHINFER", "Using TRITON_ATTN", "line-attention", "backend-wrong"),
+    "no torch.compile": ("CompilationMode.VLLM_COMPILE: 3", "CompilationMode.NONE: 0", "line-compile", "backend-wrong"),
+    "no CUDA graphs": ("CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)", "CUDAGraphMode.NONE: 0", "line-cudagraph", "backend-wrong"),
+    "graphs that the attention does not take": (
+        "(Worker pid=3) INFO 11-21 22:32:31",
+        "CUDAGraphMode.FULL is not supported with X backend; setting cudagraph_mode=NONE\n(Worker pid=3) INFO",
+        "line-cudagraph",
+        "backend-wrong",
+    ),
+    "no graph that was captured": ("Graph capturing finished in 8 secs", "Skipping CUDA graph capture", "line-captured", "line-missing"),
     "a CPU": ("device_config=cuda", "device_config=cpu", "line-device", "backend-wrong"),
     "emulation": ("CutlassNvFp4LinearKernel for", "EmulationNvFp4LinearKernel for", "no-emulation", "emulation"),
     "an ignored flag": ("Using 'V", "--linear-backend=cutlass has no kernel for this\n Using 'V", "no-refusal", "backend-refused"),
@@ -149,7 +186,7 @@ TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str], str]] 
     "silent Marlin": ((*SERVING, MARLIN), (*SERVING, MARLIN), {"no-fallback-kernel"}, "kernel-forbidden"),
     "Marlin in decode alone": (SERVING, (ATTENTION, LINEAR, MARLIN), {"no-fallback-kernel", "kernels-moe"}, "kernel-unseen"),
     "no FP4 experts in prefill": ((ATTENTION, LINEAR), SERVING, {"kernels-moe"}, "kernel-unseen"),
-    "nothing in decode": (SERVING, (), {"kernels-moe", "kernels-attention", "kernels-linear"}, "kernel-unseen"),
+    "nothing in decode": (SERVING, (), {"kernels-moe", "kernels-attention", "kernels-linear", "profile-graphs"}, "kernel-unseen"),
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -23,8 +24,11 @@ from tests.support import checkpoints, standin
 from tests.support.badserver import MODELS, Listener, completion, head, whole
 from tests.support.standin import Machine, _machine, _standin, free_port
 
+from sparkwright.bench.server.launch import LaunchPlan, Server
+from sparkwright.cli import main, serve
 from sparkwright.client import environment as client
 from sparkwright.core.files import sha256_bytes
+from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import flags, health, launch, preflight
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
@@ -96,7 +100,7 @@ NGRAM = '--speculative-config={"method":"ngram","num_speculative_tokens":3}'
 PINNED = "--kv-cache-memory-bytes=4G"
 
 
-@pytest.mark.parametrize("origin", ["model", "recipe"])
+@pytest.mark.parametrize("origin", ["model", "recipe", "container"])
 @pytest.mark.parametrize(
     ("given", "drafts", "reference"),
     [
@@ -110,9 +114,13 @@ PINNED = "--kv-cache-memory-bytes=4G"
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_rule_holds_whatever_gave_the_flags(world: World, origin: str, given: list[str], drafts: bool, reference: str) -> None:
-    """A plain model and a recipe are judged by their final arguments on the machine that they are for."""
+    """A plain model, a recipe and a container are judged by their final arguments on the machine that they are for."""
     model = nemotron(world.folder / "nemotron", drafts=drafts)
     world.edit("toy-cpu", versions=[{"vllm": ">=0.20", "flags": ["--enforce-eager"]}])
+    if origin == "container":
+        arguments = main.parse(["serve", "--environment"])
+        serve._apply_variables(arguments, {"VLLM_EXTRA_ARGS": shlex.join(given), "MODEL": str(model)})
+        given = arguments.flag
     with refusal("serve-unfit") as caught:
         world.plan("toy-cpu" * (origin == "recipe"), model=str(model), flags=tuple(given), machine=SPARK)
     if reference == "cache-unpinned" and origin == "recipe":
@@ -138,6 +146,9 @@ def test_rule_lets_the_opposite_pass(world: World, given: list[str], drafts: boo
 def test_ngram_is_advised_against_where_it_was_measured_to_lose(world: World) -> None:
     plan = world.plan(model=str(nemotron(world.folder / "nemotron")), flags=(NGRAM,), machine=DESKTOP)
     assert any("74.75 → 55.70 tok/s" in text for text in plan.warnings)
+    world.edit("toy-cpu", versions=[{"vllm": ">=0.20", "flags": ["--enforce-eager"]}])
+    plan = world.plan("toy-cpu", model=str(nemotron(world.folder / "recipe")), flags=(NGRAM,), machine=DESKTOP)
+    assert any("74.75 → 55.70 tok/s" in text for text in plan.warnings)
     assert not any("74.75" in text for text in world.plan(flags=(NGRAM,), machine=DESKTOP).warnings)
 
 
@@ -151,6 +162,26 @@ def test_plain_model_gets_a_pinned_cache_on_unified_memory(world: World) -> None
     (world.model / "model.safetensors").rename(world.model / "model.bin")
     with refusal("serve-unfit"):
         world.plan(machine=SPARK)
+
+
+def test_plan_says_whether_the_experts_are_tuned_for_this_gpu(world: World) -> None:
+    spark = msgspec.structs.replace(SPARK, gpu="NVIDIA GB10")
+    assert world.plan(machine=spark).experts == "", "a dense model"
+    checkpoints.moe(world.folder / "moe", "F8_E4M3", 256, 512, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    name = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
+    given: dict[str, Any] = {"model": str(world.folder / "moe"), "machine": spark}
+    assert world.plan(**given).experts.startswith(f"no {name}")
+    folder = world.site / "vllm" / MOE_CONFIGS
+    folder.mkdir(parents=True)
+    (folder / name).write_text("{}")
+    assert world.plan(**given).experts == f"tuned, {name}"
+    assert world.plan(**given, flags=("--tensor-parallel-size=2",), head=True).experts.startswith("no E=256,N=256,")
+    own = world.folder / "own"
+    own.mkdir()
+    (own / name.replace("256,N=512", "128,N=512")).write_text("{}")
+    words = ("--tensor-parallel-size=2", "--enable-expert-parallel")
+    variables = {"VLLM_TUNED_CONFIG_FOLDER": str(own)}
+    assert world.plan(**given, flags=words, variables=variables, head=True).experts.startswith("tuned, E=128,N=512,")
 
 
 def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> None:
@@ -191,6 +222,10 @@ def test_refusals_name_the_successor(world: World) -> None:
     assert list(variable.value.details) == [
         "VLLM_CPU_KVCACHE_SPCE: perhaps VLLM_CPU_KVCACHE_SPACE", "VLLM_NVFP4_GEMM_BACKEND: gone since 0.24.0; now --linear-backend",
     ]  # fmt: skip
+    # A gate or a measurement starts its server so.
+    with refusal("variable-refused") as server:
+        Server(LaunchPlan(world.python, world.model, variables={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}), world.folder / "log")
+    assert list(server.value.details) == ["VLLM_ATTENTION_BACKEND: gone since 0.19.1; now --attention-backend"]
     with refusal("flag-unknown") as flag:
         world.plan(flags=("--max-model-length=5", "--api_key=x"))
     assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"
@@ -334,7 +369,8 @@ def test_ray_is_refused_without_what_it_needs(machine: Machine, words: list[str]
 
 # Health.
 
-TOKEN = whole({**completion(token_ids=[5]), "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+TOKEN = whole({**completion(token_ids=[5] * 8), "usage": {"prompt_tokens": 2, "completion_tokens": 8}})
+GARBAGE = whole({**completion(text="!" * 8, token_ids=[0] * 8), "usage": {"prompt_tokens": 2, "completion_tokens": 8}})
 ERROR = whole({"error": {"message": "EngineDeadError"}}, "500 Internal Server Error")
 Answers = dict[str, bytes | None]
 
@@ -371,9 +407,10 @@ def metrics(tokens: float) -> bytes:
 @pytest.mark.parametrize(
     ("answers", "state", "text"),
     [
-        ({}, "serving", "a token came"),
-        ({"/metrics": ERROR}, "serving", "a token came"),
-        ({"/health": None}, "serving", "a token came"),
+        ({}, "serving", "an answer came"),
+        ({"/metrics": ERROR}, "serving", "an answer came"),
+        ({"/health": None}, "serving", "an answer came"),
+        ({"/v1/completions": GARBAGE}, "garbage", "!!!!!!!!"),
         ({"/health": whole(b"", "503 Service Unavailable")}, "dead", "/health: "),
         ({"/v1/completions": ERROR, "/metrics": metrics(5)}, "dead", "EngineDeadError"),
         ({"/v1/completions": None, "/metrics": b"moving"}, "busy", "generation_tokens_total increases"),
@@ -385,7 +422,7 @@ def metrics(tokens: float) -> bytes:
     ],
 )
 def test_health_tells_slow_from_dead(answers: Answers, state: str, text: str, listen: Callable[[Answers], Listener]) -> None:
-    found = health.check(listen(answers).url, 1.5 if state in ("serving", "dead") else 0.3)
+    found = health.check(listen(answers).url, 1.5 if state in ("serving", "garbage", "dead") else 0.3)
     assert (found.state, text in found.message) == (state, True), found
 
 
@@ -396,5 +433,7 @@ def test_health_command_has_an_exit_code(machine: Machine, listen: Callable[[Ans
     done = machine.verb("serve", "--health", stuck, "--json", "--patience", "1")
     document = json.loads(done.stdout)
     assert (done.returncode, document["error"]["reference"], document["health"]["state"]) == (1, "server-stuck", "stuck")
+    done = machine.verb("serve", "--health", listen({"/v1/completions": GARBAGE}).url, "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]["reference"]) == (1, "server-garbage")
     done = machine.verb("serve", "--health", listen({}).url)
     assert (done.returncode, done.stdout.startswith("serving: ")) == (0, True)

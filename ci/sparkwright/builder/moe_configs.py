@@ -19,10 +19,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import read_json, sha256_file
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import capability
-
-#: The folder in vLLM's package in which it looks for these files.
-CONFIGS = "model_executor/layers/fused_moe/configs"
+from sparkwright.forks.stack import MOE_CONFIGS, capability
 
 _NAME = re.compile(
     r"E=\d+,N=\d+,device_name=(?P<device>[\w.+-]+)(,dtype=\w+)?(,block_shape=\[\d+,\d+\])?\.json"
@@ -50,11 +47,6 @@ class TuningError(SparkwrightError):
             "The source has a configuration of this name already, which would be overwritten.",
             "Compare both on the device. To replace upstream's, remove it with a patch of the "
             "series that gives the reason.",
-        ),
-        "tuning-unavailable": Advice(
-            "The checkpoint has no experts, or stores them in a format that vLLM's tuner does not "
-            "know; their kernels read no such configuration.",
-            "Nothing is to be tuned for this checkpoint.",
         ),
     }
 
@@ -98,6 +90,13 @@ class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latencies: Annotated[tuple[BatchLatency, ...], Meta(min_length=1)]
 
 
+def releases(context: RunContext, fork: str) -> set[str]:
+    """Return the version of *fork* in the stack, as each of its locked sources states it."""
+    locked = context.lock.forks[fork]
+    files = {file.version for file in (locked.sdist, *locked.bases.values()) if file}
+    return files | ({locked.git.ref.removeprefix("v")} if locked.git else set())
+
+
 def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str, bytes]:
     """
     Return the files of the stack by their paths in the source *tree* of *fork*.
@@ -111,13 +110,13 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         tuning-present: The tree has a file of that name.
     """
     arch, result = context.project.spec.arch, dict[str, bytes]()
+    versions = releases(context, fork)
     for path in context.tuned_files(fork):
         if path.suffix != ".json":
             continue
         record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
         read_json(path, dict[str, str | dict[str, int]])
         match = _NAME.fullmatch(path.name)
-        releases = {base.version for base in context.lock.forks[fork].bases.values()}
         faults = {
             f"its name is no file of {record.device}": (
                 not match or match["device"] != record.device
@@ -125,15 +124,15 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
             f"it is of SM {record.capability}, and the stack is for {arch}": (
                 record.capability != capability(arch)
             ),
-            f"it is of vLLM {record.vllm}, and the stack has {', '.join(sorted(releases))}": (
-                record.vllm.partition("+")[0] not in releases
+            f"it is of vLLM {record.vllm}, and the stack has {', '.join(sorted(versions))}": (
+                record.vllm.partition("+")[0] not in versions
             ),
             "its record states another sha256": record.sha256 != sha256_file(path),
         }
         if details := [fault for fault, present in faults.items() if present]:
             what = f"{path.name} is not a file for stack {context.project.stack}."
             raise TuningError("tuning-foreign", what, details=details)
-        member = f"{package}/{CONFIGS}/{path.name}"
+        member = f"{package}/{MOE_CONFIGS}/{path.name}"
         if context.objects.blob(tree, member) is not None:
             raise TuningError("tuning-present", f"The source has {member} already.")
         result[member] = path.read_bytes()

@@ -15,7 +15,7 @@ from typing import Any
 from sparkwright.bench.model import checkpoint, decode_bytes, modules, tuning
 from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.server import wheel_identity
-from sparkwright.builder import host_info
+from sparkwright.builder import host_info, moe_configs
 from sparkwright.builder.moe_configs import BatchLatency, TuningError, TuningRecord
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
@@ -156,20 +156,20 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         tuning-foreign: The GPU or the environment is not the stack's.
-        tuning-unavailable, tuning-failed: See `tuning.layer` and `tuning.tune`.
+        tuning-unavailable, tuning-failed: See `modules.expert_layer` and `tuning.tune`.
     """
     context, folder = options.checkout(arguments), arguments.model
     shards = arguments.tensor_parallel_size
-    layer = tuning.layer(checkpoint.read(folder), shards)
+    layer = modules.expert_layer(checkpoint.read(folder), shards)
     python, wheel, arch = arguments.python, arguments.wheel, context.project.spec.arch
     version, gpus = wheel_identity.version(python), host_info.gpus()
-    releases = {base.version for base in context.lock.forks["vllm"].bases.values()}
+    releases = moe_configs.releases(context, "vllm")
     details = [f"this GPU: {gpu.name}, SM {gpu.capability}" for gpu in gpus[:1]]
     if [gpu.capability for gpu in gpus[:1]] != [capability(arch)]:
         what = f"Files of {context.project.stack} are tuned on a GPU for {arch}."
         raise TuningError("tuning-foreign", what, details=details or ["there is no GPU here"])
     if version.partition("+")[0] not in releases:
-        what = f"{context.project.stack} has vLLM {', '.join(releases)}, and {python} {version}."
+        what = f"The stack has vLLM {', '.join(sorted(releases))}, and {python} {version}."
         raise TuningError("tuning-foreign", what)
     if differing := wheel_identity.mismatches(python, wheel):
         what = f"The environment of {python} does not hold the files of {wheel.name}."
@@ -177,7 +177,7 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         raise TuningError("tuning-foreign", what, details=details)
     source = arguments.tuner.read_bytes() if arguments.tuner else b""
     source = source or tuning.locked_tuner(context)
-    device = tuning.device_name(gpus[0].name)
+    device = modules.device_name(gpus[0].name)
     log = context.store.folder("logs") / "tune.log"
     name, content, latencies = tuning.tune(
         python, source, folder, layer, device, log,
@@ -197,16 +197,17 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
+    """Print the medians, and the largest spread of the rounds of either."""
     rows = []
     for row in latencies:
         before, tuned = median(row.before), median(row.tuned)
         spread = max(max(each) / min(each) - 1 for each in (row.before, row.tuned))
-        rows.append([row.tokens, before, tuned, f"{before / tuned - 1:+.1%}", f"{spread:.1%}"])
+        figures = f"{before:.2f}", f"{tuned:.2f}", f"{before / tuned - 1:+.1%}", f"{spread:.1%}"
+        rows.append([str(row.tokens), *figures])
         if tuned > before:
             console.warn(f"a batch of {row.tokens} tokens is slower with the file")
     columns = [">tokens", ">before, µs", ">tuned, µs", ">faster by", ">spread"]
-    cells = [[str(tokens), f"{b:.2f}", f"{t:.2f}", *rest] for tokens, b, t, *rest in rows]
-    console.table(name, columns, cells, result=True)
+    console.table(name, columns, rows, result=True)
 
 
 def _show(audit: modules.ModuleAudit, batch: int, context: int) -> None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from sparkwright.bench.server import vllm_variables
+from sparkwright.bench.server.vllm_variables import VariableError
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
 from sparkwright.core import config
@@ -24,7 +26,7 @@ from sparkwright.serving.errors import ServeError
 from sparkwright.serving.launch import ServeRequest, ServingPlan
 
 #: Failure of each state of health.
-FAILURES = {"stuck": "server-stuck", "dead": "server-dead"}
+FAILURES = {"garbage": "server-garbage", "stuck": "server-stuck", "dead": "server-dead"}
 
 
 def plain_text(text: str) -> str:
@@ -247,7 +249,7 @@ def serve(arguments: argparse.Namespace) -> int:
     Check the request, and become the server; return only with ``--health`` or ``--dry-run``.
 
     Raises:
-        server-dead, server-stuck: With ``--health``, the server does not serve.
+        server-dead, server-garbage, server-stuck: With ``--health``, the server does not serve.
         variable-refused, port-taken, memory-held, ray-missing, ray-failed: It cannot start.
         UsageError and others: As `launch.plan`.
     """
@@ -314,7 +316,7 @@ def _apply_variables(
             setattr(arguments, option, value)
     if wrong:
         what = f"{len(wrong)} variables of the environment cannot be used."
-        raise ServeError("variable-refused", what, details=sorted(wrong))
+        raise VariableError("variable-refused", what, details=sorted(wrong))
     arguments.flag = [*words, *arguments.flag]
     return {
         name: value
@@ -351,7 +353,7 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
         todo = "Use --ray-worker ADDRESS, or RAY_ADDRESS with --environment."
         raise UsageError("usage", "A worker needs the address of the head.", todo=todo)
     environment, own = environments.examine(python), arguments.node_address or ""
-    launch.check_variables(variables, environment)
+    vllm_variables.check(variables, environment.package)
     command = ray.worker_command(environment, arguments.ray_worker, own)
     console.document({"head": arguments.ray_worker, "command": command})
     if arguments.dry_run:
@@ -371,6 +373,7 @@ def _start(plan: ServingPlan, ray_port: int, *, head: bool, dry_run: bool) -> in
         ("address", f"{request.host} port {request.port}, as {plan.launch.name}"),
         ("memory", f"{plan.needed:.1f} GiB, and {plan.floor:.1f} GiB stay free"),
     ]
+    rows += [("experts", plan.experts)] * bool(plan.experts)
     command = ray.head_command(plan.environment, request.address, ray_port) if head else []
     rows += [("machines", f"{plan.nodes}; Ray: {shlex.join(command)}")] * head
     console.table("server", ("", ""), rows)

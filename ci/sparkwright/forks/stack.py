@@ -21,6 +21,9 @@ KINDS: tuple[SourceKind, ...] = ("git", "sdist", "wheel")
 #: The machines that wheels are made for, as Python and platform tags name them.
 MACHINES = ("x86_64", "aarch64")
 
+#: The folder in vLLM's package in which it looks for tuned configurations of experts.
+MOE_CONFIGS = "model_executor/layers/fused_moe/configs"
+
 
 def capability(arch: str) -> str:
     """Return the compute capability of the architecture *arch*: ``12.1f`` → ``12.1``."""

@@ -1,8 +1,7 @@
 """
-The Python environment that vLLM is served from, and the flags and variables that its vLLM reads.
+The Python environment that vLLM is served from, and the flags that its vLLM reads.
 
-Nothing of vLLM is imported: it ends over an unknown flag only after half a minute of imports, and
-ignores an unknown variable.
+Nothing of vLLM is imported: it ends over an unknown flag only after half a minute of imports.
 """
 
 from __future__ import annotations
@@ -84,14 +83,6 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
             return frozenset()
         flags = frozenset(flag for tree in trees for flag in _flags(tree))
         return flags if {"--max-model-len", "--host"} <= flags else frozenset()
-
-    def variables(self) -> frozenset[str]:
-        """Return the ``VLLM_`` variables in the table of ``envs.py``; empty if there is none."""
-        try:
-            text = _read(self.package / "envs.py").decode("utf-8", "replace")
-        except (OSError, ValueError):
-            return frozenset()
-        return frozenset(re.findall(r"""["'](VLLM_\w+)["']\s*:""", text))
 
 
 def _read(path: Path) -> bytes:

@@ -43,14 +43,15 @@ class ServeError(SparkwrightError):
             "Nothing serves there: it still loads, it ended, or its engine states that it is dead.",
             "Read its log (journalctl, docker logs): the first line with ERROR gives the reason.",
         ),
+        "server-garbage": Advice(
+            "The server answers with exclamation marks alone, token 0 of most vocabularies: its "
+            "logits are not numbers, because a kernel, a scale or a weight is wrong.",
+            "Do not use its answers. Run `sparkwright gate` on the wheel and the model; G2 to G4 "
+            "find the part.",
+        ),
         "server-stuck": Advice(
             "The server accepts connections, gives no token, and none of its counters moves: it "
             "hangs, although /health may say 200.",
             "Ask again; if it stays so, keep its log and restart it.",
-        ),
-        "variable-refused": Advice(
-            "A variable has a wrong value, or a name that nothing reads, so the server would run "
-            "otherwise than intended.",
-            "Correct or remove it as the lines above say; docs/verbs.md lists the variables.",
         ),
     }

@@ -2,7 +2,7 @@
 Whether a server serves: a slow one is told from a dead one.
 
 ``/health`` of vLLM says 200 over an engine that hangs, and for minutes after a machine of the
-cluster is lost. So a token is requested, and the counters are read before and after.
+cluster is lost. So tokens are requested, and the counters are read before and after.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from sparkwright.bench.server.client import Client, ServerInvalid
 
-State = Literal["serving", "busy", "stuck", "dead"]
+State = Literal["serving", "busy", "garbage", "stuck", "dead"]
 
 #: Counters that move while the engine works, also on a long prompt.
 MOVING = (
@@ -24,6 +24,8 @@ MOVING = (
     "vllm:generation_tokens_total",
     "vllm:request_success_total",
 )
+#: Tokens that are requested; so many exclamation marks are token 0, the argmax of NaN logits.
+TOKENS = 8
 #: HTTP statuses of a server without an engine, or of one that loses it while it answers.
 DEAD = (500, 502, 503)
 
@@ -35,7 +37,7 @@ class Health(msgspec.Struct, frozen=True):
     Attributes:
         message: The reason, for people.
         url: Its address.
-        seconds: Until the token came; 0 without one.
+        seconds: Until the answer came; 0 without one.
     """
 
     state: State
@@ -71,10 +73,10 @@ def check(url: str, patience: float, key: str = "") -> Health:
             return Health("dead", f"/health: {error.message}", url)
     before = _counters(client)
     try:
-        client.complete("A", max_tokens=1)
+        answer = client.complete("A", max_tokens=TOKENS, ignore_eos=True)
     except ServerInvalid as error:
         if error.status in DEAD or error.reason == "server-unreachable":
-            return Health("dead", f"a request for one token: {error.message}", url)
+            return Health("dead", f"a request for {TOKENS} tokens: {error.message}", url)
         if error.status in (401, 403):
             return Health("stuck", "it wants a key: set VLLM_API_KEY", url)
         after = _counters(client)
@@ -82,7 +84,10 @@ def check(url: str, patience: float, key: str = "") -> Health:
         if moved and not error.status:
             return Health("busy", f"no token in {patience:g} s, but {moved[0]} increases", url)
         return Health("stuck", f"{error.message}; no counter increases", url)
-    return Health("serving", "a token came", url, round(time.monotonic() - begin, 3))
+    if len(answer.tokens) >= TOKENS and not answer.text.strip("!"):
+        message = f"its answer is {answer.text[:TOKENS]}: its logits are not numbers"
+        return Health("garbage", message, url)
+    return Health("serving", "an answer came", url, round(time.monotonic() - begin, 3))
 
 
 def _counters(client: Client) -> dict[str, float]:

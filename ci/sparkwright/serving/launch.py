@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.model import checkpoint, modules
+from sparkwright.bench.model.checkpoint import ModelError
 from sparkwright.bench.recipes import preflight as recipe_preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe
+from sparkwright.bench.server import vllm_variables
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.core.errors import UsageError
+from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import environment as environments
 from sparkwright.serving import flags, models, preflight
 from sparkwright.serving.environment import ServingEnvironment
-from sparkwright.serving.errors import ServeError
 from sparkwright.serving.models import LocalModel
 from sparkwright.serving.preflight import GIB, Machine
 
@@ -71,6 +73,8 @@ class ServingPlan(msgspec.Struct, frozen=True):
         needed: GiB that it takes on this machine, as far as known.
         floor: GiB that stay free.
         nodes: Machines that serve together.
+        experts: Whether vLLM has a configuration of the model's experts for this GPU; empty if none
+            is read.
         warnings: Sentences for the user.
     """
 
@@ -82,6 +86,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
     needed: float
     floor: float
     nodes: int
+    experts: str
     warnings: tuple[str, ...]
 
     @property
@@ -110,6 +115,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "commit": self.model.commit,
             "name": self.launch.name,
             "nodes": self.nodes,
+            "experts": self.experts,
             "command": self.command,
             "variables": self.shown_variables(),
             "needed_gib": round(self.needed, 1),
@@ -191,7 +197,27 @@ def plan(
     )
     warnings = (*advice, *_provenance(request, recipe, environment, model))
     needed = needed if machine.shared else 0.0
-    return ServingPlan(request, environment, recipe, model, launch, needed, floor, nodes, warnings)
+    experts = _experts(environment.package, launch, model, machine.gpu)
+    return ServingPlan(
+        request, environment, recipe, model, launch, needed, floor, nodes, experts, warnings
+    )
+
+
+def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> str:
+    """Return whether *package* has a configuration of the *model*'s experts for the *gpu*."""
+    if not (model.checkpoint and gpu):
+        return ""
+    shards = int(flags.number(launch.flags, "--tensor-parallel-size") or 1)
+    whole = any(word.name == "--enable-expert-parallel" for word in flags.parse(launch.flags))
+    try:
+        layer = modules.expert_layer(checkpoint.read(model.checkpoint), shards, whole=whole)
+    except ModelError:
+        return ""
+    name = layer.filename(modules.device_name(gpu))
+    folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
+    if any(Path(folder, name).is_file() for folder in filter(None, folders)):
+        return f"tuned, {name}"
+    return f"no {name}: Triton's kernels take defaults (`sparkwright model tune`)"
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:
@@ -222,28 +248,8 @@ def _variables(
         variables["VLLM_HOST_IP"] = request.address
     if request.download:
         variables["HF_HUB_OFFLINE"] = "0"
-    check_variables(variables, environment)
+    vllm_variables.check(variables, environment.package)
     return variables
-
-
-def check_variables(variables: Mapping[str, str], environment: ServingEnvironment) -> None:
-    """
-    Check the ``VLLM_`` *variables* against the table of the installed vLLM.
-
-    Raises:
-        variable-refused: vLLM does not read one, so it would change nothing.
-    """
-    known = environment.variables()
-    unread = [name for name in variables if name.startswith("VLLM_") and name not in known]
-    if not known or not unread:
-        return
-    details = []
-    for name in sorted(unread):
-        similar = "".join(difflib.get_close_matches(name, known, 1, 0.75))
-        hint = recipe_preflight.advice(name) or (f"perhaps {similar}" if similar else "unknown")
-        details.append(f"{name}: {hint}")
-    what = f"vLLM {environment.vllm} does not read {', '.join(sorted(unread))}."
-    raise ServeError("variable-refused", what, details=details)
 
 
 def _flags(

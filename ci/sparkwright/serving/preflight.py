@@ -8,6 +8,7 @@ the GPU has the host's memory, as on a GB10, or that there is no GPU.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,11 +43,13 @@ class Machine(msgspec.Struct, frozen=True):
         total: In GiB.
         gpus: The number of NVIDIA GPUs.
         unified: Whether the GPU shares the host's memory.
+        gpu: The name of the first one; empty without one.
     """
 
     total: float
     gpus: int = 0
     unified: bool = False
+    gpu: str = ""
 
     @classmethod
     def here(cls) -> Machine:
@@ -56,7 +59,9 @@ class Machine(msgspec.Struct, frozen=True):
             with contextlib.suppress(OSError):
                 texts.append(path.read_text("utf-8", "replace"))
         unified = any("GB10" in text for text in texts)
-        return cls(psutil.virtual_memory().total / GIB, len(texts), unified)
+        gpu = re.search(r"^Model:\s*(.+?)\s*$", "".join(texts[:1]), re.MULTILINE)
+        total = psutil.virtual_memory().total / GIB
+        return cls(total, len(texts), unified, gpu[1] if gpu else "")
 
     @property
     def shared(self) -> bool:

@@ -65,6 +65,11 @@ class ModelError(SparkwrightError):
             "are missing, or a format is not declared or not known.",
             "Look at the modules named above. Ask the model's publisher for a sound checkpoint.",
         ),
+        "tuning-unavailable": Advice(
+            "The checkpoint has no experts, or stores them in a format that vLLM's tuner does not "
+            "know; their kernels read no tuned configuration.",
+            "Nothing is to be tuned for this checkpoint.",
+        ),
     }
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
-from sparkwright.bench.model.checkpoint import Checkpoint, Tensor, invalid
+from sparkwright.bench.model.checkpoint import Checkpoint, ModelError, Tensor, invalid
 from sparkwright.bench.model.decode_bytes import distinct_experts
 
 #: Parameters of a module; a tensor of another name is a module of its own.
@@ -68,6 +68,10 @@ _SCALED = (
     ("MXFP4", ("U8",), ("U8", "F8_E8M0"), 16),
     ("MXFP8", _FP8, ("U8", "F8_E8M0"), 32),
 )
+
+#: Format of experts that vLLM's tuner knows → its name in files, and the tuner's ``--dtype``; empty
+#: for ``auto``.
+DTYPES: Mapping[str, str] = {"BF16": "", "F16": "", "FP8": "fp8_w8a8", "INT4": "int4_w4a16"}
 
 #: Reference of a finding → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -232,45 +236,66 @@ def audit(checkpoint: Checkpoint, *, context: int = 0, batch: int = 1) -> Module
     )
 
 
-class ExpertShape(msgspec.Struct, frozen=True):
+class ExpertLayer(msgspec.Struct, frozen=True):
     """
-    The experts of a checkpoint.
+    A layer of experts as one GPU computes it, by which vLLM names its tuned configurations.
 
     Attributes:
-        experts: Of a layer; 0 for a dense model.
-        size: Of the intermediate vector of an expert, by the config; 0 if it is not stated.
-        schemes: How they are stored (`Module.scheme`).
-        block: Rows and columns of a weight that share a scale, by the config; empty without blocks.
+        experts: Their number.
+        size: Of the intermediate vector.
+        dtype: A value of `DTYPES`.
+        block: Rows and columns of a weight that share a scale; empty without blocks.
     """
 
     experts: int
     size: int
-    schemes: tuple[str, ...]
-    block: tuple[int, ...]
+    dtype: str
+    block: tuple[int, ...] = ()
+
+    def filename(self, device: str) -> str:
+        """
+        Return the name of the file for *device* (`device_name`), as ``get_config_file_name`` of
+        vLLM 0.20.1 to 0.33.0 does.
+        """
+        dtype = f",dtype={self.dtype}" if self.dtype else ""
+        block = f",block_shape=[{','.join(map(str, self.block))}]" if self.block else ""
+        return f"E={self.experts},N={self.size},device_name={device}{dtype}{block}.json"
 
 
-def expert_shape(checkpoint: Checkpoint) -> ExpertShape:
+def device_name(gpu: str) -> str:
+    """Return the name by which vLLM's files name the *gpu*, of which the driver has another."""
+    name = gpu.replace(" ", "_")
+    return "NVIDIA_H200" if "H200" in name.split("_") else name
+
+
+def expert_layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False) -> ExpertLayer:
     """
-    Return the experts of *checkpoint*.
+    Return the layer of experts of *checkpoint*.
+
+    Args:
+        shards: GPUs that share each expert, or, if *whole*, the experts.
 
     Raises:
+        tuning-unavailable: It has no experts, or no tuner knows their format.
         checkpoint-invalid: The config lacks a needed field, or is impossible.
     """
     config, stated = _text_config(checkpoint.config), checkpoint.quantization
     listed = _modules(checkpoint, _layers(config))
     schemes = {module.scheme for module in listed if module.group == "experts"}
-    groups = stated.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if _records(groups) else []
-    structures = [each.get("block_structure") for each in weights if isinstance(each, dict)]
-    block = next(filter(None, (stated.get("weight_block_size"), *structures)), ())
-    pair = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
+    kinds = {scheme.partition(" ")[0] for scheme in schemes}
     size = _number(config, "moe_intermediate_size", "intermediate_size")
-    experts = _experts(listed, config)[0]
-    return ExpertShape(experts, size, tuple(sorted(schemes)), tuple(block) if pair else ())
-
-
-def _records(value: object) -> TypeGuard[dict[str, dict[str, Any]]]:
-    return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
+    experts, kind = _experts(listed, config)[0], "".join(kinds)
+    if not experts or not size or kind not in DTYPES:
+        what = f"Nothing is to be tuned for {checkpoint.config.get('model_type')!s:.60}."
+        details = [f"{experts} experts, stored as {_few(schemes) or 'nothing'}"]
+        raise ModelError("tuning-unavailable", what, details=details)
+    stated_blocks = [scheme.get("block_structure") for scheme in _weight_schemes(stated)]
+    block = stated.get("weight_block_size") or next(filter(None, stated_blocks), None)
+    blocks = tuple(block) if kind == "FP8" and isinstance(block, list) else ()
+    if blocks and not all(type(edge) is int for edge in blocks):
+        raise invalid(f"The config states {str(block)[:60]} as the blocks of its weights.")
+    experts, size = (experts // shards, size) if whole else (experts, size // shards)
+    return ExpertLayer(experts, size, DTYPES[kind], blocks)
 
 
 def _modules(checkpoint: Checkpoint, layers: int) -> list[Module]:
@@ -336,11 +361,16 @@ def _method(quantization: Mapping[str, Any]) -> str:
 
 def _bits(quantization: Mapping[str, Any]) -> str:
     """Return the bits of packed integers, which the config alone states, or ``?``."""
+    stated = [scheme.get("num_bits") for scheme in _weight_schemes(quantization)]
+    return next((str(bits)[:4] for bits in (quantization.get("bits"), *stated) if bits), "?")
+
+
+def _weight_schemes(quantization: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the schemes of weights of a config of compressed-tensors."""
     groups = quantization.get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
     weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
-    stated = [scheme.get("num_bits") for scheme in weights if isinstance(scheme, dict)]
-    return next((str(bits)[:4] for bits in (quantization.get("bits"), *stated) if bits), "?")
+    return [scheme for scheme in weights if isinstance(scheme, dict)]
 
 
 def _fp8(quantization: Mapping[str, Any]) -> bool:

@@ -1,8 +1,5 @@
 """
-Tuned configurations of experts: which file a checkpoint needs, whether it is there, and the tuner.
-
-vLLM's Triton kernels for experts read tile sizes from a file that is named after the shape of a
-layer and the device (`get_config_file_name`, the same in 0.20.1, 0.23.0 and 0.33.0).
+The tuner of vLLM's Triton kernels for experts, which writes the file with their tile sizes.
 """
 
 from __future__ import annotations
@@ -11,10 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from sparkwright.bench.model.checkpoint import Checkpoint
-from sparkwright.bench.model.modules import expert_shape
+from sparkwright.bench.model.modules import ExpertLayer
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.builder.moe_configs import BatchLatency, TuningError
 from sparkwright.core import process
@@ -22,67 +16,13 @@ from sparkwright.core.console import console
 from sparkwright.core.files import read_json
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import SourceError
 
 #: The tuner in vLLM's source tree; the wheel lacks it.
 TUNER = "benchmarks/kernels/benchmark_moe.py"
 DRIVER = Path(__file__).with_name("tuner_driver.py")
 #: How often each latency is measured.
 ROUNDS = 3
-#: Format of the experts → its name in the files, and in the tuner's ``--dtype`` (else ``auto``).
-DTYPES = {"BF16": "", "F16": "", "FP8": "fp8_w8a8", "INT4": "int4_w4a16"}
-
-
-class ExpertLayer(msgspec.Struct, frozen=True):
-    """
-    A layer of experts, as one GPU computes it.
-
-    Attributes:
-        experts: Their number.
-        size: Of the intermediate vector, on this GPU.
-        dtype: A value of `DTYPES`.
-        block: Rows and columns of a weight with one scale; empty without blocks.
-    """
-
-    experts: int
-    size: int
-    dtype: str
-    block: tuple[int, ...]
-
-    def filename(self, device: str) -> str:
-        """Return the name of the file for the *device* (`device_name`)."""
-        dtype = f",dtype={self.dtype}" if self.dtype else ""
-        block = f",block_shape=[{','.join(map(str, self.block))}]" if self.block else ""
-        return f"E={self.experts},N={self.size},device_name={device}{dtype}{block}.json"
-
-
-def device_name(gpu: str) -> str:
-    """Return the name by which files name the *gpu*, of which the driver has another."""
-    name = gpu.replace(" ", "_")
-    return "NVIDIA_H200" if "H200" in name.split("_") else name
-
-
-def layer(checkpoint: Checkpoint, shards: int = 1, *, whole: bool = False) -> ExpertLayer:
-    """
-    Return the layer of experts of *checkpoint*.
-
-    Args:
-        shards: GPUs that share each expert, or, if *whole*, the experts.
-
-    Raises:
-        tuning-unavailable: It has no experts, or no tuner knows their format.
-        checkpoint-invalid: Its config is impossible.
-    """
-    shape = expert_shape(checkpoint)
-    formats = {scheme.partition(" ")[0] for scheme in shape.schemes}
-    name = next(iter(formats), "")
-    if not shape.experts or not shape.size or len(formats) != 1 or name not in DTYPES:
-        what = f"Nothing is to be tuned for {checkpoint.config.get('model_type')!s:.60}."
-        details = [f"{shape.experts} experts, stored as {', '.join(shape.schemes) or 'nothing'}"]
-        raise TuningError("tuning-unavailable", what, details=details)
-    experts, size = (shape.experts // shards, shape.size) if whole else (
-        shape.experts, shape.size // shards
-    )  # fmt: skip
-    return ExpertLayer(experts, size, DTYPES[name], shape.block if name == "FP8" else ())
 
 
 def tune(
@@ -120,7 +60,8 @@ def tune(
             f"--model={model.resolve()}", f"--tp-size={shards}", f"--dtype={layer.dtype or 'auto'}",
             *(["--batch-size", *map(str, batches)] if batches else []),
         ]  # fmt: skip
-        command = [python.absolute(), "-P", DRIVER, script, folder, str(ROUNDS), str(most)]
+        numbers = (str(ROUNDS), str(most))
+        command = [str(python.absolute()), "-P", str(DRIVER), str(script), temporary, *numbers]
         with console.progress("tune", len(batches)) as progress:
 
             def advance(line: str) -> None:
@@ -146,10 +87,10 @@ def locked_tuner(context: RunContext) -> bytes:
     Return the tuner of the stack's vLLM, whose source is fetched if the store lacks it.
 
     Raises:
-        tuning-unavailable: The source has none.
+        not-provided: The source has none.
         offline, source-unreachable: As `fetch.fetch`.
     """
     content = context.objects.blob(fetch.fetch(context, "vllm").tree, TUNER)
     if content is None:
-        raise TuningError("tuning-unavailable", f"The source of vLLM has no {TUNER}.")
+        raise SourceError("not-provided", f"The source of vLLM has no {TUNER}.")
     return content

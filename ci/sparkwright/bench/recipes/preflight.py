@@ -33,35 +33,6 @@ OTHER_MODEL = 0.3
 #: Formats of weights by the names that people give them, where the two differ.
 FORMATS = {"AWQ": "INT4", "none": ""}
 
-#: Variable that later releases do not read → the first one that does not, of the sdists of 0.16.0,
-#: 0.20.1, 0.23.0, 0.24.0, 0.25.1, 0.30.0 and 0.33.0, and what replaced it, as 0.23.0 itself says.
-REPLACED: Mapping[str, tuple[str, str]] = {
-    "VLLM_NVFP4_GEMM_BACKEND": ("0.24.0", "--linear-backend"),
-    "VLLM_USE_NVFP4_CT_EMULATIONS": ("0.24.0", "--linear-backend emulation"),
-    "VLLM_USE_FBGEMM": ("0.24.0", "--linear-backend fbgemm"),
-    "VLLM_MXFP4_USE_MARLIN": ("0.24.0", "--moe-backend marlin or --linear-backend marlin"),
-    "VLLM_FLASHINFER_MOE_BACKEND": (
-        "0.24.0",
-        "--moe-backend flashinfer_trtllm, flashinfer_cutlass or flashinfer_cutedsl",
-    ),
-    "VLLM_USE_FLASHINFER_MOE_FP16": ("0.24.0", "--moe-backend"),
-    "VLLM_USE_FLASHINFER_MOE_FP8": ("0.24.0", "--moe-backend"),
-    "VLLM_USE_FLASHINFER_MOE_FP4": ("0.24.0", "--moe-backend"),
-    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": ("0.24.0", "--moe-backend"),
-    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": (
-        "0.24.0",
-        "--moe-backend flashinfer_trtllm with --quantization_config.moe.activation mxfp8",
-    ),
-    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS": (
-        "0.24.0",
-        "--moe-backend flashinfer_cutlass with --quantization_config.moe.activation mxfp8",
-    ),
-    "VLLM_RPC_TIMEOUT": ("0.23.0", ""),
-    "VLLM_TEST_FORCE_FP8_MARLIN": ("0.33.0", ""),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": ("0.33.0", ""),
-    "VLLM_CPU_SGL_KERNEL": ("0.33.0", ""),
-}
-
 #: Flags that follow from other fields of the recipe, or that a measurement sets on both sides.
 PLANNED = frozenset(
     {
@@ -155,12 +126,6 @@ def setting(flag: str) -> str:
     if name.startswith("--no-"):
         return "--" + name.removeprefix("--no-")
     return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
-
-
-def advice(variable: str) -> str:
-    """Return what became of a *variable* that earlier releases read; empty if nothing is known."""
-    since, use = REPLACED.get(variable, ("", ""))
-    return f"gone since {since}" * bool(since) + f"; now {use}" * bool(use)
 
 
 def machine_memory() -> int:

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from sparkwright.bench.machine.watchdog import watch_memory
+from sparkwright.bench.server import vllm_variables, wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, LogScanner
 from sparkwright.bench.server.subreaper import KILL_SECONDS
@@ -272,6 +273,10 @@ class Server(SupervisedProcess):
     """
     A server inside its ``with`` block, which is entered when it is ready or has failed.
 
+    Raises:
+        tool-missing, environment-unusable: There is no such Python.
+        variable-refused: The installed vLLM does not read a variable of *plan*.
+
     Attributes:
         plan: How it was started.
         url: Its address.
@@ -281,6 +286,8 @@ class Server(SupervisedProcess):
     def __init__(self, plan: LaunchPlan, log: Path) -> None:
         if not plan.python.exists():
             raise CommandError("tool-missing", f"There is no Python at {plan.python}.")
+        package = wheel_identity.site_packages(plan.python) / "vllm"
+        vllm_variables.check(plan.variables, package)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
         self.plan, self.url = plan, f"http://127.0.0.1:{port}"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes.recipe import UNRESOLVED, KernelContract, LayerContract, Recipe
+from sparkwright.bench.server import vllm_variables
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogLines, scan
@@ -44,8 +44,13 @@ if TYPE_CHECKING:
 CHECKS = (
     *declare("server", "version", *UNWANTED, "no-fallback-kernel"),
     *declare("line-*", "kernels-*", "kv-cache", "backends", measured=True),
+    *declare("profile-graphs", "profile-compile", measured=True),
     *declare("log", role="reports"),
+    *declare("moe-configuration", role="informs"),
 )
+
+#: Kernels that Inductor writes: their kind, and the operations that are in one.
+COMPILED = re.compile(r"triton_(?:poi|red|per|tem)_fused")
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
@@ -69,6 +74,8 @@ REASONS: Mapping[str, str] = {
     "baseline-unnamed": "The baseline does not name its wheel. Record it again, with the WHEEL.",
     "baseline-other-model": "The baseline was recorded with another recipe or other weights. "
     "Record it with these.",
+    "compile-unseen": "The recipe is served by torch.compile, and the profile has no kernel that "
+    "it made: each operation runs by itself.",
     "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody "
     "has measured it. Read the kernels that the check shows, and write their pattern into the "
     "recipe.",
@@ -84,10 +91,14 @@ REASONS: Mapping[str, str] = {
     "memory, or the flags differ.",
     "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or "
     "use what replaced it.",
+    "graphs-unseen": "The recipe is served by CUDA graphs, and none launched a kernel of a decode "
+    "step: each launch costs the processor's time.",
     "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log "
     "says, it did not run.",
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
     "place of FP4 kernels.",
+    "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
+    "Triton kernels run with general ones. Tune them (`sparkwright model tune`).",
     "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start "
     "the server with sparkwright.",
     "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates "
@@ -210,7 +221,19 @@ def run(
         _version(policy, lines["version"], server.client),
         *check_contract(policy, contract, server, compare),
         _kv(policy, recipe, lines, server.client),
+        *([_configuration(lines)] if contract.moe else []),
     )
+
+
+def _configuration(lines: Mapping[str, LogLines]) -> Check:
+    """Return whether the experts are served with a configuration that was tuned for this device."""
+    name, missing, tuned = "moe-configuration", lines["moe-untuned"], lines["moe-tuned"]
+    samples = [Sample("log", actual=text) for text in (*missing.texts, *tuned.texts)[:5]]
+    if missing.count:
+        message = f"vLLM has no {', '.join(missing.values) or 'file'} for these experts"
+        return failed(name, message, "moe-untuned", samples=samples, required=False)
+    message = ", ".join(tuned.values) or "no kernel that serves reads a tuned configuration"
+    return passed(name, message, samples=samples, required=False)
 
 
 def _serves(server: ObservedServer) -> Check:
@@ -282,7 +305,7 @@ def _unwanted(name: str, log: Mapping[str, LogLines], harmless: Sequence[str]) -
     if not texts and lines.count <= len(lines.texts):
         return passed(name, message)
     samples = [Sample("log", actual=text) for text in texts or lines.texts]
-    samples += [Sample(value, preflight.advice(value)) for value in lines.values]
+    samples += [Sample(value, vllm_variables.advice(value)) for value in lines.values]
     message = f"{lines.count} lines of the log, such as: {samples[0].actual[-200:]}"
     return failed(name, message, reason, samples=samples)
 
@@ -304,6 +327,13 @@ def _kernels(
     table = kernel_trace.kernels(trace, policy, contract)
     layers = [_layer(kind, layer, trace, table) for kind, layer in contract.layers.items()]
     layers += [compare(trace)] if compare else []
+    if "captured" in contract.lines:
+        graphs = Figure("kernels of decode steps in CUDA graphs", trace.graphs)
+        layers.append(_profiled("graphs", trace.graphs, graphs))
+    if contract.lines.get("compile") == "VLLM_COMPILE":
+        names = {kernel for phase in trace.values() for kernel in phase}
+        count = sum(bool(COMPILED.match(kernel)) for kernel in names)
+        layers.append(_profiled("compile", count, Figure("kernels of torch.compile", count)))
     allowed = contract.allows
     fallbacks = [pattern for key, pattern in policy.fallback_kernels.items() if key not in allowed]
     samples = [
@@ -317,6 +347,15 @@ def _kernels(
         return [failed(name, message, "kernel-forbidden", samples=samples), *layers]
     message = "no kernel of the profile is one that the recipe excludes"
     return [passed(name, message), *layers]
+
+
+def _profiled(kind: str, count: int, figure: Figure) -> Check:
+    """Return whether the profile shows *count* of what the log states."""
+    name = f"profile-{kind}"
+    if not count:
+        message = f"the profile has no {figure.name}"
+        return failed(name, message, f"{kind}-unseen", figures=[figure])
+    return passed(name, f"the profile has {count} {figure.name}", figures=[figure])
 
 
 def _layer(kind: str, layer: LayerContract, trace: KernelTrace, table: Mapping[str, str]) -> Check:

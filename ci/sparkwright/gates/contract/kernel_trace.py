@@ -53,8 +53,15 @@ _TILES = re.compile(r"_?\d+x\d+(?:x\d+)*")
 _CUBLAS = re.compile(r"(nvjet_sm\d+_[a-z]+)_.*")
 
 
-#: Name of each kernel of a phase → microseconds that it took.
-KernelTrace = dict[Phase, Counter[str]]
+class KernelTrace(dict[Phase, Counter[str]]):
+    """
+    Name of each kernel of a phase → microseconds that it took.
+
+    Attributes:
+        graphs: How many kernels of decode steps CUDA graphs launched.
+    """
+
+    graphs: int = 0
 
 
 def flags(folder: Path) -> tuple[str, ...]:
@@ -136,11 +143,12 @@ def _phases(events: list[_Event]) -> KernelTrace:
         for event in events
         if event.cat in ("cuda_runtime", "cuda_driver") and event.args.correlation is not None
     }
+    graphs = {event.args.correlation for event in events if "GraphLaunch" in event.name}
     kernels = [event for event in events if event.cat == "kernel"]
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
-    trace: KernelTrace = {phase: Counter() for phase in PHASES}
+    trace = KernelTrace({phase: Counter() for phase in PHASES})
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
         index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
@@ -149,6 +157,7 @@ def _phases(events: list[_Event]) -> KernelTrace:
             phase: Phase = "prefill" if prefills else "decode"
             microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
             trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
+            trace.graphs += phase == "decode" and kernel.args.correlation in graphs
     return trace
 
 

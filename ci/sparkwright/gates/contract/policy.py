@@ -13,7 +13,9 @@ from sparkwright.bench.recipes.recipe import compile_patterns
 from sparkwright.bench.server.server_log import LogPattern
 
 #: Lines that the gate reads by name.
-LINES = frozenset({"version", "attention", "linear", "moe", "kv-gib", "kv-tokens"})
+LINES = frozenset(
+    {"version", "attention", "linear", "moe", "moe-tuned", "moe-untuned", "kv-gib", "kv-tokens"}
+)
 #: Check → the line that should not be in the log, the reason of its failure, and what a pass says.
 UNWANTED: Mapping[str, tuple[str, str, str]] = {
     "no-emulation": ("emulation", "emulation", "it computes nothing by emulation"),
