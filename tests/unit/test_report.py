@@ -293,12 +293,7 @@ def test_without_an_interval_nothing_is_claimed() -> None:
         for speed in (0.01, 0.03)
     ]
     (pair,) = compare.pairs(views)
-    entries = [
-        entry
-        for table in compare.tables(compare.columns(views))
-        for _, row in table.rows
-        for entry in row
-    ]
+    entries = [entry for row in compare.rows(compare.columns(views)) for entry in row.entries]
 
     assert pair.conclusion == "Per token, for 2 of 2 there are too few blocks for a statement."
     assert not any(entry.best for entry in entries)
@@ -321,9 +316,8 @@ def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> No
         bench(LADDER[0], speed=0.03, quantization="slow"),
     )
     columns = compare.columns([View(result) for result in (bench(LADDER[0]), same, slower)])
-    table, *_ = compare.tables(columns)
 
-    assert [entry.best for entry in table.rows[0][1]] == [True, True, False]
+    assert [row.entries[0].best for row in compare.rows(columns)] == [True, True, False]
 
 
 def test_columns_have_distinct_names() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.audit import wheel
+from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
@@ -121,6 +122,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
     if not arguments.wheel and not arguments.server:
         named["wheel"] = _newest_wheel(context)
+    named["texts"] = prompt_file(arguments.texts, context.store, arguments.sha256)
     gate_options = GateOptions(**named)
     names = [name for name in GATES if not arguments.only or name in arguments.only]
     with GateBuilder(context, gate_options, facts) as builder:

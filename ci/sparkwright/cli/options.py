@@ -133,6 +133,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def digest(text: str) -> str:
+    """Return *text* if it is a sha256 in hex."""
+    if not re.fullmatch("[0-9a-f]{64}", text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no sha256 of 64 hexadecimal digits")
+    return text.lower()
+
+
 def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``bench`` and ``gate``: recipe, server, workloads and output folder."""
     add_server_arguments(parser)
@@ -174,7 +181,13 @@ def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
         "--texts",
         type=Path,
         metavar="FILE",
-        help="file of real prompts, for the workloads that need them",
+        help="real prompts, for the workloads that need them: JSON lines, or ShareGPT's JSON",
+    )
+    add(
+        "--sha256",
+        type=digest,
+        metavar="HEX",
+        help="the sha256 that the file of --texts must have",
     )
     add(
         "--at-once",
