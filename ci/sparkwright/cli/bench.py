@@ -101,6 +101,7 @@ def bench(arguments: argparse.Namespace) -> None:
             arguments.quick and (calibrate or published or arguments.launches),
             "--quick is one launch, without --calibrate, --published and --launches.",
         ),
+        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
             (arguments.rate or arguments.natural) and not arguments.quick,
             "--rate and --natural are of --quick: a comparison needs the same load on both sides.",

@@ -105,6 +105,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (arguments.server_user == own, f"--server-user {own} is the gate's own user."),
         (arguments.server_user and not arguments.serve, "--server-user belongs to --serve."),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
+        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
             arguments.record and not (arguments.wheel and arguments.serve),

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import msgspec
 
 from sparkwright.core.console import console
-from sparkwright.core.errors import FileError, UsageError
+from sparkwright.core.errors import FileError
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.store import Store, translate_disk_full
 
@@ -37,12 +37,9 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
         sha256: That *path* must have; None for any.
 
     Raises:
-        UsageError: There is a sha256 and no file.
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
     """
     if path is None:
-        if sha256:
-            raise UsageError("usage", "--sha256 is that of a file of prompts, --texts FILE.")
         return None
     if not path.is_file():
         todo = "Name a file of prompts with --texts."
@@ -50,7 +47,7 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
     with path.open("rb") as stream:
         first = stream.readline(LONGEST_ENTRY).lstrip(b"\xef\xbb\xbf")
     digest = sha256_file(path)
-    if sha256 and digest != sha256:
+    if sha256 and digest != sha256.lower():
         raise FileError(
             "file-invalid",
             f"{path} is not the expected file of prompts.",
@@ -96,39 +93,24 @@ def _other(path: Path, error: Exception) -> FileError:
 
 
 def _entries(text: TextIO) -> Iterator[Any]:
-    """Yield the elements of the JSON array in *text*; ValueError if it is none."""
-    decoder, buffer, at, expected = json.JSONDecoder(), "", 0, "["
+    """Yield the elements of the JSON array in *text*; ValueError if it ends within one."""
+    decoder, buffer = json.JSONDecoder(), text.read(CHUNK)
+    at = buffer.index("[") + 1
     while True:
-        while at < len(buffer) and buffer[at] in " \t\r\n":
+        while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
             at += 1
-        if at == len(buffer):
-            buffer, at = text.read(CHUNK), 0
-            if buffer:
-                continue
-            if expected:
-                raise ValueError("it ends within the array")
+        if buffer[at : at + 1] == "]":
             return
-        if expected == "{":
-            try:
-                if buffer[at] != "{":
-                    raise ValueError(f"an entry begins with {buffer[at : at + 20]!r}")
-                entry, at = decoder.raw_decode(buffer, at)
-            except json.JSONDecodeError:
-                # It may be cut off. Reading as much again keeps the repeated parsing linear.
-                more = text.read(max(CHUNK, len(buffer) - at))
-                if not more or len(buffer) - at > LONGEST_ENTRY:
-                    raise
-                buffer, at = buffer[at:] + more, 0
-                continue
-            yield entry
-            expected = ",]"
-        elif buffer[at] not in expected or not expected:
-            raise ValueError(
-                f"{buffer[at : at + 20]!r} stands where {expected or 'the end'} should"
-            )
+        try:
+            entry, at = decoder.raw_decode(buffer, at)
+        except json.JSONDecodeError:
+            # It may be cut off. Reading as much again keeps the repeated parsing linear.
+            more = text.read(max(CHUNK, len(buffer) - at))
+            if not more or len(buffer) - at > LONGEST_ENTRY:
+                raise
+            buffer, at = buffer[at:] + more, 0
         else:
-            expected = "" if buffer[at] == "]" else "{"
-            at += 1
+            yield entry
 
 
 def _prompt(entry: Any) -> str:

@@ -250,6 +250,8 @@ def timeline(view: View, name: str) -> Chart | None:
 
 def curves(view: View, name: str) -> list[Chart]:
     """Return tokens per second and requests in flight over the time of a load of each cell."""
+    from matplotlib.ticker import MaxNLocator
+
     result = []
     for index, (cell, curve) in enumerate(list(view.curves.items())[:MAX_CURVES]):
         ends = [curve.seconds * at / len(curve.tokens) for at in range(len(curve.tokens) + 1)]
@@ -260,10 +262,8 @@ def curves(view: View, name: str) -> list[Chart]:
                 panel.set_ylim(0, 1.08 * max(*values, 1e-9))
                 panel.set_ylabel(label)
             axes[-1].set_xlabel("seconds since the first request")
-            caption = (
-                "The last measurement of the candidate that counts. Tokens between the first and "
-                "the last of a request are spread evenly."
-            )
+            axes[-1].yaxis.set_major_locator(MaxNLocator(3, integer=True))
+            caption = "The last measurement that counts; tokens are spread evenly in a request."
             title = f"{cell}: tokens and requests over time"
             result.append(chart(figure, f"{name}-c{index}", title, caption))
     return result

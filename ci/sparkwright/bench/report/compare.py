@@ -113,7 +113,8 @@ def rows(configurations: Sequence[Column]) -> list[Row]:
             values = [column.value(shape, metric) for column in configurations]
             figures.append(_entries(values, factor, more))
         for column, *entries in zip(configurations, *figures, strict=True):
-            result.append(Row(cells[shape], column.name, tuple(entries)))
+            if any(entry.interval for entry in entries):
+                result.append(Row(cells[shape], column.name, tuple(entries)))
     return result
 
 
@@ -143,11 +144,12 @@ def _entries(values: Sequence[Value | None], factor: float, more: bool) -> tuple
 
 def pairs(views: Sequence[View]) -> list[Pair]:
     """Return the candidate of the first result against that of each other."""
-    return [_pair(views[0], other) for other in views[1:]]
+    first, *others = (column for column in columns(views) if column.side == "candidate")
+    return [_pair(first, other) for other in others]
 
 
-def _pair(first: View, other: View) -> Pair:
-    ours, theirs = (one for one in columns([first, other]) if one.side == "candidate")
+def _pair(ours: Column, theirs: Column) -> Pair:
+    first, other = ours.view, theirs.view
     shifts = []
     for cell in first.result.cells:
         a, b = (column.value(shape_of(cell), "tpot") for column in (ours, theirs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparkwright.bench.load.load_curve import LoadCurve
@@ -43,7 +42,7 @@ def show(result: Result) -> None:
         signs = "  ".join(f"{sign} {state}" for state, sign in SIGNS.items())
         console.result(f"{signs}  no sign: reported only")
     shown = [
-        [clean(cell, _NAME), _PERCENTILES[title], *map(_short, values)]
+        [_name(cell), _PERCENTILES[title], *map(_short, values)]
         for cell, side, title, values in view.percentiles[: 2 * _ROWS]
         if side == "candidate"
     ]
@@ -55,9 +54,16 @@ def show(result: Result) -> None:
 
 def show_quick(look: QuickLook, title: str, cell: str) -> None:
     """Print a quick look at *cell* under the *title*."""
+    titles = [figure.name for figure in look.figures]
+    # Percentiles stand below what they are of.
     rows = [
-        [figure.name, f"{figure.mean:.4g}", f"{figure.low:.4g} – {figure.high:.4g}", figure.unit]
-        for figure in look.figures
+        [
+            figure.name,
+            text.number(figure.mean),
+            f"{text.number(figure.low)} – {text.number(figure.high)}",
+            figure.unit,
+        ]
+        for figure in sorted(look.figures, key=lambda one: titles.index(one.name.split(",")[0]))
     ]
     console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
     _curves({cell: look.curve} if look.curve else {})
@@ -68,7 +74,7 @@ def _curves(curves: Mapping[str, LoadCurve]) -> None:
     """Print tokens and requests over time, by workload."""
     rows = [
         [
-            clean(cell, _NAME),
+            _name(cell),
             f"{curve.seconds:,.0f} s",
             text.blocks(curve.tokens),
             f"{max(curve.tokens):,.0f}",
@@ -82,25 +88,22 @@ def _curves(curves: Mapping[str, LoadCurve]) -> None:
 
 
 def _ladder(view: View) -> None:
-    """Print the throughput of each workload by concurrency."""
-    shapes = [cell for cell in view.result.cells if view.value(cell, "rate")]
-    shapes.sort(key=lambda cell: (cell.prompt, cell.answer, cell.concurrency))
-    for _, group in itertools.groupby(shapes, lambda cell: (cell.prompt, cell.answer)):
-        rates = [(cell, value.median) for cell in group if (value := view.value(cell, "rate"))]
-        most = max(rate for _, rate in rates)
-        rows = [
-            [clean(cell.name, _NAME), text.number(rate), "█" * round(_BARS * rate / most)]
-            for cell, rate in rates
-        ]
-        if len(rows) > 1:
-            console.table("", ["all users", ">tok/s", ""], rows, result=True)
+    """Print the throughput of each workload, those that differ in concurrency side by side."""
+    cells = sorted(view.result.cells, key=compare.shape_of)
+    rates = {cell.name: one.median for cell in cells if (one := view.value(cell, "rate"))}
+    rows = [
+        [_name(cell), text.number(rate), "█" * round(_BARS * rate / max(rates.values()))]
+        for cell, rate in list(rates.items())[:_ROWS]
+    ]
+    if len(rows) > 1:
+        console.table("", ["all users", ">tok/s", ""], rows, result=True)
 
 
 def compare_all(results: Sequence[Result]) -> None:
     """Print the configurations of several results side by side."""
     views = [View(result) for result in results]
     rows = [
-        [clean(row.cell, _NAME), clean(row.name, 28), *(entry.text for entry in row.entries)]
+        [_name(row.cell), clean(row.name, 28), *(entry.text for entry in row.entries)]
         for row in compare.rows(compare.columns(views))
     ]
     heads = ["workload", "configuration", *(f">{title}" for title, *_ in compare.FIGURES)]
@@ -109,13 +112,19 @@ def compare_all(results: Sequence[Result]) -> None:
         console.result(f"{clean(pair.title)}: {clean(pair.conclusion)} {clean(pair.conditions)}")
 
 
+def _name(cell: str) -> str:
+    """Return the name of a workload, whose end distinguishes it from the others."""
+    name = clean(cell)
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+
+
 def _short(value: str) -> str:
     return "–" if value in (text.NOT_MEASURED, text.NO_INTERVAL) else value
 
 
 def _cells(row: Row, *, compared: bool) -> Iterator[str]:
     """Yield the cells of *row*, without units that the headings have."""
-    yield clean(row.cell, _NAME)
+    yield _name(row.cell)
     yield f"{SIGNS[row.state] if row.primary else ' '} {_SHORT[row.metric]}"
     values = [row.baseline, row.candidate, row.change] if compared else [row.candidate]
     for value in (*values, row.interval):
