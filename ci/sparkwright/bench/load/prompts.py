@@ -44,52 +44,48 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
     if not path.is_file():
         todo = "Name a file of prompts with --texts."
         raise FileError("file-invalid", f"{path} is no regular file.", todo=todo)
-    with path.open("rb") as stream:
-        first = stream.readline(LONGEST_ENTRY).lstrip(b"\xef\xbb\xbf")
-    digest = sha256_file(path)
-    if sha256 and digest != sha256.lower():
+    if (digest := sha256_file(path)) != (sha256 or digest).lower():
         raise FileError(
             "file-invalid",
             f"{path} is not the expected file of prompts.",
             details=[f"sha256 {digest}", f"not {sha256}"],
             todo="Fetch it again, or leave out --sha256 to use the file as it is.",
         )
-    checked = "as expected" if sha256 else "of any origin, since no --sha256 was named"
-    if not first.lstrip().startswith(b"["):
-        try:
+    with path.open("rb") as stream:
+        first = stream.readline(LONGEST_ENTRY).removeprefix(b"\xef\xbb\xbf").lstrip()
+    lines = path
+    try:
+        if first.startswith(b"["):
+            key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
+            lines = store.folder("prompts") / f"{key}.jsonl"
+            if not lines.exists():
+                with translate_disk_full(lines.parent), store.replacing(lines) as output:
+                    _extract(path, output)
+        else:
             msgspec.json.decode(first, type=_Line)
-        except (ValueError, RecursionError) as error:
-            raise _other(path, error) from error
-        console.note(f"{path.name}: JSON lines, sha256 {digest}, {checked}")
-        return path
-    key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
-    lines = store.folder("prompts") / f"{key}.jsonl"
-    if not lines.exists():
-        with translate_disk_full(lines.parent), store.replacing(lines) as output:
-            _extract(path, output)
+    except (ValueError, RecursionError) as error:
+        raise FileError(
+            "file-invalid",
+            f"{path} is neither ShareGPT's JSON nor JSON lines of prompts.",
+            details=[str(error)[:300]],
+            todo='Name an array of {"conversations": [{"from", "value"}, …]}, or lines of '
+            '{"prompt"}.',
+        ) from error
     with lines.open("rb") as stream:
         count = sum(1 for _ in stream)
+    checked = "as expected" if sha256 else "of any origin, since no --sha256 was named"
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
     return lines
 
 
 def _extract(path: Path, output: Path) -> None:
     size = 0
-    try:
-        with path.open(encoding="utf-8-sig") as text, output.open("w", encoding="utf-8") as lines:
-            for entry in _entries(text):
-                if size < MOST and (prompt := _prompt(entry)):
-                    size += lines.write(json.dumps({"prompt": prompt}) + "\n")
-        if not size:
-            raise ValueError(f"no first turn of a person has {SHORTEST} to {LONGEST} characters")
-    except (ValueError, RecursionError) as error:
-        raise _other(path, error) from error
-
-
-def _other(path: Path, error: Exception) -> FileError:
-    todo = 'Name an array of {"conversations": [{"from", "value"}, …]}, or lines of {"prompt"}.'
-    what = f"{path} is neither ShareGPT's JSON nor JSON lines of prompts."
-    return FileError("file-invalid", what, details=[str(error)[:300]], todo=todo)
+    with path.open(encoding="utf-8-sig") as text, output.open("w", encoding="utf-8") as lines:
+        for entry in _entries(text):
+            if size < MOST and (prompt := _prompt(entry)):
+                size += lines.write(json.dumps({"prompt": prompt}) + "\n")
+    if not size:
+        raise ValueError(f"no first turn of a person has {SHORTEST} to {LONGEST} characters")
 
 
 def _entries(text: TextIO) -> Iterator[Any]:
