@@ -140,5 +140,6 @@ def examine(python: Path) -> ServingEnvironment:
         raise PythonError("environment-unusable", what, details=[answer.prefix], todo=todo)
     installed = installed_at(Path(answer.prefix))
     marker = installed[1] if installed else None
-    package = Path(answer.package)
-    return ServingEnvironment(python, answer.vllm, answer.ray, package, answer.loaders, marker)
+    return ServingEnvironment(
+        python, answer.vllm, answer.ray, Path(answer.package), answer.loaders, marker
+    )

@@ -114,8 +114,8 @@ def _prompt(entry: Any) -> str:
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or len(turns) < 2 or not isinstance(turns[0], dict):
         return ""
-    value = turns[0].get("value")
-    person = turns[0].get("from") in ("human", "user")
-    usable = person and isinstance(value, str) and SHORTEST <= len(value.strip()) <= LONGEST
+    value = turns[0].get("value") if turns[0].get("from") in ("human", "user") else ""
+    if not isinstance(value, str) or not SHORTEST <= len(value.strip()) <= LONGEST:
+        return ""
     # Half of a surrogate pair has no UTF-8.
-    return value.encode("utf-8", "replace").decode() if usable else ""
+    return value.encode("utf-8", "replace").decode()

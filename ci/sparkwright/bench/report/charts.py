@@ -271,9 +271,8 @@ def curves(view: View, name: str) -> list[Chart]:
 
 def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
     """Return the front of each configuration, and its throughput by concurrency."""
-    if len(columns) > (most := len(SERIES)):
-        parts = [columns[at : at + most] for at in range(0, len(columns), most)]
-        return [one for at, part in enumerate(parts) for one in throughput(part, f"{name}{at}")]
+    if rest := columns[len(SERIES) :]:
+        return [*throughput(columns[: len(SERIES)], name), *throughput(rest, f"{name}-more")]
     cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
     ladders = [
         sorted(cell for cell in cells if cell[:2] == shape)

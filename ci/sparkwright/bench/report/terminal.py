@@ -114,8 +114,7 @@ def compare_all(results: Sequence[Result]) -> None:
 
 def _name(cell: str) -> str:
     """Return the name of a workload, whose end distinguishes it from the others."""
-    name = clean(cell)
-    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+    return name if len(name := clean(cell)) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 def _short(value: str) -> str:
