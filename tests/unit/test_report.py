@@ -407,5 +407,8 @@ def test_lab_report_writes_a_page_and_never_over_a_result(cli: Cli, tmp_path: Pa
     assert json.loads(written.stdout)["results"][0]["kind"] == "bench"
     assert (refused.returncode, missing.returncode) == (2, 1)
     assert json.loads(missing.stdout)["error"]["reference"] == "file-invalid"
-    assert len(re.findall(r"#[123] NVFP4 vLLM", shown.stdout)) == 10
+    rows = [line.rstrip() for line in shown.stdout.splitlines() if re.search(r"c\d+ +#[123]", line)]
+    assert len(rows) == 6
+    assert max(map(len, rows)) <= 80
+    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in shown.stdout
     assert results.read(path) == result

@@ -106,7 +106,7 @@ def compare_all(results: Sequence[Result]) -> None:
         [_name(row.cell), clean(row.name, 28), *(entry.text for entry in row.entries)]
         for row in compare.rows(compare.columns(views))
     ]
-    heads = ["workload", "configuration", *(f">{title}" for title, *_ in compare.FIGURES)]
+    heads = ["workload", "configuration", ">tok/s each", ">tok/s all", ">TTFT ms"]
     console.table("", heads, rows, result=True)
     for pair in compare.pairs(views):
         console.result(f"{clean(pair.title)}: {clean(pair.conclusion)} {clean(pair.conditions)}")
