@@ -73,10 +73,14 @@ def _legs(
                 )
                 tpot, ttft = speed * factor, (0.2 + cell.prompt / 4200) * factor
                 latency = ttft + tpot * (cell.answer - 1)
-                request = Request(0.0, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
+                # A closed loop of three rounds.
+                requests = [
+                    Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
+                    for turn in range(3) for user in range(cell.concurrency)
+                ]  # fmt: skip
                 run = LoadResult(
-                    "vllm-rs 0.33.0", "ef" * 32, latency, (request,) * max(2, cell.concurrency)
-                )
+                    "vllm-rs 0.33.0", "ef" * 32, 3 * latency, tuple(requests), tpot, 1.3 * tpot, None, 1.1 * tpot
+                )  # fmt: skip
                 shot = Snapshot(
                     at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
                 )

@@ -70,8 +70,8 @@ def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path
     assert (result.generator, result.request_rate) == ("vllm-rs 0.33.0", 4.0)
     assert result.seconds == pytest.approx(1.15)
     assert result.requests == (Request(0.0, 0.0, 0.0, 8, 0, 0, "HTTP 429"), Request(0.25, 0.5, 0.9, 8, 3, 3))
-    figures = [result.itl_p50, result.itl_p99, result.tpot, result.ttft, result.ttft_p99, result.rate]
-    assert figures == pytest.approx([0.2, 0.298, 0.2, 0.25, 0.495, 3 / 1.15])
+    figures = [result.itl_p50, result.itl_p90, result.itl_p99, result.tpot, result.ttft, result.ttft_p90, result.ttft_p99, result.rate]
+    assert figures == pytest.approx([0.2, 0.28, 0.298, 0.2, 0.25, 0.45, 0.495, 3 / 1.15])
 
 
 @pytest.mark.parametrize(
@@ -314,6 +314,9 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     texts = main.parse([*words, "sharegpt"])
     with pytest.raises(UsageError, match="file of prompts"):
         texts.run(texts)
+    hashed = main.parse([*words, "sharegpt", "--sha256", "0" * 64])
+    with pytest.raises(UsageError, match="the file of --texts"):
+        hashed.run(hashed)
     refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))
     with pytest.raises(GateError, match="was not measured"):
         arguments.run(arguments)

@@ -19,6 +19,8 @@ from tests.refusals import refusal
 from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
 
 from sparkwright.bench import results
+from sparkwright.bench.load.load_curve import load_curve
+from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.report import compare, page, terminal, text
 from sparkwright.bench.report.view import Shift, View, shift
@@ -293,12 +295,7 @@ def test_without_an_interval_nothing_is_claimed() -> None:
         for speed in (0.01, 0.03)
     ]
     (pair,) = compare.pairs(views)
-    entries = [
-        entry
-        for table in compare.tables(compare.columns(views))
-        for _, row in table.rows
-        for entry in row
-    ]
+    entries = [entry for row in compare.rows(compare.columns(views)) for entry in row.entries]
 
     assert pair.conclusion == "Per token, for 2 of 2 there are too few blocks for a statement."
     assert not any(entry.best for entry in entries)
@@ -321,9 +318,51 @@ def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> No
         bench(LADDER[0], speed=0.03, quantization="slow"),
     )
     columns = compare.columns([View(result) for result in (bench(LADDER[0]), same, slower)])
-    table, *_ = compare.tables(columns)
 
-    assert [entry.best for entry in table.rows[0][1]] == [True, True, False]
+    assert [row.entries[0].best for row in compare.rows(columns)] == [True, True, False]
+
+
+def test_any_number_of_results_is_compared() -> None:
+    many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model") for seed in range(15)]
+    views = [View(result) for result in many]
+    source = Page(page.render(many)).text
+
+    assert [len(compare.pairs(views)), len(compare.rows(compare.columns(views)))] == [14, 30]
+    assert [column.name for column in compare.columns(views)] == [one.model for one in many]
+    assert source.count("1024/1024: throughput by concurrency") == 6  # title and heading of three
+    assert all(result.model in source for result in many)
+
+
+def test_a_load_over_time_has_the_tokens_and_requests_that_were_sent() -> None:
+    requests = (
+        Request(0.0, 1.0, 2.0, 8, 11),
+        Request(2.0, 1.0, 2.0, 8, 21),
+        Request(0.0, 0, 0, 8, 0, 0, "429"),
+    )
+    curve = load_curve(LoadResult("g", "", 4.0, requests), 4)
+
+    assert curve
+    assert curve.tokens == pytest.approx((1, 10, 1, 20), abs=1.1)
+    assert sum(curve.tokens) == pytest.approx(32)
+    assert curve.requests == pytest.approx((1, 1, 1, 1))
+    assert text.blocks((0, 0, 1, 1, 8, 8)) == " ▁█"
+
+
+def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
+    run = LoadResult(
+        "g", "", 10.0, tuple(Request(0.0, 0.1 * n, 0.1 * n + 0.2, 8, 21) for n in range(1, 101)),
+        0.01, 0.05, None, 0.03,
+    )  # fmt: skip
+    result = bench(LADDER[0], blocks=1)
+    view = View(replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs)))
+
+    assert [row[2:] for row in view.percentiles] == [
+        ("time per token, ms", ("10.00", "10.00", "10.00")),
+        ("time to first token, ms", ("5,050", "9,010", "9,901")),
+        ("gap between events, ms", ("10.00", "30.00", "50.00")),
+        ("requests, 1/s", ("10.00", "–", "–")),
+    ]
+    assert "Percentiles over requests" in Page(pages["one"]).text
 
 
 def test_columns_have_distinct_names() -> None:
@@ -358,6 +397,7 @@ def test_lab_report_writes_a_page_and_never_over_a_result(cli: Cli, tmp_path: Pa
     result: Result = replace(bench(*LADDER[:2]))
     path.write_bytes(msgspec.json.encode(result))
     options = ("--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
+    shown = cli("lab", "report", *[str(path)] * 3, *options[1:])
     written = cli("lab", "report", str(path), "--html", str(html), *options)
     refused = cli("lab", "report", str(path), "--html", str(path), *options)
     missing = cli("lab", "report", str(tmp_path / "none.json"), *options)
@@ -367,4 +407,8 @@ def test_lab_report_writes_a_page_and_never_over_a_result(cli: Cli, tmp_path: Pa
     assert json.loads(written.stdout)["results"][0]["kind"] == "bench"
     assert (refused.returncode, missing.returncode) == (2, 1)
     assert json.loads(missing.stdout)["error"]["reference"] == "file-invalid"
+    rows = [line.rstrip() for line in shown.stdout.splitlines() if re.search(r"c\d+ +#[123]", line)]
+    assert len(rows) == 6
+    assert max(map(len, rows)) <= 80
+    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in shown.stdout
     assert results.read(path) == result

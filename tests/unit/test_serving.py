@@ -207,12 +207,20 @@ def test_user_flags_change_the_plan_of_a_recipe_and_are_judged(world: World) -> 
         ({"flags": ("--max-model-length=5",)}, "flag-unknown"),
         ({"flags": ("--port=5",)}, "flag-unknown"),
         ({"flags": ("value",)}, "flag-unknown"),
+        ({"flags": ("--load-format=fastsafetensors",)}, "loader-missing"),
+        ({"flags": ("--load-format", "runai_streamer")}, "loader-missing"),
         ({"variables": {"VLLM_NVFP4_GEMM_BACKEND": "x"}}, "variable-refused"),
     ],
 )
 def test_refused_before_the_start(world: World, values: dict[str, Any], reference: str) -> None:
     with refusal(reference):
         world.plan(**values, machine=DESKTOP)
+
+
+def test_loader_that_is_installed_is_used(world: World) -> None:
+    (world.site / "fastsafetensors.py").touch()
+    plan = world.plan(flags=("--load-format=fastsafetensors",), machine=DESKTOP)
+    assert "--load-format=fastsafetensors" in plan.command
 
 
 def test_refusals_name_the_successor(world: World) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from sparkwright.bench.load.load_curve import LoadCurve, load_curve
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.records import METRICS, SHOWN
 from sparkwright.bench.statistics.student import mean_interval
@@ -47,6 +48,7 @@ class QuickLook(msgspec.Struct, frozen=True):
         output_tokens: Of each answer, which may be shorter than those of the workload.
         requests: Of a run. *runs*: their count. *seconds*: that all took.
         generator: Name and version.
+        curve: How the last run went over time.
         warnings: Why the figures may be worse than the server's; a busy machine, for example.
     """
 
@@ -56,6 +58,7 @@ class QuickLook(msgspec.Struct, frozen=True):
     seconds: float
     generator: str
     figures: tuple[QuickFigure, ...]
+    curve: LoadCurve | None
     warnings: tuple[str, ...]
     disclaimer: str = DISCLAIMER
 
@@ -117,5 +120,5 @@ def quick_look(
         figures.append(QuickFigure(title, unit, statistics.fmean(values), *mean_interval(values)))
     return QuickLook(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
-        generator.name, tuple(figures), tuple(warnings),
+        generator.name, tuple(figures), load_curve(results[-1]), tuple(warnings),
     )  # fmt: skip

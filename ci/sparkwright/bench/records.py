@@ -21,10 +21,22 @@ METRICS: dict[Metric, tuple[str, str, float, bool]] = {
 
 #: The same of figures of a load that are shown beside them, and never decide.
 SHOWN: dict[str, tuple[str, str, float, bool]] = {
+    "tpot_p90": ("time per token, p90", "ms", 1000.0, False),
+    "tpot_p99": ("time per token, p99", "ms", 1000.0, False),
+    "ttft_p90": ("time to first token, p90", "ms", 1000.0, False),
     "ttft_p99": ("time to first token, p99", "ms", 1000.0, False),
     "itl_p50": ("gap between events", "ms", 1000.0, False),
+    "itl_p90": ("gap between events, p90", "ms", 1000.0, False),
     "itl_p99": ("gap between events, p99", "ms", 1000.0, False),
     "requests_per_second": ("requests", "1/s", 1.0, True),
+}
+
+
+#: Title → median, 90th and 99th percentile of it over requests (or events) in one measurement.
+PERCENTILES: dict[str, tuple[str, str, str]] = {
+    "time per token": ("tpot", "tpot_p90", "tpot_p99"),
+    "time to first token": ("ttft", "ttft_p90", "ttft_p99"),
+    "gap between events": ("itl_p50", "itl_p90", "itl_p99"),
 }
 
 

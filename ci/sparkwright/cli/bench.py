@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.load_generator_check import GeneratorPolicy, check_generator
+from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import Telemetry, server_processes
 from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
@@ -100,6 +101,7 @@ def bench(arguments: argparse.Namespace) -> None:
             arguments.quick and (calibrate or published or arguments.launches),
             "--quick is one launch, without --calibrate, --published and --launches.",
         ),
+        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (
             (arguments.rate or arguments.natural) and not arguments.quick,
             "--rate and --natural are of --quick: a comparison needs the same load on both sides.",
@@ -120,7 +122,7 @@ def bench(arguments: argparse.Namespace) -> None:
         tuple(arguments.flag),
         dict(arguments.variable),
         tuple(arguments.workload),
-        arguments.texts,
+        prompt_file(arguments.texts, context.store, arguments.sha256),
         arguments.at_once,
         calibrate or arguments.launches or (1 if arguments.server else 0),
         arguments.fresh,
@@ -241,17 +243,12 @@ def quick(
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
     for warning in look.warnings:
         console.warn(warning)
-    rows = [
-        [figure.name, f"{figure.mean:.4g}", f"{figure.low:.4g} – {figure.high:.4g}", figure.unit]
-        for figure in look.figures
-    ]
     title = f"{spec.served_name}, {cell.name}: {look.runs} runs of {look.requests} requests"
     if look.output_tokens < cell.answer:
         title += f", answers cut to {look.output_tokens} tokens"
     title += f", {rate:g} requests per second" if rate else ""
     title += ", answers of natural length" if natural else ""
-    console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
-    console.result(look.disclaimer)
+    terminal.show_quick(look, title, cell.name)
     order = {"cell": cell.name, "request_rate": rate, "natural_length": natural}
     host = telemetry.fingerprint()
     facts = {"quick": look, "load": order, "host": host, "candidate": wheel_facts}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.audit import wheel
+from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
@@ -104,6 +105,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (arguments.server_user == own, f"--server-user {own} is the gate's own user."),
         (arguments.server_user and not arguments.serve, "--server-user belongs to --serve."),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
+        (arguments.sha256 and not arguments.texts, "--sha256 is that of the file of --texts."),
         (arguments.serve and arguments.server, "Give either --serve or --server."),
         (
             arguments.record and not (arguments.wheel and arguments.serve),
@@ -121,6 +123,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
     if not arguments.wheel and not arguments.server:
         named["wheel"] = _newest_wheel(context)
+    named["texts"] = prompt_file(arguments.texts, context.store, arguments.sha256)
     gate_options = GateOptions(**named)
     names = [name for name in GATES if not gate_options.only or name in gate_options.only]
     with GateBuilder(context, gate_options, facts) as builder:

@@ -263,6 +263,8 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         for result in measured:
             terminal.show(result)
+        if len(measured) > 1:
+            terminal.compare_all(measured)
     names = ("kind", "state", "says", "culprits")
     shown = [
         {"file": str(path), **{name: getattr(result, name) for name in names}}

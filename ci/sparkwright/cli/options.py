@@ -174,7 +174,12 @@ def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
         "--texts",
         type=Path,
         metavar="FILE",
-        help="file of real prompts, for the workloads that need them",
+        help="real prompts, for the workloads that need them: JSON lines, or ShareGPT's JSON",
+    )
+    add(
+        "--sha256",
+        metavar="HEX",
+        help="the sha256 that the file of --texts must have",
     )
     add(
         "--at-once",

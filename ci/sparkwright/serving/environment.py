@@ -29,8 +29,10 @@ def version(name):
         return ""
 spec = util.find_spec("vllm")
 folders = list(spec.submodule_search_locations or []) if spec else []
+loaders = ("fastsafetensors", "instanttensor", "runai_model_streamer", "tensorizer")
 print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"), "ray": version("ray"),
-                  "package": "".join(folders[:1])}))
+                  "package": "".join(folders[:1]),
+                  "loaders": [name for name in loaders if util.find_spec(name)]}))
 """
 _FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
 
@@ -40,6 +42,7 @@ class _Answer(msgspec.Struct):
     vllm: str
     ray: str
     package: str
+    loaders: frozenset[str]
 
 
 class ServingEnvironment(msgspec.Struct, frozen=True):
@@ -51,6 +54,7 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         vllm: The version of vLLM.
         ray: The version of Ray; empty if it is missing.
         package: The folder ``vllm``.
+        loaders: Packages that load weights for ``--load-format`` and are installed.
         marker: What `sparkwright install` installed in it; None for another environment.
     """
 
@@ -58,6 +62,7 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
     vllm: str
     ray: str
     package: Path
+    loaders: frozenset[str] = frozenset()
     marker: Marker | None = None
 
     @property
@@ -126,4 +131,6 @@ def examine(python: Path) -> ServingEnvironment:
         raise PythonError("environment-unusable", what, details=[answer.prefix], todo=todo)
     installed = installed_at(Path(answer.prefix))
     marker = installed[1] if installed else None
-    return ServingEnvironment(python, answer.vllm, answer.ray, Path(answer.package), marker)
+    return ServingEnvironment(
+        python, answer.vllm, answer.ray, Path(answer.package), answer.loaders, marker
+    )

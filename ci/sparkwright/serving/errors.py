@@ -16,6 +16,11 @@ class ServeError(SparkwrightError):
             "The installed release of vLLM does not know the flag, or `serve` sets it itself.",
             "Correct or remove it; `vllm serve --help=all` of that environment lists its flags.",
         ),
+        "loader-missing": Advice(
+            "--load-format names a loader whose package the environment does not have.",
+            "Leave the flag out: it changes how fast the model loads, not how fast it answers. Or "
+            "install a release, whose locked set has fastsafetensors, which vLLM requires.",
+        ),
         "memory-held": Advice(
             "The machine is large enough, but running programs hold so much memory that the "
             "server would not fit beside them.",

@@ -31,6 +31,12 @@ RESERVED = {
     "--ssl-certfile": "use a proxy in front of the server",
     "--grpc": "not supported",
 }
+#: Value of ``--load-format`` → the package that loads so; without it vLLM ends while it loads.
+LOADERS = {
+    "fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
+    "runai_streamer": "runai_model_streamer", "runai_streamer_sharded": "runai_model_streamer",
+    "tensorizer": "tensorizer",
+}  # fmt: skip
 #: Suffixes of vLLM's numbers.
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -125,10 +131,15 @@ def check(words: Sequence[str], environment: ServingEnvironment) -> None:
 
     Raises:
         flag-unknown: vLLM does not know a flag, or `serve` sets it itself.
+        loader-missing: The package that ``--load-format`` needs is not installed.
     """
     if wrong := list(_unknown(parse(words), environment.flags())):
         what = f"vLLM {environment.vllm} does not take {len(wrong)} of these arguments."
         raise ServeError("flag-unknown", what, details=wrong)
+    loader = LOADERS.get(value(words, "--load-format"), "")
+    if loader and loader not in environment.loaders:
+        what = f"The environment of vLLM {environment.vllm} has no {loader}."
+        raise ServeError("loader-missing", what, details=[str(environment.python)])
 
 
 def _unknown(arguments: Iterable[Argument], known: frozenset[str]) -> Iterator[str]:

@@ -150,6 +150,7 @@ def plan(
         environment-unusable, file-invalid, model-missing, checkpoint-invalid: As the parts raise.
         recipe-unfit: The recipe does not know this vLLM.
         flag-unknown, variable-refused: The installed vLLM does not know a flag or variable.
+        loader-missing: The package that ``--load-format`` needs is not installed.
         serve-unfit: As `preflight.check`.
     """
     machine = machine or Machine.here()

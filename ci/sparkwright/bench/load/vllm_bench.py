@@ -127,8 +127,9 @@ class LoadResult(msgspec.Struct, frozen=True):
         generator: Name and version. *sha256*: digest of the program.
         seconds: From the start of the first measured request to the end of the last.
         requests: The measured requests, by start.
-        itl_p50, itl_p99: Percentiles of the gaps between the events of all streams, in seconds.
-            An event holds several tokens with speculation. 0 without gaps.
+        itl_p50, itl_p90, itl_p99: Percentiles of the gaps between the events of all streams, in
+            seconds. An event holds several tokens with speculation. 0 without gaps, and in records
+            of earlier versions.
         request_rate: Requests per second that were ordered; None for a closed loop.
     """
 
@@ -139,23 +140,43 @@ class LoadResult(msgspec.Struct, frozen=True):
     itl_p50: float = 0.0
     itl_p99: float = 0.0
     request_rate: float | None = None
+    itl_p90: float = 0.0
+
+    def _tpot(self, percent: int) -> float:
+        return percentile([one.tpot for one in self.requests if one.output_tokens > 1], percent)
+
+    def _ttft(self, percent: int) -> float:
+        return percentile([one.ttft for one in self.requests], percent)
 
     @property
     def tpot(self) -> float:
         """Median over requests of the seconds per token."""
-        return percentile(
-            [request.tpot for request in self.requests if request.output_tokens > 1], 50
-        )
+        return self._tpot(50)
+
+    @property
+    def tpot_p90(self) -> float:
+        """90th percentile over requests of the seconds per token."""
+        return self._tpot(90)
+
+    @property
+    def tpot_p99(self) -> float:
+        """99th percentile over requests of the seconds per token."""
+        return self._tpot(99)
 
     @property
     def ttft(self) -> float:
         """Median over requests of the seconds to the first token."""
-        return percentile([request.ttft for request in self.requests], 50)
+        return self._ttft(50)
+
+    @property
+    def ttft_p90(self) -> float:
+        """90th percentile over requests of the seconds to the first token."""
+        return self._ttft(90)
 
     @property
     def ttft_p99(self) -> float:
         """99th percentile over requests of the seconds to the first token."""
-        return percentile([request.ttft for request in self.requests], 99)
+        return self._ttft(99)
 
     @property
     def requests_per_second(self) -> float:
@@ -300,6 +321,7 @@ class VllmBench(msgspec.Struct, frozen=True):
             percentile(gaps, 50),
             percentile(gaps, 99),
             spec.request_rate,
+            percentile(gaps, 90),
         )
 
 

@@ -46,6 +46,8 @@ _STATES: dict[State, str] = {
 WIDTH = 405
 #: Rows of a chart, and changes that its axis still shows.
 MAX_ROWS, MAX_CHANGE = 36, 0.5
+#: Charts of a load over time.
+MAX_CURVES = 24
 
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "sparkwright", "text.parse_math": False,
@@ -246,9 +248,31 @@ def timeline(view: View, name: str) -> Chart | None:
         return chart(figure, f"{name}-timeline", "Measurements over time", caption)
 
 
+def curves(view: View, name: str) -> list[Chart]:
+    """Return tokens per second and requests in flight over the time of a load of each cell."""
+    from matplotlib.ticker import MaxNLocator
+
+    result = []
+    for index, (cell, curve) in enumerate(list(view.curves.items())[:MAX_CURVES]):
+        ends = [curve.seconds * at / len(curve.tokens) for at in range(len(curve.tokens) + 1)]
+        panels = (("tok/s", curve.tokens, "one"), ("requests", curve.requests, "two"))
+        with drawing(235, 2, sharex=True) as (figure, axes):
+            for panel, (label, values, colour) in zip(axes, panels, strict=True):
+                panel.stairs(values, ends, color=COLOURS[colour], lw=1.5)
+                panel.set_ylim(0, 1.08 * max(*values, 1e-9))
+                panel.set_ylabel(label)
+            axes[-1].set_xlabel("seconds since the first request")
+            axes[-1].yaxis.set_major_locator(MaxNLocator(3, integer=True))
+            caption = "The last measurement that counts; tokens are spread evenly in a request."
+            title = f"{cell}: tokens and requests over time"
+            result.append(chart(figure, f"{name}-c{index}", title, caption))
+    return result
+
+
 def throughput(columns: Sequence[Column], name: str) -> list[Chart]:
     """Return the front of each configuration, and its throughput by concurrency."""
-    columns = columns[: len(SERIES)]
+    if rest := columns[len(SERIES) :]:
+        return [*throughput(columns[: len(SERIES)], name), *throughput(rest, f"{name}-more")]
     cells = {shape_of(cell) for column in columns for cell in column.view.result.cells}
     ladders = [
         sorted(cell for cell in cells if cell[:2] == shape)

@@ -12,8 +12,12 @@ from sparkwright.bench.report import text
 from sparkwright.bench.report.view import Shift, Value, View
 from sparkwright.bench.results import CellResult
 
-#: Columns of a table.
-MAX_COLUMNS = 12
+#: Title, metric (None: tokens per second of each user), factor, and whether more is better.
+FIGURES: tuple[tuple[str, Metric | None, float, bool], ...] = (
+    ("each user, tok/s", None, 1.0, True),
+    ("all users, tok/s", "rate", *METRICS["rate"][2:]),
+    ("first token, ms", "ttft", *METRICS["ttft"][2:]),
+)
 
 #: Prompt, answer and concurrency.
 Shape = tuple[int, int, int]
@@ -48,12 +52,12 @@ class Entry(msgspec.Struct, frozen=True):
     best: bool = False
 
 
-class Table(msgspec.Struct, frozen=True):
-    """Workloads down, configurations across."""
+class Row(msgspec.Struct, frozen=True):
+    """A configuration in a workload: its figures in the order of `FIGURES`."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+    cell: str
+    name: str
+    entries: tuple[Entry, ...]
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -79,13 +83,16 @@ def shape_of(cell: CellResult) -> Shape:
 
 def columns(views: Sequence[View]) -> tuple[Column, ...]:
     """Return the configurations of *views*, each with its own name."""
-    sides = [(view, side) for view in views for side in view.sides][:MAX_COLUMNS]
+    sides = [(view, side) for view in views for side in view.sides]
     labels = [_label(view, side) for view, side in sides]
     formats = [view.result.quantization for view, _ in sides]
     both = [f"{name} {label}".strip() for name, label in zip(formats, labels, strict=True)]
+    models = [view.result.model for view, _ in sides]
     numbered = [f"#{number} {label}" for number, label in enumerate(both, 1)]
     distinct = (
-        names for names in (labels, formats, both) if all(names) and len({*names}) == len(names)
+        names
+        for names in (labels, formats, both, models)
+        if all(names) and len({*names}) == len(names)
     )
     names = next(distinct, numbered)
     return tuple(Column(name, *side) for name, side in zip(names, sides, strict=True))
@@ -96,30 +103,19 @@ def _label(view: View, side: Side) -> str:
     return subject.label if subject else side
 
 
-def tables(configurations: Sequence[Column]) -> list[Table]:
-    """Return a table for each metric."""
-    cells = {
-        shape_of(cell): cell.name for column in configurations for cell in column.view.result.cells
-    }
-    metrics: list[tuple[str, Metric | None, float, bool]] = [
-        ("Each user, tok/s", None, 1.0, True),
-        ("All users together, tok/s", "rate", *METRICS["rate"][2:]),
-        ("Time to first token, ms", "ttft", *METRICS["ttft"][2:]),
-    ]
-    return [
-        Table(
-            title,
-            tuple(column.name for column in configurations),
-            tuple(
-                (
-                    cells[shape],
-                    _entries([col.value(shape, metric) for col in configurations], factor, more),
-                )
-                for shape in sorted(cells)
-            ),
-        )
-        for title, metric, factor, more in metrics
-    ]
+def rows(configurations: Sequence[Column]) -> list[Row]:
+    """Return a row for each configuration that measured a workload, workload by workload."""
+    cells = {shape_of(cell): cell.name for col in configurations for cell in col.view.result.cells}
+    result = []
+    for shape in sorted(cells):
+        figures = []
+        for _, metric, factor, more in FIGURES:
+            values = [column.value(shape, metric) for column in configurations]
+            figures.append(_entries(values, factor, more))
+        for column, *entries in zip(configurations, *figures, strict=True):
+            if any(entry.interval for entry in entries):
+                result.append(Row(cells[shape], column.name, tuple(entries)))
+    return result
 
 
 def _entries(values: Sequence[Value | None], factor: float, more: bool) -> tuple[Entry, ...]:
@@ -148,11 +144,12 @@ def _entries(values: Sequence[Value | None], factor: float, more: bool) -> tuple
 
 def pairs(views: Sequence[View]) -> list[Pair]:
     """Return the candidate of the first result against that of each other."""
-    return [_pair(views[0], other) for other in views[1:MAX_COLUMNS]]
+    first, *others = (column for column in columns(views) if column.side == "candidate")
+    return [_pair(first, other) for other in others]
 
 
-def _pair(first: View, other: View) -> Pair:
-    ours, theirs = (one for one in columns([first, other]) if one.side == "candidate")
+def _pair(ours: Column, theirs: Column) -> Pair:
+    first, other = ours.view, theirs.view
     shifts = []
     for cell in first.result.cells:
         a, b = (column.value(shape_of(cell), "tpot") for column in (ours, theirs))

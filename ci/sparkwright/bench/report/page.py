@@ -36,8 +36,8 @@ def render(results: Sequence[Result]) -> str:
     return pages.environment("sparkwright.bench.report").get_template("page.html").render(
         title=f"{len(views)} results" if several else f"{sections[0]['word']}: {views[0].title}",
         sections=sections, several=several, version=__version__, text=text, metrics=METRICS,
-        charts=charts.throughput(columns, "all"),
-        tables=compare.tables(columns) if several else [], pairs=compare.pairs(views),
+        charts=charts.throughput(columns, "all"), figures=compare.FIGURES,
+        rows=compare.rows(columns) if several else [], pairs=compare.pairs(views),
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def _section(view: View, name: str) -> dict[str, Any]:
         "name": name, "view": view, "result": result, "kind": TITLES[result.kind],
         "sign": sign, "word": word, "forest": charts.forest(view, name),
         "evidence": [drawn for drawn in evidence[:MAX_EVIDENCE] if drawn], "history": history,
-        "timeline": charts.timeline(view, name),
+        "curves": charts.curves(view, name), "timeline": charts.timeline(view, name),
         "legs": [(cell.name, list(_legs(view, cell))) for cell in result.cells],
     }  # fmt: skip
 

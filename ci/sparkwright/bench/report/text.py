@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.results import Result
@@ -60,6 +61,13 @@ def ratios(low: float | None, high: float | None) -> str:
 def evidence(value: float) -> str:
     """Return an e-value as ``×120``."""
     return f"×{number(value, 3)}" if value < 1e5 else f"×{value:.1e}"
+
+
+def blocks(values: Sequence[float]) -> str:
+    """Return *values* as a curve from 0 to the largest, two of them in a character."""
+    means = [(first + second) / 2 for first, second in zip(values[::2], values[1::2], strict=True)]
+    most = max(means) or 1.0
+    return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * mean / most)] for mean in means)
 
 
 def moment(second: float) -> str:

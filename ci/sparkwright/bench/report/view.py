@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -10,7 +11,9 @@ from functools import cached_property
 
 import msgspec
 
-from sparkwright.bench.records import METRICS, Metric, Side
+from sparkwright.bench.load.load_curve import LoadCurve, load_curve
+from sparkwright.bench.load.vllm_bench import LoadResult
+from sparkwright.bench.records import METRICS, PERCENTILES, Metric, Side
 from sparkwright.bench.report import text
 from sparkwright.bench.results import CellResult, Measurement, Result, Series
 from sparkwright.bench.statistics import student
@@ -189,6 +192,31 @@ class View:
             f"{text.number(cell.ceiling)} tok/s" if cell.ceiling and metric == "tpot" else "",
         )  # fmt: skip
 
+    def loads(self, cell: CellResult, side: Side = "candidate") -> list[LoadResult]:
+        """Return the loads of *side* in *cell* that count, oldest first."""
+        legs = [leg for leg in self.legs(cell) if leg.counts and leg.side == side]
+        return [leg.run for leg in sorted(legs, key=lambda leg: leg.began) if leg.run]
+
+    @cached_property
+    def percentiles(self) -> list[tuple[str, Side, str, tuple[str, str, str]]]:
+        """Cell, side, figure, and its median, p90 and p99; medians over the measurements."""
+        rows: list[tuple[str, Side, str, tuple[str, str, str]]] = []
+        for cell, side in itertools.product(self.result.cells, self.sides):
+            if loads := self.loads(cell, side):
+                for title, names in PERCENTILES.items():
+                    values = [_median([getattr(one, name) for one in loads]) for name in names]
+                    first, second, third = (text.number(v and 1000 * v) for v in values)
+                    rows.append((cell.name, side, f"{title}, ms", (first, second, third)))
+                rate = _median([one.requests_per_second for one in loads])
+                rows.append((cell.name, side, "requests, 1/s", (text.number(rate), "–", "–")))
+        return rows
+
+    @cached_property
+    def curves(self) -> dict[str, LoadCurve]:
+        """Cell → how its last measurement of the candidate that counts went over time."""
+        last = {cell.name: loads[-1] for cell in self.result.cells if (loads := self.loads(cell))}
+        return {name: curve for name, run in last.items() if (curve := load_curve(run))}
+
     @cached_property
     def facts(self) -> list[tuple[str, str]]:
         """What the result rests on, by name."""
@@ -255,6 +283,12 @@ class View:
         if counts := Counter(reason.reference for leg in result.legs for reason in leg.reasons):
             reasons = ", ".join(f"{name} {count}×" for name, count in counts.most_common(12))
             yield f"Measurements that do not count: {reasons}."
+
+
+def _median(values: Sequence[float]) -> float | None:
+    """Return the median of the plausible *values*; None without any."""
+    plain = [value for value in values if plausible(value)]
+    return statistics.median(plain) if plain else None
 
 
 def _names(names: Sequence[str], most: int = 6) -> str:

@@ -1,0 +1,121 @@
+"""
+A file of real prompts for the load generator: JSON lines, or ShareGPT's JSON converted to them.
+
+The generator reads its file whole before each run. ShareGPT has hundreds of megabytes, most of it
+answers, so its prompts are extracted once, an entry at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from sparkwright.core.console import console
+from sparkwright.core.errors import FileError
+from sparkwright.core.files import content_key, sha256_file
+from sparkwright.core.store import Store, translate_disk_full
+
+#: Characters that are read at a time, and of the longest entry (ShareGPT splits its conversations).
+CHUNK, LONGEST_ENTRY = 1 << 20, 4 << 20
+#: Characters of the shortest and the longest prompt that is used, and of all together.
+SHORTEST, LONGEST, MOST = 16, 1 << 16, 256 << 20
+
+
+class _Line(msgspec.Struct):
+    prompt: str
+
+
+def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> Path | None:
+    """
+    Return a file of JSON lines with the prompts in *path*, which may be ShareGPT's JSON.
+
+    Args:
+        sha256: That *path* must have; None for any.
+
+    Raises:
+        file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
+    """
+    if path is None:
+        return None
+    if not path.is_file():
+        todo = "Name a file of prompts with --texts."
+        raise FileError("file-invalid", f"{path} is no regular file.", todo=todo)
+    if (digest := sha256_file(path)) != (sha256 or digest).lower():
+        raise FileError(
+            "file-invalid",
+            f"{path} is not the expected file of prompts.",
+            details=[f"sha256 {digest}", f"not {sha256}"],
+            todo="Fetch it again, or leave out --sha256 to use the file as it is.",
+        )
+    with path.open("rb") as stream:
+        first = stream.readline(LONGEST_ENTRY).removeprefix(b"\xef\xbb\xbf").lstrip()
+    lines = path
+    try:
+        if first.startswith(b"["):
+            key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
+            lines = store.folder("prompts") / f"{key}.jsonl"
+            if not lines.exists():
+                with translate_disk_full(lines.parent), store.replacing(lines) as output:
+                    _extract(path, output)
+        else:
+            msgspec.json.decode(first, type=_Line)
+    except (ValueError, RecursionError) as error:
+        raise FileError(
+            "file-invalid",
+            f"{path} is neither ShareGPT's JSON nor JSON lines of prompts.",
+            details=[str(error)[:300]],
+            todo='Name an array of {"conversations": [{"from", "value"}, …]}, or lines of '
+            '{"prompt"}.',
+        ) from error
+    with lines.open("rb") as stream:
+        count = sum(1 for _ in stream)
+    checked = "as expected" if sha256 else "of any origin, since no --sha256 was named"
+    console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
+    return lines
+
+
+def _extract(path: Path, output: Path) -> None:
+    size = 0
+    with path.open(encoding="utf-8-sig") as text, output.open("w", encoding="utf-8") as lines:
+        for entry in _entries(text):
+            if size < MOST and (prompt := _prompt(entry)):
+                size += lines.write(json.dumps({"prompt": prompt}) + "\n")
+    if not size:
+        raise ValueError(f"no first turn of a person has {SHORTEST} to {LONGEST} characters")
+
+
+def _entries(text: TextIO) -> Iterator[Any]:
+    """Yield the elements of the JSON array in *text*; ValueError if it ends within one."""
+    decoder, buffer = json.JSONDecoder(), text.read(CHUNK)
+    at = buffer.index("[") + 1
+    while True:
+        while buffer[at : at + 1] in {" ", "\t", "\r", "\n", ","}:
+            at += 1
+        if buffer[at : at + 1] == "]":
+            return
+        try:
+            entry, at = decoder.raw_decode(buffer, at)
+        except json.JSONDecodeError:
+            # It may be cut off. Reading as much again keeps the repeated parsing linear.
+            more = text.read(max(CHUNK, len(buffer) - at))
+            if not more or len(buffer) - at > LONGEST_ENTRY:
+                raise
+            buffer, at = buffer[at:] + more, 0
+        else:
+            yield entry
+
+
+def _prompt(entry: Any) -> str:
+    """Return the first turn of a conversation that somebody answered; empty if it is unusable."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or len(turns) < 2 or not isinstance(turns[0], dict):
+        return ""
+    value = turns[0].get("value") if turns[0].get("from") in ("human", "user") else ""
+    if not isinstance(value, str) or not SHORTEST <= len(value.strip()) <= LONGEST:
+        return ""
+    # Half of a surrogate pair has no UTF-8.
+    return value.encode("utf-8", "replace").decode()
