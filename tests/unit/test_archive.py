@@ -129,10 +129,6 @@ def test_a_path_that_comes_twice_is_refused(tmp_path: Path, entries: tuple[tuple
     assert "the same path twice" in refused(tmp_path, *entries)
 
 
-def test_a_second_top_folder_is_refused(tmp_path: Path) -> None:
-    assert "more than one top folder" in refused(tmp_path, entry("m/a"), entry("n/a"))
-
-
 @pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
 def test_what_is_larger_than_any_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(archive, limit, 1)

@@ -29,7 +29,6 @@ from sparkwright.release.bundle import BundleSpec
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli
 
-ROOT = Path(__file__).parents[2]
 #: The host's torch, which no machine of the tests has.
 TORCH = """
 from types import SimpleNamespace
@@ -367,14 +366,3 @@ def test_collected_results_are_small(tmp_path: Path) -> None:
         data = (back / path.relative_to(root)).read_bytes()
         assert cut[str(path.relative_to(root))] == [path.stat().st_size, len(data)]
         assert (data[:6], data[-4:]) == ((b"first\n", b"last") if path in logs else (b"", b""))
-
-
-def test_rehearsal_names_steps_and_recipes_that_are_there() -> None:
-    """Its file follows the record, and every step of it is one of the script."""
-    script = (ROOT / "ci" / "rehearsal" / "rehearse.sh").read_text()
-    commands = strict_yaml.load(ROOT / "ci" / "rehearsal" / "9.0a.yaml", BundleSpec).commands
-    for each in commands:
-        _, root, step, *names = each.words
-        assert root == "{root}"
-        assert f"  {step})" in script or f"{step} |" in script or f"| {step})" in script
-        assert not names or (ROOT / "ci" / "recipes" / f"rehearsal-{names[0]}.yaml").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -108,20 +106,6 @@ def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files,
         if not section.binary:
             old, new = before.get(section.path, ("", b""))[1], after.get(section.path, ("", b""))[1]
             assert replayed(old, section) == new
-
-
-def test_the_rendering_is_nobodys_choice(tmp_path: Path) -> None:
-    """The configuration of the repository does not change a byte; that of the user is not read."""
-    own = Objects(tmp_path / "own.git")
-    texts = [b"def f():\n    return 1\n\n" * 9, b"def f():\n    return 1\n\n" * 8 + b"2\n"]
-    trees = [stored(own, {"a.py": (git.REGULAR, text), name: (git.REGULAR, b"m\n")}) for text, name in zip(texts, "mn", strict=True)]
-    expected = patch.render(own, *trees)
-    with (own.path / "config").open("a") as stream:
-        stream.write(
-            "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
-            "\trenames = copies\n\tindentHeuristic = true\n\tsrcPrefix = x/\n\tdstPrefix = y/\n\trelative = true\n[color]\n\tdiff = always\n"
-        )
-    assert patch.render(own, *trees) == expected
 
 
 # What is refused.

@@ -27,7 +27,6 @@ from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import worst
 from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
@@ -176,17 +175,6 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     assert "gate number 2 of this wheel and recipe" in row.message
 
 
-def test_a_calibration_outlives_an_update_of_driver_and_wheel() -> None:
-    """Its key holds the machine, the model and whether both servers ran at once, nothing else."""
-
-    def key(model: str = "model", at_once: bool = False, **changes: str) -> str:
-        host = {"gpu": "GB10", "processor": "X925", "memory": "128 GB", "driver": "580", **changes}
-        return paired_differences.calibration_key(host, model, at_once=at_once)
-
-    assert key() == key(driver="590", kernel="7")
-    assert len({key(), key("another"), key(at_once=True), key(gpu="H200")}) == 4
-
-
 @pytest.mark.launches
 def test_a_killed_gate_goes_on(place: Path) -> None:
     """Killed with -9 in the middle, the next run keeps the whole blocks, and no server is left behind."""
@@ -271,11 +259,6 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     assert states["contract"] == ("invalid", result.stopped.reference)
 
 
-def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
-    with refusal("usage", match="file of prompts"):
-        answered(place, question(place, workloads=("sharegpt",)))
-
-
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
@@ -286,12 +269,6 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     assert result.candidate.label == server.url
     assert [leg.launch for leg in result.legs] == [0]
     assert result.cells[0].series[0].candidate
-
-
-def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
-    """While one runs, another one with the same store is refused at once."""
-    with context(place).store.lock("measuring"), refusal("store-busy"):
-        answered(place, question(place))
 
 
 @pytest.mark.launches

@@ -126,14 +126,6 @@ def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
     assert caught.value.kind == "broken"
 
 
-def test_compressed_body_is_not_unpacked(listen: Callable[[Say], Listener]) -> None:
-    """A compressed reply, which was not asked for, may be a bomb."""
-    data = b"\x1f\x8b\x08\x00" + b"\x00" * 100
-    server = listen(says(OK + b"content-encoding: gzip\r\ncontent-length: 104\r\n\r\n" + data))
-
-    assert http.request("GET", server.url).body == data
-
-
 def test_redirects_have_an_end(listen: Callable[[Say], Listener]) -> None:
     """A circle of redirects fails after a few; without permission none is followed."""
     server = listen(says(b"HTTP/1.1 302 On\r\nlocation: /again\r\ncontent-length: 0\r\n\r\n"))
