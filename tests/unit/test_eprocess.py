@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.support import gate_simulation as simulation
 
 from sparkwright.bench.statistics import eprocess, student
 from sparkwright.bench.statistics.eprocess import (
@@ -19,6 +21,7 @@ from sparkwright.bench.statistics.eprocess import (
 )
 from sparkwright.bench.statistics.student import mean_interval, noise_model
 
+simulation = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "ci" / "bench" / "gate_simulation.py")))
 BOUNDS, RULE = Bounds(0.02, 0.005), DecisionRule(0.05, 3, 12)
 #: Ten A/A blocks with a spread of 0.5 %.
 NOISE = NoiseModel(10 * 0.005**2, 10.0)
