@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
+from tests.support import loopback
 
 #: What may be wrong, each from a request of a given number on:
 #: ``dies``: the process ends in the middle of an answer. ``refuses``: status 429.
@@ -107,20 +108,17 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return "\n".join(lines) + "\n"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """Answer the requests of one connection."""
 
     server: FakeServer
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it so
         self._answer({})
 
-    def do_POST(self) -> None:
-        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+    def do_POST(self) -> None:  # noqa: N802  http.server calls it so
+        self._answer(json.loads(self.body()))
 
     def _answer(self, body: dict[str, Any]) -> None:
         received, path, own = time.monotonic(), self.path.partition("?")[0], self.server.behaviour
@@ -144,12 +142,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def whole(self, record: object, status: int = 200) -> None:
         """Send *record* as JSON, or text as it is."""
-        data = record.encode() if isinstance(record, str) else json.dumps(record).encode()
-        self.send_response(status)
-        self.send_header("content-type", "text/plain; charset=utf-8" if isinstance(record, str) else "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        data = record.encode() if isinstance(record, str) else record
+        self.answer(status, data, Content_Type="application/json" if data is record else "text/plain; charset=utf-8")
 
 
 class Completion:
