@@ -346,7 +346,7 @@ def test_the_counter_of_nan_exists_and_is_zero(before: dict[str, float], after: 
     assert checks.corrupted(before, after).state == state
 
 
-BOUNDS = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "generation.yaml", GenerationPolicy).bounds
+BOUNDS = REAL.bounds
 #: Texts by name: the text, and by tokenizer how many of its characters 200 tokens cover, and those tokens, numbered as they appear from 1.
 NATURAL = json.loads(Path(__file__).with_name("natural_texts.json").read_text("utf-8"))
 CASES: dict[str, tuple[str, list[int]]] = {
