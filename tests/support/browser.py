@@ -43,12 +43,11 @@ class Loaded(NamedTuple):
     A page that was loaded.
 
     Attributes:
-        complaints: What the console, the policy of the page or the network said. *weight*: bytes of all that came.
+        complaints: What the console, the policy of the page or the network said.
         asked: Paths of everything that was loaded.
     """
 
     complaints: list[str]
-    weight: int
     asked: list[str]
 
 
@@ -93,7 +92,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
     def _seen(self) -> Loaded:
-        complaints, weight, asked = list[str](), 0, list[str]()
+        complaints, asked = list[str](), list[str]()
         for one in self._events:
             fields = one.get("params", {})
             match one.get("method"):
@@ -109,9 +108,7 @@ class Tab:
                     complaints.append(f"{fields['response']['status']}: {fields['response']['url']}")
                 case "Network.requestWillBeSent":
                     asked.append(fields["request"]["url"])
-                case "Network.loadingFinished":
-                    weight += int(fields["encodedDataLength"])
-        return Loaded(complaints, weight, asked)
+        return Loaded(complaints, asked)
 
     def run(self, script: str) -> Any:
         """Return what *script* gives in the page, as JSON tells it."""

@@ -1,20 +1,18 @@
 """
-Results of experiments for tests and for looking at their pages.
+Results of experiments.
 
 Only the measurements are made up, from a seed; series, evidence and verdict follow from them by the
-gate's own code. ``PYTHONPATH=$PWD python tests/support/results.py FOLDER`` writes some as files.
+gate's own code.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
@@ -195,7 +193,3 @@ EXAMPLES: dict[str, Callable[[], Result]] = {
     "invalid": spoiled, "hostile": hostile, "empty": empty, "nvfp4": bench,
     "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
 }  # fmt: skip
-
-if __name__ == "__main__":
-    for title, make in EXAMPLES.items():
-        (Path(sys.argv[1]) / f"{title}.json").write_bytes(msgspec.json.encode(make()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support import forked
+from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, Record
@@ -94,6 +96,13 @@ class Repository:
 def repository(tmp_path: Path) -> Repository:
     """Return an empty repository."""
     return Repository(tmp_path / "upstream")
+
+
+@pytest.fixture(name="listen")
+def _listen() -> Iterator[Callable[[Say], Listener]]:
+    """Return what starts a server that does what it is told with each connection."""
+    with contextlib.ExitStack() as stack:
+        yield lambda say: stack.enter_context(contextlib.closing(Listener(say)))
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -176,17 +176,6 @@ def test_a_wheel_without_the_folder_is_refused(tmp_path: Path) -> None:
         list(archive.wheel_members(zipped(tmp_path, {"mini/x.py": b""}), "mini/third"))
 
 
-def test_a_wheel_with_a_link_is_refused(tmp_path: Path) -> None:
-    link = zipfile.ZipInfo("mini/link")
-    link.external_attr = 0o120777 << 16
-    path = zipped(tmp_path, {"mini/a": b""})
-    with zipfile.ZipFile(path, "a") as wheel:
-        wheel.writestr(link, "a")
-
-    with refusal("archive-unsafe", match="symbolic link"):
-        list(archive.wheel_members(path, "mini"))
-
-
 @pytest.mark.parametrize("name", ["", "gone.whl", "x" * 300])
 def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str) -> None:
     with refusal("wheel-invalid", match="is no file|cannot be read"), zips.zip_file(tmp_path / name):

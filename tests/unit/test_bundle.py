@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from tests.refusals import refusal
+from tests.support.standin import alive
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
@@ -117,14 +118,6 @@ def _host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Host:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "torch.py").write_text(TORCH.format(torch="2.11.0", gpu=(9, 0)))
     return Host(tmp_path / "bundle", tmp_path / "root", tmp_path / "site")
-
-
-def alive(pid: int) -> bool:
-    """Return whether the process runs; one that ended and was not waited for does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def results(root: Path) -> dict[str, Any]:

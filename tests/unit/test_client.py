@@ -28,18 +28,6 @@ from sparkwright.bench.server.client import REASONS, Client, ServerInvalid, Tool
 Listen = Callable[[Say], Listener]
 
 
-@pytest.fixture(name="listen")
-def _listen() -> Iterator[Listen]:
-    with contextlib.ExitStack() as stack:
-
-        def start(say: Say) -> Listener:
-            listener = Listener(say)
-            stack.callback(listener.close)
-            return listener
-
-        yield start
-
-
 @contextlib.contextmanager
 def invalid(reason: str) -> Iterator[None]:
     assert reason in REASONS

@@ -71,13 +71,6 @@ def answered(place: Path, asked: ExperimentSpec) -> Result:
     return Experiment(context(place), asked, ThreadLoad()).result()
 
 
-def ratio(result: Result, metric: str = "tpot") -> float:
-    series = next(one for one in result.cells[0].series if one.metric == metric)
-    assert series.baseline
-    assert series.candidate
-    return series.candidate / series.baseline
-
-
 def test_a_bench_finds_the_true_times(place: Path) -> None:
     """Three launches; the times are those that the server has, within what a busy machine adds, and the result can be read again."""
     true = Behaviour(ttft=0.04, tpot=0.02)
@@ -102,7 +95,7 @@ def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, at_once: boo
     result = answered(
         place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once)
     )
-    assert (result.state, ratio(result) > 2) == ("fail", True), result.says
+    assert result.state == "fail", result.says
     assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
     checks = throughput.checks(result)
     assert worst(check.state for check in checks if check.required) == "fail"

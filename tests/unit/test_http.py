@@ -6,7 +6,7 @@ import importlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,21 +19,13 @@ TOKEN = "github_pat_11SECRETSECRETSECRET"
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.fixture(name="listen")
-def _listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Say], Listener]]:
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use no proxy, and pause briefly."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(http, "PAUSE", 0.01)
     importlib.import_module("requests")  # which may take seconds on a busy machine
-    listeners: list[Listener] = []
-
-    def listen(say: Say) -> Listener:
-        listeners.append(Listener(say))
-        return listeners[-1]
-
-    yield listen
-    for listener in listeners:
-        listener.close()
 
 
 def drip(begin: bytes, piece: bytes = b"1") -> Say:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.refusals import refusal
 from tests.support.byte_model_server import ByteModelServer, Damage, Floats, Step
 
 from sparkwright.core import strict_yaml
@@ -338,17 +337,6 @@ def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
             distributions.load(bad_path)
 
 
-@pytest.mark.parametrize("change", ["texts: 7", "texts: 100000", "kl_max: 0", "other_best_max: 2", "confidence: 0.5", "spare: 1", "corpus: {one: ['']}"])
-def test_a_policy_that_makes_no_sense_is_refused(change: str) -> None:
-    """Limits out of range, and genres without a paragraph."""
-    text = FILE.read_text("utf-8").partition("corpus:\n")[0]
-    name = change.partition(":")[0]
-    lines = [line for line in text.splitlines() if not line.startswith(f"{name}:")]
-    corpus = [] if name == "corpus" else ["corpus: {one: [two]}"]
-    with refusal("file-invalid"):
-        strict_yaml.parse("\n".join([*lines, change, *corpus]), LogprobsPolicy, "logprobs.yaml")
-
-
 #: What `ROUNDING` may take from the bound of one position.
 SLACK = 1e-9
 
@@ -399,18 +387,6 @@ def test_the_bound_is_never_above_the_divergence(size: int, seed: int, sharp: fl
 
     assert 0 <= found <= kl(p, q) + SLACK
     assert bound(p, p, token % size, min(top, size)) == 0
-
-
-def test_both_of_two_equally_likely_tokens_are_the_best() -> None:
-    """A tie to the bit, as bfloat16 models have them, is an agreement whichever comes first in the list."""
-    tie = {3: -0.7, 5: -0.7, 9: -5.0}
-    other = {5: -0.6, 3: -0.8, 9: -5.0}
-    third = {9: -0.1, 5: -3.0, 3: -4.0}
-    rows = [distributions.scores([(3, one)], 4) for one in (tie, other, third)]
-
-    assert distributions.agreement(rows[0], rows[1])[0]
-    assert distributions.agreement(rows[1], rows[0])[0]
-    assert not distributions.agreement(rows[0], rows[2])[0]
 
 
 def test_the_interval_covers_the_truth() -> None:
