@@ -9,10 +9,7 @@ A real Chromium, without a window, driven over its DevTools protocol; and a serv
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import functools
-import http.server
 import itertools
 import json
 import os
@@ -20,11 +17,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support import loopback
 
 PROGRAM = shutil.which("chromium")
 WHY = "chromium is not installed"
@@ -34,6 +32,8 @@ _WORDS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--disable-extensions", "--no-proxy-server",
     "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
+#: Serves a folder, as Pages would.
+served = loopback.files
 #: Seconds until Chromium answers on a loaded machine.
 PATIENCE = 60.0
 
@@ -43,12 +43,11 @@ class Loaded(NamedTuple):
     A page that was loaded.
 
     Attributes:
-        complaints: What the console, the policy of the page or the network said. *weight*: bytes of all that came.
+        complaints: What the console, the policy of the page or the network said.
         asked: Paths of everything that was loaded.
     """
 
     complaints: list[str]
-    weight: int
     asked: list[str]
 
 
@@ -93,7 +92,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
     def _seen(self) -> Loaded:
-        complaints, weight, asked = list[str](), 0, list[str]()
+        complaints, asked = list[str](), list[str]()
         for one in self._events:
             fields = one.get("params", {})
             match one.get("method"):
@@ -109,20 +108,13 @@ class Tab:
                     complaints.append(f"{fields['response']['status']}: {fields['response']['url']}")
                 case "Network.requestWillBeSent":
                     asked.append(fields["request"]["url"])
-                case "Network.loadingFinished":
-                    weight += int(fields["encodedDataLength"])
-        return Loaded(complaints, weight, asked)
+        return Loaded(complaints, asked)
 
     def run(self, script: str) -> Any:
         """Return what *script* gives in the page, as JSON tells it."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
-
-    def picture(self, path: Path) -> None:
-        """Write the whole page as a PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager
@@ -153,21 +145,3 @@ def _address(profile: Path, process: subprocess.Popen[bytes]) -> str:
             return f"ws://127.0.0.1:{port}{path}"
         time.sleep(0.05)
     raise AssertionError("chromium does not say where it listens")
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *words: Any) -> None:
-        """Say nothing."""
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve *folder* on loopback, as Pages would, and yield the address with a final slash."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()

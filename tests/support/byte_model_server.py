@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tests.support import loopback
 
 from sparkwright.bench.server.client import Client
 
@@ -118,23 +119,15 @@ class ByteModelServer(http.server.ThreadingHTTPServer):
         return hits
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(loopback.Handler):
     server: ByteModelServer
     disable_nagle_algorithm = True
 
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
     def _send(self, reply: object, status: int = 200, kind: str = "") -> None:
-        text = isinstance(reply, str)
-        body = reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind or ("text/html" if text else "application/json"))
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        body = reply.encode() if isinstance(reply, str) else reply
+        self.answer(status, body, Content_Type=kind or ("application/json" if body is reply else "text/html"))
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it so
         own = self.server
         if self.path == "/metrics":
             counts = {"vllm:corrupted_requests_total": 0, "vllm:prefix_cache_hits_total": 0, **own.counts}
@@ -142,8 +135,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         models = {"data": [{"id": own.name, "max_model_len": own.limit}]}
         return self._send(models if self.path == "/v1/models" else {"version": "0.0.0"})
 
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def do_POST(self) -> None:  # noqa: N802  http.server calls it so
+        request = json.loads(self.body())
         own = self.server
         if self.path == "/tokenize":
             return self._send({"tokens": [(byte + own.shift) % 256 for byte in request["prompt"].encode()]})

@@ -1,44 +1,40 @@
 """
 An OpenAI-compatible server in a process of its own, with settable delays and faults.
 
-It answers as vLLM does: completions and chats, streamed or whole, token ids, usage, counters, tokenizer. One thread serves each
-connection. Tokens go out on a schedule that lateness does not move.
+It answers as vLLM does: completions, streamed or whole, token ids, usage, counters, tokenizer. One thread serves each connection. Tokens go
+out on a schedule that lateness does not move.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.server
+import itertools
 import json
+import multiprocessing
 import os
 import re
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-
-from sparkwright.core import process
+from tests.support import loopback
 
 #: What may be wrong, each from a request of a given number on:
-#: ``dies``: the process ends in the middle of an answer. ``not-ready``: it never gets healthy. ``refuses``: status 429.
+#: ``dies``: the process ends in the middle of an answer. ``refuses``: status 429.
 #: ``silent``: no answer. ``endless``: tokens without end. ``trickles``: an answer byte by byte, one a second.
 #: ``closes``: the connection ends in mid-stream. ``error-event``: the stream ends with an error, and its status is 200.
 #: ``short``: a token fewer than ordered. ``usage-more``: usage counts one token more than was sent. ``usage-none``: no usage.
 #: ``finish-reason``: ``stop`` for an answer that ended for its length. ``prefix-hits``: the counters say that a prefix cache answered.
 Fault = Literal[
-    "dies", "not-ready", "refuses", "silent", "endless", "trickles", "closes", "error-event", "short", "usage-more", "usage-none",
-    "finish-reason", "prefix-hits",
+    "dies", "refuses", "silent", "endless", "trickles", "closes", "error-event", "short", "usage-more", "usage-none", "finish-reason",
+    "prefix-hits",
 ]  # fmt: skip
+VERSION, LIMIT, VOCABULARY = "0.33.0", 131072, 32000
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +46,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         chunk: Tokens that go out together when the last of them is due; the first token goes alone, as it does in vLLM.
         drafted: Tokens that each step drafts, for the counters of speculative decoding; None for ``chunk - 1``, all of them accepted.
         faults: Fault → number of the request from which on it is there, from 1.
-        name: Of the model. *version*: of vLLM. *limit*: ``max_model_len``. *vocabulary*: tokens are below that.
-        loading: Seconds until it is healthy.
+        name: Of the model.
     """
 
     ttft: float = 0.05
@@ -60,10 +55,6 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafted: int | None = None
     faults: dict[Fault, int] = {}
     name: str = "reference"
-    version: str = "0.33.0"
-    limit: int = 131072
-    vocabulary: int = 32000
-    loading: float = 0.0
 
     @property
     def drafts(self) -> int:
@@ -71,23 +62,15 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.chunk - 1 if self.drafted is None else self.drafted
 
 
-class Refused(Exception):
-    """A request that is refused with a status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status, self.message = status, message
-        super().__init__(message)
+def text_of(tokens: list[int]) -> str:
+    """Return the text of *tokens*."""
+    return "".join(f" t{token}" for token in tokens)
 
 
-def word(token: int) -> str:
-    """Return the text of *token*."""
-    return f" t{token}"
-
-
-def tokenized(text: str, vocabulary: int) -> list[int]:
-    """Return the tokens of *text*, one for each word; those of `word` come back as they were."""
+def tokenized(text: str) -> list[int]:
+    """Return the tokens of *text*, one for each word; those of `text_of` come back as they were."""
     own = re.compile(r"t[0-9]{1,9}")
-    return [int(part[1:]) if own.fullmatch(part) else zlib.crc32(part.encode()) % vocabulary for part in text.split()] or [0]
+    return [int(part[1:]) if own.fullmatch(part) else zlib.crc32(part.encode()) % VOCABULARY for part in text.split()] or [0]
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
@@ -98,12 +81,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.behaviour, self.url = behaviour, f"http://127.0.0.1:{self.server_port}"
-        self.lock, self.counts, self.requests, self.started = threading.Lock(), Counter[str](), 0, time.monotonic()
-
-    @property
-    def ready(self) -> bool:
-        """Is it healthy?"""
-        return "not-ready" not in self.behaviour.faults and time.monotonic() >= self.started + self.behaviour.loading
+        self.lock, self.counts, self.requests = threading.Lock(), Counter[str](), itertools.count(1)
 
     def count(self, **changes: int) -> None:
         """Add to the counters."""
@@ -114,143 +92,81 @@ class FakeServer(http.server.ThreadingHTTPServer):
         """Return the counters in Prometheus' text form, under vLLM's names."""
         counts, drafts = self.counts, self.behaviour.drafts
         values = {
-            "vllm:num_requests_running": counts["running"], "vllm:num_requests_waiting": 0, "vllm:kv_cache_usage_perc": 0.0,
-            "vllm:prompt_tokens_total": counts["prompt"], "vllm:generation_tokens_total": counts["tokens"],
-            "vllm:prefix_cache_queries_total": counts["prompt"], "vllm:prefix_cache_hits_total": counts["hits"],
+            "num_requests_running": counts["running"], "num_requests_waiting": 0, "kv_cache_usage_perc": 0.0,
+            "prompt_tokens_total": counts["prompt"], "generation_tokens_total": counts["tokens"],
+            "prefix_cache_queries_total": counts["prompt"], "prefix_cache_hits_total": counts["hits"],
         }  # fmt: skip
         if drafts:
             values |= {
-                "vllm:spec_decode_num_drafts_total": counts["steps"],
-                "vllm:spec_decode_num_draft_tokens_total": counts["steps"] * drafts,
-                "vllm:spec_decode_num_accepted_tokens_total": counts["accepted"],
-            }
+                "spec_decode_num_drafts_total": counts["steps"], "spec_decode_num_draft_tokens_total": counts["steps"] * drafts,
+                "spec_decode_num_accepted_tokens_total": counts["accepted"],
+            }  # fmt: skip
         model = f'model_name="{self.behaviour.name}"'
-        lines = [f'{name}{{engine="0",{model}}} {float(value)}' for name, value in values.items()]
+        lines = [f'vllm:{name}{{engine="0",{model}}} {float(value)}' for name, value in values.items()]
         for reason in ("stop", "length", "abort", "error"):
             lines.append(f'vllm:request_success_total{{engine="0",finished_reason="{reason}",{model}}} {float(counts[reason])}')
         return "\n".join(lines) + "\n"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(loopback.Handler):
     """Answer the requests of one connection."""
 
     server: FakeServer
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it so
         self._answer({})
 
-    def do_POST(self) -> None:
-        try:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        except (ValueError, RecursionError, TypeError):
-            body = None
-        self._answer(body)
+    def do_POST(self) -> None:  # noqa: N802  http.server calls it so
+        self._answer(json.loads(self.body()))
 
-    def _answer(self, body: Any) -> None:
-        received = time.monotonic()
+    def _answer(self, body: dict[str, Any]) -> None:
+        received, path, own = time.monotonic(), self.path.partition("?")[0], self.server.behaviour
+        records = {
+            "/health": "", "/metrics": self.server.metrics(), "/version": {"version": VERSION},
+            "/v1/models": {"object": "list", "data": [{"id": own.name, "object": "model", "root": own.name, "max_model_len": LIMIT}]},
+            "/tokenize": {"max_model_len": LIMIT, "tokens": tokenized(str(body.get("prompt", "")))},
+            "/detokenize": {"prompt": text_of(body.get("tokens", [])).strip()},
+        }  # fmt: skip
         with contextlib.suppress(OSError):
-            try:
-                if not isinstance(body, dict):
-                    raise Refused(400, "the request is no object of JSON")
-                if self.path in ("/v1/completions", "/v1/chat/completions"):
-                    with self.server.lock:
-                        self.server.requests += 1
-                        number = self.server.requests
-                    Completion(self, body, number, received).send()
-                else:
-                    self._plain(body)
-            except Refused as refused:
-                self.whole({"error": {"message": refused.message, "type": "invalid_request_error", "code": refused.status}}, refused.status)
+            if path == "/v1/completions":
+                Completion(self, body, received).send()
+            elif path in records:
+                self.whole(records[path])
+            else:
+                self.refuse(404)
+
+    def refuse(self, status: int) -> None:
+        """Refuse the request."""
+        self.whole({"error": {"message": "it is refused", "type": "invalid_request_error", "code": status}}, status)
 
     def whole(self, record: object, status: int = 200) -> None:
         """Send *record* as JSON, or text as it is."""
-        data = record.encode() if isinstance(record, str) else json.dumps(record).encode()
-        self.send_response(status)
-        self.send_header("content-type", "text/plain; charset=utf-8" if isinstance(record, str) else "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _plain(self, body: dict[str, Any]) -> None:
-        server, own = self.server, self.server.behaviour
-        path = self.path.partition("?")[0]
-        if path == "/health":
-            self.whole("", 200 if server.ready else 503)
-        elif path == "/metrics":
-            self.whole(server.metrics())
-        elif not server.ready:
-            raise Refused(503, "the model is being loaded")
-        elif path == "/v1/models":
-            self.whole({"object": "list", "data": [{"id": own.name, "object": "model", "root": own.name, "max_model_len": own.limit}]})
-        elif path == "/version":
-            self.whole({"version": own.version})
-        elif path == "/tokenize":
-            codes = tokenized(str(body.get("prompt", "")), own.vocabulary)
-            self.whole({"count": len(codes), "max_model_len": own.limit, "tokens": codes})
-        elif path == "/detokenize":
-            self.whole({"prompt": "".join(map(word, body.get("tokens", []))).strip()})
-        else:
-            raise Refused(404, "there is nothing at this path")
+        data = record.encode() if isinstance(record, str) else record
+        self.answer(status, data, Content_Type="application/json" if data is record else "text/plain; charset=utf-8")
 
 
 class Completion:
-    """One answer of tokens to the request *body*, the one of that *number*, which was *received* at a time of the monotonic clock."""
+    """The answer of tokens to the request *body*, which was *received* at a time of the monotonic clock."""
 
-    def __init__(self, handler: Handler, body: dict[str, Any], number: int, received: float) -> None:
-        server = handler.server
-        self.handler, self.server, self.own, self.received = handler, server, server.behaviour, received
-        self.faults = {fault for fault, first in self.own.faults.items() if number >= first}
-        if not server.ready:
-            raise Refused(503, "the model is being loaded")
-        if "refuses" in self.faults:
-            raise Refused(429, "too many requests")
-        self.chat, self.number = "messages" in body, number
-        if body.get("model") not in (None, "", self.own.name):
-            raise Refused(404, f"The model `{body['model']}` does not exist.")
-        self.prompt = self._prompt(body)
-        self.tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 16
-        if len(self.prompt) + self.tokens > self.own.limit:
-            raise Refused(400, f"{len(self.prompt)} tokens and {self.tokens} more do not fit into {self.own.limit}")
-        self.stream, self.ids = bool(body.get("stream")), bool(body.get("return_token_ids"))
-        self.usage = (body.get("stream_options") or {}).get("include_usage", False)
-        self.seed = zlib.crc32(repr(self.prompt).encode())
+    def __init__(self, handler: Handler, body: dict[str, Any], received: float) -> None:
+        self.handler, self.body, self.received, self.server = handler, body, received, handler.server
+        self.own, self.number = self.server.behaviour, next(self.server.requests)
+        self.faults = {fault for fault, first in self.own.faults.items() if self.number >= first}
+        self.prompt = tokenized(body["prompt"]) if isinstance(body["prompt"], str) else body["prompt"]
+        self.tokens, self.stream = body.get("max_tokens") or 16, bool(body.get("stream"))
         self.finish = "stop" if "finish-reason" in self.faults else "length"
 
-    def _prompt(self, body: dict[str, Any]) -> list[int]:
-        prompt = body.get("prompt")
-        if self.chat:
-            prompt = "\n".join(str(message.get("content")) for message in body["messages"])
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-            prompt = prompt[0]
-        if isinstance(prompt, str) and prompt:
-            return tokenized(prompt, self.own.vocabulary)
-        if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-            return prompt
-        raise Refused(400, "the prompt is empty, or several")
-
-    def token(self, place: int) -> int:
-        """Return the token at *place* of the answer, a function of the prompt."""
-        return 256 + (self.seed + place * 7919) % (self.own.vocabulary - 256)
-
     def _choice(self, place: int, size: int, finish: str | None) -> dict[str, Any]:
-        codes = [self.token(place + one) for one in range(size)]
-        text = "".join(map(word, codes))
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
-        message = {"role": "assistant", "content": text}
-        choice |= {"delta" if self.stream else "message": message} if self.chat else {"text": text}
-        return choice | ({"token_ids": codes, **({} if place else {"prompt_token_ids": self.prompt})} if self.ids else {})
+        # The tokens are a function of the prompt.
+        seed = zlib.crc32(repr(self.prompt).encode())
+        codes = [256 + (seed + at * 7919) % (VOCABULARY - 256) for at in range(place, place + size)]
+        choice = {"index": 0, "text": text_of(codes), "logprobs": None, "finish_reason": finish}
+        ids = {"token_ids": codes, **({} if place else {"prompt_token_ids": self.prompt})}
+        return choice | (ids if self.body.get("return_token_ids") else {})
 
     def _record(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
-        kind = ("chat.completion" if self.chat else "text_completion") + (".chunk" if self.chat and self.stream else "")
-        return {"id": f"cmpl-{self.number}", "object": kind, "created": 0, "model": self.own.name, "choices": choices, **more}
-
-    def _used(self, tokens: int) -> dict[str, int]:
-        counted = tokens + ("usage-more" in self.faults)
-        return {"prompt_tokens": len(self.prompt), "completion_tokens": counted, "total_tokens": len(self.prompt) + counted}
+        return {"id": f"cmpl-{self.number}", "object": "text_completion", "created": 0, "model": self.own.name, "choices": choices, **more}
 
     def _event(self, record: dict[str, Any] | str) -> None:
         data = f"data: {record if isinstance(record, str) else json.dumps(record)}\n\n".encode()
@@ -260,8 +176,10 @@ class Completion:
         """Send the answer on its schedule, and count it."""
         if "silent" in self.faults:
             time.sleep(3600)
-        hits = len(self.prompt) if "prefix-hits" in self.faults else 0
-        self.server.count(running=1, prompt=len(self.prompt), hits=hits)
+        if "refuses" in self.faults or len(self.prompt) + self.tokens > LIMIT:
+            self.handler.refuse(429 if "refuses" in self.faults else 400)
+            return
+        self.server.count(running=1, prompt=len(self.prompt), hits=len(self.prompt) if "prefix-hits" in self.faults else 0)
         reason = "abort"
         try:
             reason = self._send()
@@ -280,22 +198,28 @@ class Completion:
             size = min(self.own.chunk, total - place) if place else 1
             due += size * self.own.tpot if place else 0.0
             time.sleep(max(0.0, due - time.monotonic()))
-            if self.stream and "trickles" in self.faults:
-                self._trickle()
+            while self.stream and "trickles" in self.faults:
+                self.handler.wfile.write(b"1\r\nd\r\n")
+                time.sleep(1.0)
             if self.stream:
                 self._event(self._record([self._choice(place, size, self.finish if place + size == total else None)]))
             self.server.count(tokens=size, **({"steps": 1, "accepted": size - 1} if place and self.own.drafts else {}))
             place += size
             if place >= total // 2 and (reason := self._broken()):
                 return reason
-        if self.stream:
-            if self.usage and "usage-none" not in self.faults:
-                self._event(self._record([], usage=self._used(total)))
-            self._event("[DONE]")
-            self.handler.wfile.write(b"0\r\n\r\n")
-        else:
-            self.handler.whole(self._record([self._choice(0, total, self.finish)], usage=self._used(total)))
+        counted = total + ("usage-more" in self.faults)
+        usage = {"prompt_tokens": len(self.prompt), "completion_tokens": counted, "total_tokens": len(self.prompt) + counted}
+        if not self.stream:
+            self.handler.whole(self._record([self._choice(0, total, self.finish)], usage=usage))
+            return self.finish
+        if (self.body.get("stream_options") or {}).get("include_usage") and "usage-none" not in self.faults:
+            self._event(self._record([], usage=usage))
+        self._end()
         return self.finish
+
+    def _end(self) -> None:
+        self._event("[DONE]")
+        self.handler.wfile.write(b"0\r\n\r\n")
 
     def _broken(self) -> str:
         """Break off if that is the fault; return how the request ended, or an empty text."""
@@ -306,64 +230,20 @@ class Completion:
             return "abort"
         if "error-event" in self.faults and self.stream:
             self._event({"error": {"message": "the engine died", "type": "InternalServerError", "param": None, "code": 500}})
-            self._event("[DONE]")
-            self.handler.wfile.write(b"0\r\n\r\n")
+            self._end()
             return "error"
         return ""
 
-    def _trickle(self) -> None:
-        while True:
-            self.handler.wfile.write(b"1\r\nd\r\n")
-            time.sleep(1.0)
-
-
-class Running:
-    """A server that runs in a process of its own: its *url*, *pid* and *behaviour*."""
-
-    def __init__(self, behaviour: Behaviour) -> None:
-        self.behaviour = behaviour
-        command = [sys.executable, str(Path(__file__)), msgspec.json.encode(behaviour).decode()]
-        # The signal comes when the thread ends that starts it, so start it in one that stays.
-        self._process = subprocess.Popen(
-            process.wrap_with_limits(command, by=signal.SIGKILL), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-        )
-        assert self._process.stdout
-        ready = select.select([self._process.stdout], [], [], 60.0)[0]
-        self.url, self.pid = (self._process.stdout.readline().decode().strip() if ready else ""), self._process.pid
-        if not self.url:
-            self.stop()
-            raise RuntimeError("the fake server did not start")
-
-    @property
-    def running(self) -> bool:
-        """Whether its process is there."""
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        """End it; harmless when repeated."""
-        self._process.kill()
-        self._process.communicate()
-
 
 @contextlib.contextmanager
-def started(behaviour: Behaviour) -> Iterator[Running]:
-    """Yield a server with *behaviour* that runs in the block."""
-    server = Running(behaviour)
+def started(behaviour: Behaviour) -> Iterator[FakeServer]:
+    """Yield a server with *behaviour* that runs in the block, in a copy of this process, which a fault may end."""
+    server = FakeServer(behaviour)
+    child = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    child.start()
+    server.socket.close()
     try:
         yield server
     finally:
-        server.stop()
-
-
-def main() -> None:
-    """Serve until the process ends; the first line of the output is the URL."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("behaviour")
-    server = FakeServer(msgspec.json.decode(parser.parse_args().behaviour, type=Behaviour))
-    sys.stdout.write(server.url + "\n")
-    sys.stdout.flush()
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+        child.kill()
+        child.join()

@@ -1,14 +1,16 @@
-"""What the fake GitHubs share: JSON answers, pages, routes, and servers on loopback that answer until a block ends."""
+"""What the fake hosts share: JSON answers, pages, routes, static files, and servers on loopback that answer until a block ends."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 #: Method, a regular expression of the whole path, and what answers with the groups of the match.
 Route = tuple[str, str, Callable[..., Any]]
@@ -48,26 +50,41 @@ def page(records: list[Any], query: dict[str, list[str]]) -> list[Any]:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server whose threads end with it."""
+    """A server that answers while its block runs, and whose threads end with it."""
 
     daemon_threads = False
 
-    def __init__(self, handler: type[Handler], port: int = 0) -> None:
+    def __init__(self, handler: Callable[..., http.server.BaseHTTPRequestHandler], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self._answering = threading.Thread(target=self.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> Self:
+        self._answering.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self._answering.join()
 
 
 @contextlib.contextmanager
 def serving(*servers: Server) -> Iterator[None]:
     """Let *servers* answer until the block ends."""
-    threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for server in servers:
-            server.shutdown()
-            server.server_close()
-        for thread in threads:
-            thread.join()
+            stack.enter_context(server)
+        yield
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def files(folder: Path) -> Iterator[str]:
+    """Serve *folder* until the block ends, and yield its address with a final slash."""
+    with Server(functools.partial(_Files, directory=str(folder))) as server:
+        yield f"{server.url}/"

@@ -1,20 +1,18 @@
 """
-Results of experiments for tests and for looking at their pages.
+Results of experiments.
 
 Only the measurements are made up, from a seed; series, evidence and verdict follow from them by the
-gate's own code. ``PYTHONPATH=$PWD python tests/support/results.py FOLDER`` writes some as files.
+gate's own code.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
@@ -23,7 +21,7 @@ from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Metric, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Speculation, Subject
-from sparkwright.bench.statistics.eprocess import DecisionRule, decide
+from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
 from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.policy import ThroughputPolicy
@@ -91,10 +89,11 @@ def _legs(
 
 
 def gate(
-    *names: str, slower: float = 0.0, noise: float = 0.004, blocks: int = 4, seed: int = 1, **changes: Any
+    *names: str, workloads: Sequence[WorkloadCell] = (), slower: float = 0.0, noise: float = 0.004, blocks: int = 4, seed: int = 1,
+    **changes: Any,
 ) -> Result:  # fmt: skip
-    """Return a gate's result of the workloads *names*, with *changes* of its fields."""
-    chance, workloads = random.Random(seed), cells(*(names or POINTS))
+    """Return a gate's result of *workloads* or of those *names*, with *changes* of its fields."""
+    chance, workloads = random.Random(seed), workloads or cells(*(names or POINTS))
     legs = tuple(
         _legs(workloads, (CONTROL_BLOCK, *range(blocks)), (), chance, 0.024, slower, noise)
     )
@@ -109,7 +108,8 @@ def gate(
     series = paired_differences.metric_series(
         workloads, legs, range(blocks), history, policy, today
     )
-    decision = decide(DecisionRule(policy.alpha, policy.min_blocks, policy.max_blocks), series)
+    rule = DecisionRule(attempt_alpha(policy.alpha, 1), policy.min_blocks, policy.max_blocks)
+    decision = decide(rule, series)
     results = paired_differences.cell_results(
         workloads, legs, range(blocks), series, decision, compared=True
     )  # fmt: skip
@@ -117,7 +117,7 @@ def gate(
         "gate", decision.state or "inconclusive", decision.message, FORK,
         tuple(replace(cell, ceiling=232.5e9 / (3.4e9 + 9e4 * cell.prompt)) for cell in results), legs,
         baseline=STOCK, culprits=decision.culprits, recipe="qwen3-next-80b-nvfp4", model="Qwen3-Next-80B",
-        quantization="NVFP4", stack="2026.11", host=HOST, alpha=policy.alpha, blocks=policy.max_blocks,
+        quantization="NVFP4", stack="2026.11", host=HOST, alpha=rule.alpha, blocks=rule.max_blocks,
         margin=max(entry.bounds.margin for entry in series), generator="vllm-rs 0.33.0",
         qualified=("TPOT within 0.02 % of the truth",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
         calibration=history, policy="12" * 32, began=BEGAN, seconds=5321.0, resumed=1,
@@ -197,7 +197,3 @@ EXAMPLES: dict[str, Callable[[], Result]] = {
     "invalid": spoiled, "hostile": hostile, "empty": empty, "nvfp4": bench,
     "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
 }  # fmt: skip
-
-if __name__ == "__main__":
-    for title, make in EXAMPLES.items():
-        (Path(sys.argv[1]) / f"{title}.json").write_bytes(msgspec.json.encode(make()))

@@ -11,9 +11,7 @@ import datetime
 import hashlib
 import json
 import struct
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+from tests.support import loopback
 
 GITHUB = "https://token.actions.githubusercontent.com"
 REPOSITORY = "https://github.com/toy/wheels"
@@ -52,7 +51,7 @@ def _utf8(text: str) -> bytes:
     return (b"\x0c" + bytes([len(data)]) if len(data) < 128 else b"\x0c\x81" + bytes([len(data)])) + data
 
 
-class World:
+class World(loopback.Server):
     """
     One Sigstore instance.
 
@@ -61,25 +60,12 @@ class World:
     """
 
     def __init__(self) -> None:
+        super().__init__(_Handler)
         self.authority, self.ct, self.rekor = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
         self.identity, self.issuer = WORKFLOW, GITHUB
         self.claims: dict[int, str] = {12: REPOSITORY, 13: "0" * 40, 14: REF, 18: WORKFLOW}
         self.leaves = [b"an older entry", b"another", b"a third"]
         self.certificate = self._root()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = False
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
     # what a publisher and a client hold of it
 
     def config(self, folder: Path) -> str:
@@ -223,27 +209,13 @@ def _tree(leaves: list[bytes], index: int) -> tuple[bytes, list[bytes]]:
     return hashlib.sha256(b"\1" + other + mine).digest(), [*path, other]
 
 
-def _handler(world: World) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 5
+class _Handler(loopback.Handler):
+    server: World
 
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/api/v2/signingCert":
-                chain = world.certify(base64.b64decode(asked["certificateSigningRequest"]))
-                answer: dict[str, Any] = {"signedCertificateEmbeddedSct": {"chain": {"certificates": chain}}}
-            elif self.path == "/api/v1/log/entries":
-                answer = world.enter(asked)
-            else:
-                self.send_error(404)
-                return
-            data = json.dumps(answer).encode()
-            self.send_response(201)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    return Handler
+    def do_POST(self) -> None:  # noqa: N802  http.server calls it so
+        sent = json.loads(self.body())
+        if self.path == "/api/v2/signingCert":
+            chain = self.server.certify(base64.b64decode(sent["certificateSigningRequest"]))
+            self.answer(201, {"signedCertificateEmbeddedSct": {"chain": {"certificates": chain}}})
+        else:
+            self.answer(201, self.server.enter(sent))

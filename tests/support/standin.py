@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -150,11 +150,11 @@ class Machine:
         plain = ["--python", str(self.python), "--model", str(self.model), "--port", str(self.port), "--floor", "0"]
         return [sys.executable, "-m", "sparkwright", "serve", *plain, "--variable", f"STANDIN={told}", *map(str, words)]
 
-    def start(self, *words: str | Path, preexec: Callable[[], None] = endings.heard, **order: Any) -> subprocess.Popen[str]:
-        """Start a `serve`, which the signals of `endings` end unless *preexec* says otherwise."""
+    def start(self, *words: str | Path, **order: Any) -> subprocess.Popen[str]:
+        """Start a `serve`, which the signals of `endings` end."""
         one = subprocess.Popen(
             self.words(*words, **order), env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=preexec,  # noqa: PLW1509  system calls, no lock
+            preexec_fn=endings.heard,  # noqa: PLW1509  system calls, no lock
         )  # fmt: skip
         self.started.append(one)
         return one

@@ -8,15 +8,11 @@ Small indexes made by the publisher's own code, and a client of python-tuf that 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support import loopback
 from tuf.ngclient import Updater
 
 from sparkwright.client.records import (
@@ -34,6 +30,8 @@ from sparkwright.release.keys import Keys
 from sparkwright.release.policy import RoleRule, Roles
 from sparkwright.release.repository import IndexFolder
 
+#: Serves a folder until the block ends, and yields its address.
+serve = loopback.files
 ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
 
 
@@ -91,25 +89,6 @@ def publish(folder: Path, held: Keys, name: str, **options: Any) -> Release:
             change.put(wheel, data[wheel.name])
         change.set_release(made, state(made, **options))
     return made
-
-
-@contextlib.contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Serve *folder* on loopback until the block ends, and yield its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
-    )
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Reader:

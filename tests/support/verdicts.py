@@ -7,15 +7,13 @@ behind G8.
     verdicts.write(path, made); verdicts.write_result(path, verdicts.result(path, slower=0.05))
 
 The checks are those that the gates declare, in the names that the repository's recipes, tasks and converters give them: the release policy
-has no say in them. Evidence and states of G8 follow from the legs by the gate's own code; only the legs themselves are made up.
+has no say in them. The measurements of G8 are those of `tests.support.results`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import math
-import random
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -23,15 +21,13 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
+from tests.support import results as measurements
 from tests.support import wheels
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.load.vllm_bench import LoadResult, Request
-from sparkwright.bench.model.decode_bytes import Bandwidth
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Measurement, Result, Subject
-from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha, decide
+from sparkwright.bench.results import CONTROL_BLOCK, LaunchRecord, Result, Subject
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
 from sparkwright.core.states import State
@@ -56,7 +52,7 @@ from sparkwright.gates.generation.checks import GenerationPolicy
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.gate import NumericsPolicy
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput import runner
 from sparkwright.release import policy as release_policies
 from sparkwright.release import wheel_content, wheel_facts
 
@@ -71,7 +67,7 @@ HOST = {
 }
 #: 2026-11-22 00:00 UTC.
 BEGAN = 1_795_305_600.0
-SPEED, NOISE = 0.024, 0.003
+NOISE = 0.003
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
 RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
 #: One of each group that the repository's policy asks for.
@@ -191,50 +187,15 @@ def result(path: Path, *, slower: float = 0.0, blocks: int = 3, seed: int = 7, c
 def _result(about: AuditedWheel, slower: float, blocks: int, seed: int, cells: tuple[WorkloadCell, ...]) -> Result:
     speeds = release_policy().throughput
     assert speeds
-    chance, asked = random.Random(seed), cells or speeds.cells
-    numbers = (CONTROL_BLOCK, *range(blocks))
-    legs = tuple(leg for block in numbers for cell in asked for leg in _legs(chance, cell, block, slower))
-    rule_policy = speeds.policy
-    earlier = {
-        name: [("2026-11-20", chance.gauss(0, NOISE)) for _ in range(10)]
-        for cell in asked
-        for name in paired_differences.series_names(cell)
-    }
-    history = paired_differences.extended(earlier, BEGAN, paired_differences.aa_block(legs, asked, CONTROL_BLOCK))
-    today = paired_differences.day(BEGAN)
-    rule = DecisionRule(
-        attempt_alpha(rule_policy.alpha, 1), rule_policy.min_blocks, rule_policy.max_blocks
-    )
-    series = paired_differences.metric_series(asked, legs, range(blocks), history, rule_policy, today)
-    decision = decide(rule, series)
-    state: State = decision.state or "inconclusive"
-    candidate = Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK)
     upstream = about.version.partition("+")[0]
-    stock = Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream)
-    return Result(
-        kind="gate", state=state, says=decision.message, candidate=candidate, baseline=stock,
-        cells=paired_differences.cell_results(asked, legs, range(blocks), series, decision, compared=True),
-        legs=legs, launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
-        culprits=decision.culprits,
-        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", quantization="NVFP4", stack=wheels.STACK,
-        host=HOST, margin=max(one.bounds.margin for one in series), alpha=rule.alpha, blocks=12,
-        generator="vllm-rs 0.33.0", qualified=("plain-c1: vllm-rs 0.33.0 is right",), bandwidth=Bandwidth(232.5, "measured", "GB10"),
-        calibration=history, policy=wheels.hexed("policy", "G8"), began=BEGAN, seconds=5321.0,
+    numbers = (CONTROL_BLOCK, *range(blocks))
+    return measurements.gate(
+        workloads=cells or speeds.cells, slower=slower, noise=NOISE, blocks=blocks, seed=seed,
+        candidate=Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
+        baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
+        launches=tuple(LaunchRecord(4 * block + n, block, n, (side,)) for block in numbers for n, side in enumerate(runner.sides(1, block))),
+        recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", stack=wheels.STACK, host=HOST, policy=wheels.hexed("policy", "G8"), resumed=0,
     )  # fmt: skip
-
-
-def _legs(chance: random.Random, cell: WorkloadCell, block: int, slower: float) -> Iterator[Measurement]:
-    for position, side in enumerate(runner.sides(1, block)):
-        run = _run(chance, cell, slower if side == "candidate" else 0.0)
-        yield Measurement(cell.name, block, 4 * block + position, side, position, 0, BEGAN + 40.0 * block, run)
-
-
-def _run(chance: random.Random, cell: WorkloadCell, slower: float) -> LoadResult:
-    factor = (1 + slower) * math.exp(chance.gauss(0, NOISE))
-    ttft, tpot = 0.2 * factor, SPEED * factor
-    one = Request(0.0, ttft, ttft + tpot * (cell.answer - 1), cell.prompt, cell.answer)
-    requests = (one,) * max(3, cell.concurrency)
-    return LoadResult("vllm-rs 0.33.0", wheels.hexed("generator"), one.latency * len(requests) / cell.concurrency, requests)
 
 
 def write(path: Path, made: Ladder) -> Path:

@@ -112,7 +112,7 @@ def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str
 
 def ours(
     folder: Path, fork: str, project: str, *, label: str = LABEL, version: str = "", requires: Iterable[str] = (), machine: str = MACHINE,
-    size: int = 0, with_sbom: bool = True, resolved: bool = True, patches: Sequence[tuple[str, str, str, int]] = (), record: bytes = b"",
+    size: int = 0, resolved: bool = True, patches: Sequence[tuple[str, str, str, int]] = (), record: bytes = b"",
     files: Mapping[str, bytes] | None = None, stack: str = STACK, isolation: str = "namespace",
 ) -> Path:  # fmt: skip
     """
@@ -143,8 +143,7 @@ def ours(
         made[f"{package}/data.bin"] = _noise(f"{project}{whole}", size)
     built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
-    if with_sbom:
-        made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
+    made[f"{name.info}/sboms/sparkwright.cdx.json"] = sbom(project, whole)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name.filename
     wheelfile.write(path.parent, name, made, metadata(project, whole, requires), pure=name.tag.endswith("any"))

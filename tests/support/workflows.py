@@ -32,9 +32,8 @@ from tests.newcomer import CARRIED
 from tests.support import githubwork
 from tests.unit.test_repository import tracked
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>-?\d+(?:\.\d+)?)|'(?P<text>(?:[^']|'')*)'|(?P<name>[A-Za-z_][\w-]*)|(?P<mark>==|!=|&&|\|\||[!().,\[\]]))"
-)
+#: A text, a path of names that calls nothing, or a mark that Python has in other words.
+_TOKEN = re.compile(r"'(?P<text>(?:[^']|'')*)'|(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?![\w.-]*\()|&&|\|\||!(?!=)|[A-Za-z_]\w*\(")
 _INSIDE = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 #: Seconds after which a step hangs.
 PATIENCE = 1500
@@ -50,85 +49,44 @@ ACTOR = "maintainer"
 SERVER = "https://git.example"
 
 
+class Text(str):
+    """A text of an expression: compared without regard to case; null is an empty one."""
+
+    def __eq__(self, other: object) -> bool:
+        return self.lower() == str(other).lower()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
 class Expression:
     """One expression, evaluated in *contexts*; a name that is not there is null, as GitHub has it."""
 
     def __init__(self, text: str, contexts: Mapping[str, Any], failed: bool = False) -> None:
-        self._tokens: list[tuple[str, str]] = []
-        place, text = 0, text.strip()
-        while place < len(text):
-            match = _TOKEN.match(text, place)
-            assert match, f"not understood: {text[place:]!r}"
-            kind = match.lastgroup or ""
-            self._tokens.append((kind, match[kind]))
-            place = match.end()
-        self._contexts, self._failed = contexts, failed
+        self._contexts, self._code = contexts, _TOKEN.sub(self._python, text.strip())
+        self._names: dict[str, Callable[..., Any]] = {
+            "always": lambda: True, "cancelled": lambda: False, "success": lambda: not failed, "failure": lambda: failed,
+            "fromJSON": json.loads, "toJSON": json.dumps, "format": _format, "get": self._get, "text": Text,
+            "contains": lambda whole, part: part in whole, "startsWith": lambda whole, part: whole.startswith(part),
+        }  # fmt: skip
 
     def value(self) -> Any:
-        found = self._or()
-        assert not self._tokens, f"left over: {self._tokens}"
-        return found
+        return eval(self._code, {"__builtins__": {}}, self._names)
 
-    def _next(self, *marks: str) -> bool:
-        if self._tokens and self._tokens[0][0] == "mark" and self._tokens[0][1] in marks:
-            self._last = self._tokens.pop(0)[1]
-            return True
-        return False
+    def _python(self, match: re.Match[str]) -> str:
+        if match["text"] is not None:
+            return f"text({match['text'].replace(2 * chr(39), chr(39))!r})"
+        if match["name"]:
+            return f"get({match['name']!r})"
+        return {"&&": " and ", "||": " or ", "!": " not "}.get(match[0], match[0])
 
-    def _or(self) -> Any:
-        found = self._and()
-        while self._next("||"):
-            right = self._and()
-            found = found or right
-        return found
-
-    def _and(self) -> Any:
-        found = self._compared()
-        while self._next("&&"):
-            right = self._compared()
-            found = found and right
-        return found
-
-    def _compared(self) -> Any:
-        found = self._unary()
-        while self._next("==", "!="):
-            same, right = self._last == "==", self._unary()
-            found = _same(found, right) is same
-        return found
-
-    def _unary(self) -> Any:
-        if self._next("!"):
-            return not self._unary()
-        if self._next("("):
-            found = self._or()
-            assert self._next(")")
-            return found
-        kind, text = self._tokens.pop(0)
-        if kind == "number":
-            return float(text)
-        if kind == "text":
-            return text.replace("''", "'")
-        return self._call(text) if self._next("(") else self._member(text)
-
-    def _member(self, name: str) -> Any:
-        found = {"true": True, "false": False, "null": None}.get(name, self._contexts.get(name))
-        while self._next("."):
-            key = self._tokens.pop(0)[1]
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
-
-    def _call(self, name: str) -> Any:
-        words = []
-        while not self._next(")"):
-            words.append(self._or())
-            self._next(",")
-        calls: dict[str, Callable[..., Any]] = {
-            "always": lambda: True, "cancelled": lambda: False, "success": lambda: not self._failed, "failure": lambda: self._failed,
-            "fromJSON": json.loads, "toJSON": json.dumps,
-            "format": _format,
-            "contains": lambda whole, part: part in (whole or ""), "startsWith": lambda whole, part: (whole or "").startswith(part),
-        }  # fmt: skip
-        return calls[name](*words)
+    def _get(self, path: str) -> Any:
+        found: Any = {"true": True, "false": False, **self._contexts}
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return Text(found or "") if isinstance(found, str | None) else found
 
 
 def _format(form: str, *words: Any) -> str:
@@ -140,15 +98,6 @@ def _format(form: str, *words: Any) -> str:
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Texts are compared without regard to case, and null equals the empty text (both are 0 as numbers)."""
-    fold = [
-        value.lower() if isinstance(value, str) else "" if value is None else value
-        for value in (one, other)
-    ]
-    return bool(fold[0] == fold[1])
-
-
 def text(value: Any, contexts: Mapping[str, Any]) -> str:
     """Return *value* with its expressions filled in."""
     said = str(value).lower() if isinstance(value, bool) else str(value)
@@ -156,15 +105,9 @@ def text(value: Any, contexts: Mapping[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    if value is None:
-        return ""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else str(int(value))
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def holds(condition: Any, contexts: Mapping[str, Any], *, failed: bool) -> bool:

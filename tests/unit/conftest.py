@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support import forked
+from tests.support.badserver import Listener, Say
 
 from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, Record
@@ -90,26 +92,17 @@ class Repository:
         return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
 
 
-@pytest.fixture(scope="session")
-def repositories() -> type[Repository]:
-    """Return the class, for repositories that several tests copy."""
-    return Repository
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """Return an empty repository."""
     return Repository(tmp_path / "upstream")
 
 
-@pytest.fixture(name="without_sys")
-def _without_sys() -> list[str]:
-    """Return what runs a command where /sys is not mounted, as in some containers."""
-    user = ["--map-root-user"] if os.geteuid() else []
-    words = ["unshare", *user, "--mount", "sh", "-c", 'mount -t tmpfs none /sys && exec "$@"', "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine gives no mount namespaces")
-    return words
+@pytest.fixture(name="listen")
+def _listen() -> Iterator[Callable[[Say], Listener]]:
+    """Return what starts a server that does what it is told with each connection."""
+    with contextlib.ExitStack() as stack:
+        yield lambda say: stack.enter_context(contextlib.closing(Listener(say)))
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -312,12 +305,6 @@ class Host:
     def context(self, *words: str) -> RunContext:
         """Return a run on it, as the command line would make it with *words*."""
         return options.checkout(main.parse(["apply", *self.words, *words]))
-
-
-@pytest.fixture(scope="session")
-def hosts() -> type[Host]:
-    """Return the class, for upstreams that several tests copy."""
-    return Host
 
 
 @pytest.fixture

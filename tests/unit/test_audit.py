@@ -6,7 +6,6 @@ import os
 import platform
 import struct
 import subprocess
-import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.refusals import refusal
 from tests.support import fatbins
 from tests.support.fatbins import cubin, ptx
 
-from sparkwright.audit import device_code
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit.policy import AuditPolicy
 from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
@@ -452,19 +450,6 @@ def test_device_code_that_unpacks_without_end_is_refused(tmp_path: Path) -> None
         audit(write_wheel(tmp_path, {LIBRARY: bomb, "probe/two.so": bomb}), policy({}), NOWHERE)
 
 
-def test_the_table_has_the_verdict_of_each_library(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The column of the gains is named after the stack's target."""
-    good, bad = (fatbins.library(tmp_path, [cubin(tmp_path, arch)]) for arch in ("sm_90a", "sm_90"))
-    files = {LIBRARY: good, "probe/other.so": bad}
-    show(audit(write_wheel(tmp_path, files), policy({}, arch="9.0a"), NOWHERE), result=True)
-    _, head, _, *rows = filter(str.strip, capsys.readouterr().out.splitlines())
-
-    assert head.split()[-3:] == ["on", "sm_90a", "verdict"]
-    assert [" ".join(row.split()[-3:]) for row in rows[:2]] == ["1 native pass", "plain 1 finding"]
-
-
 def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
     """Neither Python, host code nor the order of units changes it."""
     one, two = [cubin(tmp_path, "sm_121f")], [cubin(tmp_path, "sm_121f", kernels=("two",))]
@@ -514,32 +499,6 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
 
     assert rules(report) == expected
     assert report.libraries[0].spark == {gain: 1}
-
-
-def test_a_slow_machine_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are stored, so an audit that ran out of time has none."""
-    program = tmp_path / "nvdisasm"
-    program.write_text("#!/bin/sh\nexec sleep 20\n")
-    program.chmod(0o755)
-    library = fatbins.library(tmp_path, [cubin(tmp_path, "sm_121f", kernels=("quantise",))])
-    monkeypatch.setattr("sparkwright.audit.wheel.MOST_SECONDS", 0.3)
-    with refusal("command-failed"):
-        audit(write_wheel(tmp_path, {LIBRARY: library}), policy({"trap_free": [NO_TRAP]}), tmp_path)
-
-
-def test_disassemblies_do_not_fill_the_disk(tmp_path: Path) -> None:
-    """They are some twenty times as long as the cubins, and one is kept at a time."""
-    program = tmp_path / "nvdisasm"
-    program.write_text("#!/bin/sh\necho '.text.k:'\necho '  /*0000*/ MOV R0 ;'\n")
-    program.chmod(0o755)
-    folder = tmp_path / "cubins"
-    folder.mkdir()
-    for name in ("0.cubin", "1.cubin"):
-        (folder / name).touch()
-        deadline = time.monotonic() + 60
-        assert device_code.opcodes(folder / name, tmp_path, deadline) == {"k": {"MOV": 1}}
-
-    assert len(list(folder.iterdir())) == 3
 
 
 # The unit manifest.

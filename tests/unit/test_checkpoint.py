@@ -127,21 +127,16 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     assert len(checkpoint.header(tmp_path / "link.safetensors")) == 2
 
 
-def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
-    """All tensors of all shards are found; a shard that the index does not name is none of the model's."""
-    one, two = {"a": entry("U8", [4], 0, 4)}, {"b": entry("U8", [4], 0, 4)}
-    folder = model(tmp_path / "m", {"x-1.safetensors": one, "x-2.safetensors": two, "old.safetensors": {"c": entry("U8", [1], 0, 1)}},
-                   {"a": "x-1.safetensors", "b": "x-2.safetensors"})  # fmt: skip
-
-    assert sorted(checkpoint.read(folder).tensors) == ["a", "b"]
+ONE, TWO = ({name: entry("U8", [4], 0, 4)} for name in "ab")
 
 
-def test_without_an_index_every_shard_counts(tmp_path: Path) -> None:
-    """Files in the vendor's own form hold the same weights again, and are left out."""
-    one = {"a": entry("U8", [4], 0, 4)}
-    folder = model(tmp_path / "m", {"model.safetensors": one, "consolidated.safetensors": {"layers.0.a": entry("U8", [4], 0, 4)}})
-
-    assert set(checkpoint.read(folder).tensors) == {"a"}
+@pytest.mark.parametrize(
+    ("index", "other"), [({"a": "x-1.safetensors", "b": "x-2.safetensors"}, "old"), (None, "consolidated")], ids=["index", "no index"]
+)
+def test_shards_are_those_of_the_index_or_all(tmp_path: Path, index: dict[str, str] | None, other: str) -> None:
+    """A shard that the index does not name is none of the model's; without an index, files in the vendor's own form are left out."""
+    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO, f"{other}.safetensors": {"c": entry("U8", [1], 0, 1)}}
+    assert set(checkpoint.read(model(tmp_path / "m", shards, index)).tensors) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -158,9 +153,9 @@ def test_without_an_index_every_shard_counts(tmp_path: Path) -> None:
 )
 def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: Path, index: dict[str, str] | None) -> None:
     """A tensor elsewhere, one too many, and names that leave the folder."""
-    one, two = {"a": entry("U8", [4], 0, 4)}, {"b" if index else "a": entry("U8", [4], 0, 4)}
+    shards = {"x-1.safetensors": ONE, "x-2.safetensors": TWO if index else ONE}
     with refusal("checkpoint-invalid"):
-        checkpoint.read(model(tmp_path / "m", {"x-1.safetensors": one, "x-2.safetensors": two}, index))
+        checkpoint.read(model(tmp_path / "m", shards, index))
 
 
 def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,18 +26,6 @@ from tests.support.badserver import (
 from sparkwright.bench.server.client import REASONS, Client, ServerInvalid, ToolCall
 
 Listen = Callable[[Say], Listener]
-
-
-@pytest.fixture(name="listen")
-def _listen() -> Iterator[Listen]:
-    with contextlib.ExitStack() as stack:
-
-        def start(say: Say) -> Listener:
-            listener = Listener(say)
-            stack.callback(listener.close)
-            return listener
-
-        yield start
 
 
 @contextlib.contextmanager
@@ -123,13 +110,6 @@ def test_wrong_reply_is_refused_with_its_reason(name: str, listen: Listen) -> No
         Client(listen(completing(reply)).url).complete(
             (7, 8), max_tokens=2, logprobs=1, prompt_logprobs=1
         )
-
-
-def test_port_without_listener_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with invalid("server-unreachable"):
-        Client(f"http://127.0.0.1:{port}").complete((7, 8), max_tokens=2)
 
 
 ENDLESS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -30,18 +29,6 @@ def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert not set("\x1b\x9b\u202e\r") & set(out + err)
     assert (out + err).count("\\x9b2J") == 5
-
-
-def test_document_has_a_schema_and_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
-    """The one document of --json names its schema; a terminal shows it without obeying it."""
-    console = Console()
-    console.json = True
-    console.document({"title": HOSTILE})
-    console.finish()
-    out = capsys.readouterr().out
-
-    assert not set("\x1b\x9b\u202e\r") & set(out)
-    assert json.loads(out) == {"schema": 1, "title": HOSTILE}
 
 
 def test_resumed_download_is_estimated_by_what_came_now(

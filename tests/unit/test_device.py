@@ -6,33 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.refusals import refusal
 from tests.support import fake_gpu
 from tests.support.fake_gpu import POLICY
 
-from sparkwright.core import strict_yaml
 from sparkwright.gates.device import gate as device
 from sparkwright.gates.device import operators
-from sparkwright.gates.device.gate import CHECKS, REASONS, DevicePolicy, Gpu, WheelCode
+from sparkwright.gates.device.gate import CHECKS, Gpu, WheelCode
 
-ROOT = Path(__file__).parents[2]
-REVIEWED = ROOT / "ci" / "gates" / "device.yaml"
 GB10 = Gpu("a GB10", 12, 1, 13000)
-
-
-def test_the_reviewed_policy_is_read_and_wrong_ones_are_refused(tmp_path: Path) -> None:
-    """A bound that cannot be meant, and a check that no gate has, are refused."""
-    text = REVIEWED.read_text("utf-8")
-    for right, wrong in (
-        ("repeats: 2", "repeats: 1"),
-        ("seconds: 300", "seconds: 0"),
-        ("[fp4-quantise,", "[fp4-quantize,"),
-        ("outliers", "outlier"),
-    ):
-        assert right in text
-        (tmp_path / "device.yaml").write_text(text.replace(right, wrong), "utf-8")
-        with refusal("file-invalid"):
-            strict_yaml.load(tmp_path / "device.yaml", DevicePolicy)
 
 
 def test_without_a_gpu_every_check_states_so(tmp_path: Path) -> None:
@@ -180,19 +161,3 @@ def test_an_environment_that_answers_wrongly_is_invalid(
     python.chmod(0o755)
     check = device.operator_check("moe-sum", POLICY.operators, [str(python)], (), tmp_path)
     assert (check.state, check.reason) == ("invalid", reason)
-
-
-def test_an_environment_without_torch_has_no_operators(tmp_path: Path) -> None:
-    """An interpreter that has no torch states so; nothing of it is a pass."""
-    command = [sys.executable, "-I", "-S", str(device.SCRIPT)]
-    check = device.operator_check("cache", POLICY.operators, command, (), tmp_path)
-    assert (check.state, check.reason) == ("not-run", "op-absent")
-
-
-def test_every_reason_is_explained() -> None:
-    """Each reason in the source of G2 has its line in REASONS, and REASONS has no other."""
-    assert device.PTX.read_text("utf-8").count("TARGET") == 1
-    package = ROOT / "ci" / "sparkwright" / "gates" / "device"
-    text = "".join(path.read_text("utf-8") for path in package.glob("*.py"))
-    used = {reason for reason in REASONS if text.count(f'"{reason}"') > 1}
-    assert used == set(REASONS)

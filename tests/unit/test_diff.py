@@ -5,123 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.patch import Section
 from sparkwright.core import git
 from sparkwright.core.git import Objects
 
-#: Each example asks git several times.
-FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-
-# Real trees.
-
-NAMES = (
-    "a.txt",
-    "b c.txt",
-    'quo"te',
-    "back\\slash",
-    "tab\there",
-    "ümläut/日本.txt",
-    "d",
-    "d/e",
-    "d/e/f.py",
-    "-dash",
-    "a b/b a/x",
-    "b/a/x",
-    "é ",
-)
-TEXTS = st.lists(st.sampled_from(["x", "y", "z", "def f():", "  pass", "", "-- ", "--- a/x", "+++ b/x", "@@ -1 +1 @@", "é\t"]), max_size=14)
+#: Path → mode and bytes, before and after: edited in two places, without a last line end, of another mode, gone, new, and binary; names that git quotes.
+EDITED = "".join(f"{number}\r\n" for number in range(40)).encode()
+BEFORE = {
+    'quo"te ü/a b.txt': (git.REGULAR, EDITED), "d/e": (git.REGULAR, b"x\ny"), "-dash": (git.REGULAR, b"m\n"), "gone": (git.REGULAR, b"--- a/x\n"),
+    "binary": (git.REGULAR, b"\0\n"), "same": (git.REGULAR, b"s\n"),
+}  # fmt: skip
+AFTER = {
+    'quo"te ü/a b.txt': (git.REGULAR, EDITED.replace(b"3\r", b"@@ -1 +1 @@\r")), "d/e": (git.REGULAR, b"x\nz"), "-dash": (git.EXECUTABLE, b"m\n"),
+    "binary": (git.REGULAR, b"\0\0\n"), "same": (git.REGULAR, b"s\n"), "new\ttab": (git.REGULAR, b"+++ b/x\n"),
+}  # fmt: skip
 
 
-def _text(lines: list[str], end: str, last: bool) -> bytes:
-    text = "".join(line + end for line in lines)
-    return (text if last else text.removesuffix(end)).encode()
-
-
-CONTENTS = st.one_of(
-    st.builds(_text, TEXTS, st.sampled_from(["\n", "\r\n"]), st.booleans()),
-    st.builds(lambda data: b"\0" + data, st.binary(max_size=60)),
-)
-FILES = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from([git.REGULAR, git.EXECUTABLE]), CONTENTS), max_size=6).map(
-    lambda files: {path: one for path, one in files.items() if not any(other.startswith(f"{path}/") for other in files)}
-)
-Files = dict[str, tuple[str, bytes]]
-
-
-@pytest.fixture(scope="module", name="objects")
-def _objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return Objects(tmp_path_factory.mktemp("diff") / "objects.git")
-
-
-def stored(objects: Objects, files: Files) -> str:
-    return objects.store_files((path, mode, data) for path, (mode, data) in files.items())
-
-
-@st.composite
-def pairs(draw: st.DrawFn) -> tuple[Files, Files]:
-    """Return the files of two trees that have some in common: changed, moved, of another mode, gone or new."""
-    before = draw(FILES)
-    after = dict(draw(FILES))
-    for path, (mode, data) in before.items():
-        what = draw(st.sampled_from(["same", "mode", "edit", "gone"]))
-        if what == "gone" or any(other.startswith(f"{path}/") or path.startswith(f"{other}/") for other in after):
-            continue
-        after[path] = (
-            git.EXECUTABLE if what == "mode" else mode,
-            b"".join(draw(st.permutations(data.splitlines(keepends=True)))) if what == "edit" else data,
-        )
-    return before, after
-
-
-def replayed(before: bytes, section: Section) -> bytes:
-    """Return what the hunks of *section* make of *before*, by their line numbers alone."""
-    have, made, at = patch.lines_of(before), list[bytes](), 0
-    for hunk in section.hunks:
-        start = hunk.start - 1 if hunk.before else hunk.start
-        assert tuple(have[start : start + len(hunk.before)]) == hunk.before
-        made += have[at:start]
-        assert len(made) == (hunk.new_start - 1 if hunk.after else hunk.new_start)
-        made += hunk.after
-        at = start + len(hunk.before)
-    return b"".join([*made, *have[at:]])
-
-
-@FEW
-@given(pairs(), st.sampled_from([0, 1, 3]))
-def test_a_diff_is_taken_apart_without_loss(objects: Objects, pair: tuple[Files, Files], context: int) -> None:
-    """The sections are the diff, byte for byte; their paths are git's own; their hunks turn the old files into the new ones."""
-    trees = [stored(objects, files) for files in pair]
+@pytest.mark.parametrize("context", [0, 1, 3])
+def test_a_diff_is_taken_apart_without_loss(tmp_path: Path, context: int) -> None:
+    """The sections are the diff, byte for byte; their paths are git's own; their hunks stand where they say."""
+    objects = Objects(tmp_path / "objects.git")
+    trees = [objects.store_files((path, *entry) for path, entry in files.items()) for files in (BEFORE, AFTER)]
     rendered = patch.render(objects, *trees, context=context)
-    found = patch.sections(rendered)
+    sections = patch.sections(rendered)
     named = objects.run(["diff-tree", "-r", "-z", "--no-renames", "--name-only", *trees])[1].decode().split("\0")[:-1]
-    before, after = pair
 
-    assert b"".join(section.data for section in found) == rendered
-    assert [section.path for section in found] == named
-    for section in found:
-        assert (section.old == "") == (section.path not in before)
-        assert (section.new == "") == (section.path not in after)
-        if not section.binary:
-            old, new = before.get(section.path, ("", b""))[1], after.get(section.path, ("", b""))[1]
-            assert replayed(old, section) == new
-
-
-def test_the_rendering_is_nobodys_choice(tmp_path: Path) -> None:
-    """The configuration of the repository does not change a byte; that of the user is not read."""
-    own = Objects(tmp_path / "own.git")
-    texts = [b"def f():\n    return 1\n\n" * 9, b"def f():\n    return 1\n\n" * 8 + b"2\n"]
-    trees = [stored(own, {"a.py": (git.REGULAR, text), name: (git.REGULAR, b"m\n")}) for text, name in zip(texts, "mn", strict=True)]
-    expected = patch.render(own, *trees)
-    with (own.path / "config").open("a") as stream:
-        stream.write(
-            "[diff]\n\tnoprefix = true\n\tmnemonicPrefix = true\n\talgorithm = patience\n\tcontext = 9\n\tinterHunkContext = 9\n"
-            "\trenames = copies\n\tindentHeuristic = true\n\tsrcPrefix = x/\n\tdstPrefix = y/\n\trelative = true\n[color]\n\tdiff = always\n"
-        )
-    assert patch.render(own, *trees) == expected
+    assert b"".join(section.data for section in sections) == rendered
+    assert [section.path for section in sections] == named
+    for section in sections:
+        assert (section.old == "", section.new == "") == (section.path not in BEFORE, section.path not in AFTER)
+        for hunk in section.hunks:
+            for files, start, lines in ((BEFORE, hunk.start, hunk.before), (AFTER, hunk.new_start, hunk.after)):
+                text = patch.lines_of(files.get(section.path, ("", b""))[1])
+                assert not lines or tuple(text[start - 1 : start - 1 + len(lines)]) == lines
 
 
 # What is refused.

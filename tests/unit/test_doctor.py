@@ -84,10 +84,6 @@ def test_a_missing_program_comes_with_its_command(program: str, package: str, st
     assert (states(**{program: ""})[program].state, states(**{program: ""})[program].remedy) == (state, f"{sudo}apt-get install -y {package}")
 
 
-def test_another_machine_needs_a_cross_compiler_for_a_spark() -> None:
-    assert set(states(machine="x86_64")) == {"aarch64-linux-gnu-g++", "lock"}
-
-
 def test_a_host_that_never_answers_holds_up_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"

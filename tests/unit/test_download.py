@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.support import indexserver
+from tests.support.badserver import Listener, head
 from tests.support.mounts import mounting_shell
 
 from sparkwright.core.errors import SparkwrightError
@@ -22,53 +24,53 @@ from sparkwright.forks import package_index
 CONTENT = random.Random(7).randbytes(3_000_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 NAME = "mini-1.tar.gz"
+PAGE, FILE = "/simple/mini/", f"/files/{NAME}"
 
 
 class Index:
     """
-    A package index with one file.
+    A package index with one file, which states its hash on its page.
 
     Attributes:
-        page_faults, file_faults: What the next requests get in place of the page or the file (`indexserver.Fault`).
+        faults: What the next requests get in place of the page or the file, by path: a status, or ``"truncate"`` for half of the bytes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.page_faults: list[int | str] = []
-        self.file_faults: list[int | str] = []
-        self.offer()
+    def __init__(self) -> None:
+        self.faults: dict[str, list[int | str]] = {PAGE: [], FILE: []}
+        self.content, self.stated = CONTENT, SHA256
+        self.listener = Listener(self.say)
 
-    def offer(self, content: bytes = CONTENT, stated: str = SHA256) -> None:
-        """Offer *content* under a page that states the hash *stated*."""
-        page = self._folder / "simple" / "mini" / "index.html"
-        for path in (page, self._folder / "files" / NAME):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f'<!DOCTYPE html><a href="../../files/{NAME}#sha256={stated}">{NAME}</a>')
-        (self._folder / "files" / NAME).write_bytes(content)
+    def say(self, connection: socket.socket, path: str) -> None:
+        faults = self.faults.get(path, [404])
+        fault = faults.pop(0) if faults else None
+        if isinstance(fault, int):
+            connection.sendall(head(length=0, status=f"{fault} No"))
+        elif path == PAGE:
+            page = f'<!DOCTYPE html><a href="../..{FILE}#sha256={self.stated}">{NAME}</a>'.encode()
+            connection.sendall(head("text/html", len(page)) + page)
+        else:
+            size, begin = len(self.content), int(re.sub(r"\D", "", self.ranges[-1]) or 0)
+            status = "416 No" if begin >= size else "206 Part" if self.ranges[-1] else "200 OK"
+            data = self.content[begin : size // 2 if fault else size]
+            connection.sendall(head("application/gzip", size - begin, status, f"content-range: bytes {begin}-{size - 1}/{size}") + data)
 
-    def fault(self, path: str) -> int | str | None:
-        faults = self.file_faults if path.startswith("/files/") else self.page_faults
-        return faults.pop(0) if faults else None
+    @property
+    def ranges(self) -> list[str]:
+        """What was asked of the file, in order; an empty text is the whole."""
+        heads = [head.decode() for head in self.listener.heads if FILE in head.decode()]
+        return ["".join(re.findall(r"(?im)^range: (\S+)", head)) for head in heads]
 
 
-@pytest.fixture(name="index")
-def _index(tmp_path: Path) -> Index:
-    return Index(tmp_path / "index")
-
-
-@pytest.fixture(name="served", autouse=True)
-def _served(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[indexserver.Served]:
-    with indexserver.serve(tmp_path / "index", fault=index.fault) as served:
-        monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{served.url}simple/")
-        yield served
+@pytest.fixture(name="index", autouse=True)
+def _index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    index = Index()
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{index.listener.url}/simple/")
+    yield index
+    index.listener.close()
 
 
 def obtain(store: Store, *, offline: bool = False) -> Path:
     return package_index.obtain(store, "mini", NAME, SHA256, offline=offline)
-
-
-def ranges(served: indexserver.Served) -> list[str]:
-    return [one.headers.get("range", "") for one in served.asked if one.path.startswith("/files/")]
 
 
 def partial(store: Store) -> Path:
@@ -76,36 +78,36 @@ def partial(store: Store) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def test_file_is_downloaded_once(store: Store, index: Index, served: indexserver.Served) -> None:
+def test_file_is_downloaded_once(store: Store, index: Index) -> None:
     """What is in the store is not asked for again, not even its page; offline it is used."""
     with refusal("offline", match=NAME):
         obtain(store, offline=True)
-    assert not served.asked
+    assert not index.listener.asked
     path = obtain(store)
-    index.page_faults = [500] * 20
+    index.faults[PAGE] = [500] * 20
 
     assert path.read_bytes() == CONTENT
     assert obtain(store) == obtain(store, offline=True) == path
     assert not partial(store).exists()
 
 
-def test_broken_download_goes_on_where_it_broke(store: Store, index: Index, served: indexserver.Served) -> None:
+def test_broken_download_goes_on_where_it_broke(store: Store, index: Index) -> None:
     """Only the rest is asked for, by the same run and by one that finds what a killed run left."""
-    index.file_faults = ["truncate"]
+    index.faults[FILE] = ["truncate"]
     assert obtain(store).read_bytes() == CONTENT
-    first, second = ranges(served)
+    first, second = index.ranges
     assert first == ""
     assert 1_400_000 < int(second.removeprefix("bytes=").removesuffix("-")) <= 1_500_000
 
     package_index.path_of(store, SHA256, NAME).rename(partial(store))
     assert obtain(store).read_bytes() == CONTENT
-    assert ranges(served)[2:] == ["bytes=3000000-"]
+    assert index.ranges[2:] == ["bytes=3000000-"]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
-    index.offer(content)
+    index.content = content
     with refusal("source-mismatch", match=f"{NAME} arrived with other bytes") as caught:
         obtain(store)
 
@@ -113,13 +115,13 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
     assert not list((store.root / "downloads").rglob("*mini*"))
 
 
-def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index, served: indexserver.Served) -> None:
+def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index) -> None:
     """The error comes before a byte is downloaded."""
-    index.offer(stated="0" * 64)
+    index.stated = "0" * 64
     with refusal("source-mismatch", match="not the file that the lock names"):
         obtain(store)
 
-    assert ranges(served) == []
+    assert index.ranges == []
 
 
 def test_file_that_the_index_lacks_is_unreachable(store: Store) -> None:
@@ -131,17 +133,16 @@ def test_file_that_the_index_lacks_is_unreachable(store: Store) -> None:
 
 @pytest.mark.parametrize("trouble", ["page", "file", "hash", "name"])
 def test_credentials_are_used_and_never_shown(
-    store: Store, index: Index, served: indexserver.Served, monkeypatch: pytest.MonkeyPatch, trouble: str
+    store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     """A user and password in the index address are sent to it, and appear in no message."""
-    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{served.url}simple/".replace("://", "://user:s3cret@"))
-    index.page_faults = [403] if trouble == "page" else []
-    index.file_faults = [403] if trouble == "file" else []
-    index.offer(stated="0" * 64 if trouble == "hash" else SHA256)
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{index.listener.url}/simple/".replace("://", "://user:s3cret@"))
+    index.faults |= {PAGE: [403] if trouble == "page" else [], FILE: [403] if trouble == "file" else []}
+    index.stated = "0" * 64 if trouble == "hash" else SHA256
     with pytest.raises(SparkwrightError) as caught:
         package_index.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
 
-    assert {one.headers["authorization"] for one in served.asked} == {"Basic dXNlcjpzM2NyZXQ="}
+    assert all(b"Basic dXNlcjpzM2NyZXQ=" in head for head in index.listener.heads)
     assert "s3cret" not in str(caught.value.document())
 
 
@@ -189,7 +190,7 @@ except SparkwrightError as error:
 """
 
 
-def test_a_full_disk_loses_nothing_that_arrived(served: indexserver.Served, tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_that_arrived(index: Index, tmp_path: Path) -> None:
     """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -200,4 +201,4 @@ def test_a_full_disk_loses_nothing_that_arrived(served: indexserver.Served, tmp_
 
     assert (reference, name) == ("disk-full", NAME)
     assert int(kept) > 1_500_000
-    assert ranges(served) == ["", f"bytes={kept}-"]
+    assert index.ranges == ["", f"bytes={kept}-"]

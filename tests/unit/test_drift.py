@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.support.texts import TEXT, edited
 
-from sparkwright.cherry_picks import series, upstream
+from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.client.records import ForkSource, ReleasePatch
 from sparkwright.core.files import sha256_file
@@ -92,17 +92,6 @@ def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureF
     }
 
 
-
-
-def test_the_tip_of_an_old_mirror_comes_before_newer_releases(
-    stack: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Releases stay in the order of their versions; their days are those of the index's JSON pages."""
-    listed, days = upstream.releases, {"1.1": "2026-10-31", "1.2": "2026-10-01", "1.3": "2026-11-02"}
-    release = listed(stack.context(), "widget-kit")[-1][1]
-    later = [(days[version], msgspec.structs.replace(release, version=version)) for version in days]
-    monkeypatch.setattr(upstream, "releases", lambda *_, **__: later)
-    assert document(stack, capsys, "drift", "--releases")["drift"][0]["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01", "1.3"]
 
 
 def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -351,26 +351,6 @@ def _program(folder: Path, text: str) -> Path:
     return folder
 
 
-LISTING = """
-.text._Z6kernelv:
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/              @!P0 F2FP.SATFINITE.E2M1.F32.PACK_AB R0, R2, R3 ;
-        /*0020*/                   F2FP.SATFINITE.E2M1.F32.PACK_AB R0, R2, R3 ;
-.text.other:
-        /*0000*/                   BPT.TRAP 0x1 ;
-"""
-
-
-def test_opcodes_are_counted_by_kernel_with_their_modifiers(tmp_path: Path) -> None:
-    (tmp_path / "listing").write_text(LISTING)
-    folder = _program(tmp_path, f"exec cat {tmp_path / 'listing'}")
-
-    assert device_code.opcodes(tmp_path / "a.cubin", folder, time.monotonic() + 60) == {
-        "_Z6kernelv": {"LDC": 1, "F2FP.SATFINITE.E2M1.F32.PACK_AB": 2},
-        "other": {device_code.TRAP: 1},
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "reference", "message"),
     [

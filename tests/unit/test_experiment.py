@@ -27,7 +27,6 @@ from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict import worst
 from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import paired_differences
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
@@ -72,25 +71,16 @@ def answered(place: Path, asked: ExperimentSpec) -> Result:
     return Experiment(context(place), asked, ThreadLoad()).result()
 
 
-def ratio(result: Result, metric: str = "tpot") -> float:
-    series = next(one for one in result.cells[0].series if one.metric == metric)
-    assert series.baseline
-    assert series.candidate
-    return series.candidate / series.baseline
-
-
 def test_a_bench_finds_the_true_times(place: Path) -> None:
     """Three launches; the times are those that the server has, within what a busy machine adds, and the result can be read again."""
-    result = answered(place, question(place))
-    assert result.state == "not-run"
-    assert result.kind == "bench"
+    true = Behaviour(ttft=0.04, tpot=0.02)
+    result = answered(place, question(place, candidate=environment(place, "true", true)))
+    assert (result.kind, result.state, result.candidate.version, bool(result.qualified)) == ("bench", "not-run", "0.33.0", True)
     found = {one.metric: one for one in result.cells[0].series}
-    assert found["tpot"].candidate == pytest.approx(TRUE.tpot, rel=0.5)
+    assert found["tpot"].candidate == pytest.approx(true.tpot, rel=0.5)
     assert found["ttft"].candidate
-    assert found["ttft"].candidate >= 0.9 * TRUE.ttft
+    assert found["ttft"].candidate >= 0.9 * true.ttft
     assert found["tpot"].launches == 3
-    assert result.candidate.version == "0.33.0"
-    assert result.qualified
     path = throughput.write_result(context(place).store, place, result)
     assert msgspec.json.decode(path.read_bytes(), type=Result) == result
 
@@ -105,7 +95,7 @@ def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, at_once: boo
     result = answered(
         place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once)
     )
-    assert (result.state, ratio(result) > 2) == ("fail", True), result.says
+    assert result.state == "fail", result.says
     assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
     checks = throughput.checks(result)
     assert worst(check.state for check in checks if check.required) == "fail"
@@ -130,24 +120,12 @@ def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> N
     assert (checks[0].state, checks[0].reason) == ("invalid", "server-died")
 
 
-@pytest.mark.parametrize(
-    ("fault", "state", "reference"),
-    [
-        ("dies", "fail", "candidate-crashed"),
-        ("short", "invalid", "answer-other"),
-        ("prefix-hits", "invalid", "prefix-cached"),
-    ],
-)
-def test_a_candidate_that_is_wrong_under_load_never_passes(
-    place: Path, fault: str, state: str, reference: str
-) -> None:
-    """A crash fails the gate; other wrong answers make it invalid."""
-    wrong = msgspec.convert({**msgspec.to_builtins(TRUE), "faults": {fault: 5}}, Behaviour)
+def test_a_candidate_that_ends_under_load_fails(place: Path) -> None:
+    wrong = msgspec.structs.replace(TRUE, faults={"dies": 5})
     candidate, base = environment(place, "wrong", wrong), environment(place, "base")
     result = answered(place, question(place, kind="gate", candidate=candidate, baseline=base))
-    assert result.state == state
     stopped = throughput.checks(result)[0]
-    assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
+    assert (stopped.name, stopped.state, stopped.reason) == ("measured", "fail", "candidate-crashed")
 
 
 @pytest.mark.server
@@ -174,17 +152,6 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     assert second.alpha == pytest.approx(first.alpha / 4)
     row = next(check for check in throughput.checks(second) if check.name == "legs")
     assert "gate number 2 of this wheel and recipe" in row.message
-
-
-def test_a_calibration_outlives_an_update_of_driver_and_wheel() -> None:
-    """Its key holds the machine, the model and whether both servers ran at once, nothing else."""
-
-    def key(model: str = "model", at_once: bool = False, **changes: str) -> str:
-        host = {"gpu": "GB10", "processor": "X925", "memory": "128 GB", "driver": "580", **changes}
-        return paired_differences.calibration_key(host, model, at_once=at_once)
-
-    assert key() == key(driver="590", kernel="7")
-    assert len({key(), key("another"), key(at_once=True), key(gpu="H200")}) == 4
 
 
 @pytest.mark.launches
@@ -271,11 +238,6 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     assert states["contract"] == ("invalid", result.stopped.reference)
 
 
-def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
-    with refusal("usage", match="file of prompts"):
-        answered(place, question(place, workloads=("sharegpt",)))
-
-
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
@@ -286,12 +248,6 @@ def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     assert result.candidate.label == server.url
     assert [leg.launch for leg in result.legs] == [0]
     assert result.cells[0].series[0].candidate
-
-
-def test_two_measurements_do_not_measure_each_other(place: Path) -> None:
-    """While one runs, another one with the same store is refused at once."""
-    with context(place).store.lock("measuring"), refusal("store-busy"):
-        answered(place, question(place))
 
 
 @pytest.mark.launches
@@ -311,10 +267,13 @@ def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"]],
-)
+    [
+        [], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"], ["--rate", "1", "--server", "http://127.0.0.1:1"],
+        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
+    ],
+)  # fmt: skip
 def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
-    """Neither, both, or a model without an environment is refused before anything starts."""
+    """Neither, both, a model without an environment, and options of another measurement are refused before anything starts."""
     arguments = main.parse(["bench", *words])
     with refusal("usage"):
         arguments.run(arguments)

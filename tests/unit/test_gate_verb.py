@@ -19,19 +19,14 @@ from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
-from sparkwright.gates.accuracy import harness
-from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import (
     REASONS,
     GateOptions,
-    ServerIdentity,
     ServerUnderTest,
 )
-from sparkwright.gates.core.verdict import Ladder, Verdict, merge, not_run, passed
-from sparkwright.gates.logprobs import distributions
-from sparkwright.gates.logprobs import gate as logprobs
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -117,14 +112,6 @@ def test_a_running_server_is_judged_alone(common: list[str], wheel: Path, silent
     assert [path.name for path in output.iterdir()] == ["vllm-1.0-py3-none-any.whl"]
 
 
-def test_a_verdict_that_is_not_run_replaces_none() -> None:
-    passing = Verdict("G4", "", "", "", (passed("prompts", ""),))
-    unseen = replace(passing, checks=(*passing.checks, not_run("wheel-served", "", "wheel-unseen")))
-    before, now = (Ladder("2026.11", None, (one,)) for one in (passing, unseen))
-    assert merge(before, now).verdicts == (passing,)
-    assert merge(now, before).verdicts == (passing,)
-
-
 def test_policies_of_the_gates_that_the_soak_runs_again_are_part_of_its_digest() -> None:
     policies = policy.load(ROOT)
     weaker = {
@@ -172,15 +159,6 @@ def _served(tmp_path: Path) -> GateOptions:
     return GateOptions(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
 
 
-@pytest.mark.parametrize(("recipe", "name"), [("", "Toy-1M"), ("toy-cpu", "Toy-1M"), ("qwen3-30b-a3b-nvfp4", "nvidia/Qwen3-30B-A3B-NVFP4")])
-def test_a_gates_server_has_the_models_own_name_and_counts_nan_logits(served: GateOptions, tmp_path: Path, recipe: str, name: str) -> None:
-    """The name is that of the recipe's repository, or the folder's; G4 finds the counter that it needs."""
-    plan = recipes.load(ROOT, recipe) if recipe else None
-    launch = ServerUnderTest(served, {}, tmp_path, plan).launch()
-    assert launch.name == name
-    assert launch.environment()["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
-
-
 def test_a_model_without_a_floor_is_an_error_at_the_start(common: list[str], served: GateOptions, tmp_path: Path) -> None:
     """Hours before G6 would find no floor, the run is refused with nothing started; a model that has one is not refused."""
     context, options = checkout(parse(["gate", "--offline", *common])), replace(served, against=tmp_path)
@@ -207,25 +185,6 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
         with GateBuilder(context, options, {}) as builder, refusal("measurement-invalid") as refused:
             builder.record(wheel.parent / "reference")
         assert "would name a wheel that did not answer" in refused.value.what
-
-
-@pytest.mark.parametrize("floors", [{}, {"gsm8k": 0.5}])
-def test_reference_is_recorded_without_the_answers_that_cannot_be_had(
-    served: GateOptions, common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floors: dict[str, float]
-) -> None:
-    """A recipe without a floor has no task, and without a network there is no harness; the distributions and backends are recorded."""
-    context = checkout(parse(["gate", "--offline", *common]))
-    monkeypatch.setattr(recipes, "load", lambda root, name, load=recipes.load: replace(load(root, name), floors=floors))
-    for module, name in ((logprobs, "record"), (distributions, "save"), (kernel_trace, "record"), (kernel_trace, "read"), (kernel_trace, "save")):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(kernel_trace, "kernels", lambda *_: {"decode linear": "gemm"})
-    monkeypatch.setattr(GateBuilder, "_served", passed("wheel-served", "it is"))
-    monkeypatch.setattr(GateBuilder, "_ended", lambda _: None)
-    monkeypatch.setattr(ServerUnderTest, "client", lambda _: None)
-    monkeypatch.setattr(ServerUnderTest, "identity", ServerIdentity())
-    monkeypatch.setattr(harness, "ask", lambda *_: harness.obtain(context))
-    with GateBuilder(context, replace(served, recipe="toy-cpu"), {}) as builder:
-        assert [path.name for path in builder.record(tmp_path / "reference")] == ["logprobs.json", "backends.json"]
 
 
 def test_a_server_that_does_not_start_says_so_and_leaves_its_log(

@@ -35,17 +35,6 @@ def content(folder: Path) -> dict[str, bytes]:
 # Trees.
 
 
-def test_files_are_replaced_and_modes_stay(objects: Objects) -> None:
-    """New bytes take the mode of the file that stood there; new files are regular; nothing else changes."""
-    before = stored(objects)
-    after = objects.with_files(before, {"run.sh": b"#!/bin/dash\n", "new/x": b"x"})
-    changed = objects.paths(after)
-
-    assert objects.changes(before, after) == {"new/x": "A", "run.sh": "M"}
-    assert {path: mode for path, (mode, _) in changed.items() if mode != git.REGULAR} == {"run.sh": git.EXECUTABLE}
-    assert objects.blob(after, "run.sh") == b"#!/bin/dash\n"
-
-
 # Nobody's configuration.
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -118,15 +117,6 @@ def test_token_that_cannot_be_one_is_refused_unseen(token: str) -> None:
         GitHub(token=token)
 
     assert token not in everything(caught.value)
-
-
-def test_passing_faults_are_asked_again(world: World) -> None:
-    """A fault of the server's and a pause of some seconds do not stand for an answer."""
-    answer(world, reply(500), reply(403, Retry_After="1"), record())
-    began = time.monotonic()
-
-    assert pull(world).number == 7
-    assert time.monotonic() - began >= 1
 
 
 @pytest.mark.parametrize(

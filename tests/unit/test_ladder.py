@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import verdicts
 
@@ -23,14 +21,13 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.records import METRICS
 from sparkwright.core.states import State
 from sparkwright.core.store import Store, append_line
-from sparkwright.gates.core import ladder, policy, verdict_file
+from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.ladder import GATES, Gate, climb
 from sparkwright.gates.core.verdict import (
     ORDER,
     Check,
     Figure,
     Ladder,
-    Sample,
     Verdict,
     declare,
     failed,
@@ -58,7 +55,6 @@ CHECKS = {
     "inconclusive": inconclusive("one", "too few", "too-few"),
     "not-run": not_run("one", "no GPU is here", "gpu-missing"),
 }
-states = st.sampled_from(ORDER)
 Opened = Callable[..., VerdictFile]
 page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("gates_page.py"))))
 thresholds = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("thresholds_page.py"))))
@@ -76,26 +72,13 @@ def run(*gates: Gate, **options: Any) -> Ladder:
     return climb(gates, **{"stack": "2026.11", "wheel": WHEEL, **options})
 
 
-@given(st.lists(st.tuples(states, st.booleans())))
-def test_the_worst_state_of_the_required_checks_decides(rows: list[tuple[State, bool]]) -> None:
-    """No check at all is not a pass."""
-    checks = [msgspec.structs.replace(CHECKS[state], required=required) for state, required in rows]
-    required = [state for state, decides in rows if decides]
-    verdict = Verdict("G1", "", "", "", tuple(checks))
-    assert verdict.state == worst(required) == worst([worst(required[:2]), *required[2:]]) or not required[:2]
-    assert (verdict.state == "pass") == (bool(required) and set(required) == {"pass"})
-
-
 @pytest.mark.parametrize("state", ORDER)
-def test_every_state_but_pass_has_a_reason(state: State) -> None:
-    with pytest.raises(ValueError, match="reason"):
-        Check("one", state, "it is so", "" if state != "pass" else "reason")
-
-
-def test_a_check_keeps_twenty_samples() -> None:
-    assert len(failed("sweep", "all differ", "differs", samples=[Sample(str(i)) for i in range(500)]).samples) == 20
-    with pytest.raises(ValueError, match="samples"):
-        Check("sweep", "fail", "all differ", "differs", samples=tuple(Sample(str(i)) for i in range(21)))
+def test_the_worst_state_of_the_required_checks_decides(state: State) -> None:
+    """No check at all is not a pass."""
+    required = [CHECKS["pass"], CHECKS[state], CHECKS["pass"]]
+    informing = [msgspec.structs.replace(check, required=False) for check in CHECKS.values()]
+    assert Verdict("G1", "", "", "", (*required, *informing)).state == worst([state, "pass"]) == state
+    assert Verdict("G1", "", "", "", tuple(informing)).state != "pass"
 
 
 @pytest.mark.parametrize("state", ORDER)
@@ -305,8 +288,3 @@ def test_a_policy_that_names_an_unknown_check_is_refused(tmp_path: Path) -> None
     for names in ([("G2", "kernels")], [("G0", "archive"), ("G4", "corrupted-*s"), ("G8", "itl-*")]):
         with refusal("policy-unknown-check"):
             policy.require_declared(Path("some.yaml"), names)
-
-
-def test_gates_are_those_of_the_packages() -> None:
-    assert list(policy.PACKAGES) == list(GATES)[1:]
-    assert set(ladder.SERVED) < set(GATES)

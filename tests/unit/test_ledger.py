@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.refusals import refusal
 
 from sparkwright.cherry_picks import ledger
@@ -34,26 +31,15 @@ def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
 
 # Round trip.
 
-#: Whatever UTF-8 can hold; YAML reads some of it as something else unless it is quoted.
-WORDS = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(["null", "- a", "a\x85b", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b"])
-PROSE = WORDS.filter(lambda text: re.search(r"\S", text) is not None)
-RECORDS = st.builds(
-    lambda record, words, prose: {**record, **words, **prose},
-    st.sampled_from([OPEN, MERGED, {**OPEN, "head": UNRESOLVED, "patch_id": UNRESOLVED}]),
-    st.fixed_dictionaries({"title": WORDS, "author": WORDS, "files": st.lists(WORDS, max_size=2)}),
-    st.fixed_dictionaries({"reason": PROSE, "drop_when": PROSE}),
-)
+@pytest.mark.parametrize("text", ["null", "- a", "a\x85b", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b", "Größe 🚀", " x ", "'", '"', "\u2028x"])
+def test_what_is_written_is_what_is_read(text: str) -> None:
+    """The text of a ledger gives that ledger again, and that ledger gives that text again; YAML reads some titles as something else."""
+    words = {**OPEN, "title": text, "author": text, "files": [text], "reason": text, "drop_when": text, "head": UNRESOLVED, "patch_id": UNRESOLVED}
+    book = msgspec.convert({"url": text, "records": [words, {**MERGED, "number": 8, "stacks": {text: {text: text}}}]}, Ledger)
+    written = ledger.render(book)
+    again = strict_yaml.parse(written, Ledger, "widget.yaml")
 
-
-@settings(max_examples=30)
-@given(RECORDS, st.dictionaries(WORDS, st.dictionaries(WORDS, PROSE, max_size=2), max_size=2))
-def test_what_is_written_is_what_is_read(record: dict[str, Any], stacks: dict[str, Any]) -> None:
-    """The text of a ledger gives that ledger again, and that ledger gives that text again."""
-    book = msgspec.convert({"url": record["title"], "records": [record, {**MERGED, "number": 8, "stacks": stacks}]}, Ledger)
-    text = ledger.render(book)
-    again = strict_yaml.parse(text, Ledger, "widget.yaml")
-
-    assert (again, ledger.render(again)) == (book, text)
+    assert (again, ledger.render(again)) == (book, written)
 
 
 # Strictness.

@@ -36,7 +36,6 @@ from sparkwright.bench.load.vllm_bench import (
 from sparkwright.bench.records import Reason
 from sparkwright.cli import bench, main
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.stack import Project
@@ -107,27 +106,6 @@ def test_program_is_killed_at_the_timeout(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
-def test_warmups_are_a_run_with_other_prompts_that_corrects_the_prompt_length(tmp_path: Path) -> None:
-    """The program subtracts the token that the tokenizer adds."""
-    log = tmp_path / "log"
-    body = f"open({str(log)!r}, 'a').write(' '.join(sys.argv) + '\\n')\n" + writes(input_lens=[7, 7])
-    program(tmp_path, body).measure(replace(SPEC, warmups=2, seed=7, tokenizer=tmp_path))
-    warmup, run = (line.split() for line in log.read_text().splitlines())
-    assert warmup[warmup.index("--seed") + 1] != run[run.index("--seed") + 1] == "7"
-    assert [words[words.index("--random-input-len") + 1] for words in (warmup, run)] == ["8", "9"]
-
-
-def test_arguments_say_length_rate_and_prompts(tmp_path: Path) -> None:
-    forced = vllm_bench.arguments(SPEC, tmp_path)
-    assert {"--ignore-eos", "--save-detailed", "random"} <= set(forced)
-    assert "--request-rate" not in forced
-    natural = vllm_bench.arguments(replace(SPEC, natural_length=True, request_rate=2.5, prompt_file=tmp_path / "a.jsonl"), tmp_path)
-    assert "--ignore-eos" not in natural
-    assert natural[natural.index("--request-rate") + 1] == "2.5"
-    assert natural[natural.index("--dataset-name") + 1] == "custom"
-    assert natural[natural.index("--max-model-len") + 1] == "11"
-
-
 def obtain(store: Store) -> VllmBench:
     return vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
 
@@ -175,10 +153,6 @@ TRUE = Request(0.0, 0.201, 0.441, 128, 13, 5)
 
 def compare(*requests: Request, seconds: float = 0.89) -> str:
     return load_generator_check.compare(LoadResult("g", "", seconds, requests), SENT, PROFILE, POLICY)
-
-
-def test_accurate_generator_is_described() -> None:
-    assert compare(*(TRUE,) * 4) == "TTFT +1.00 ms of 200 ms, TPOT +0.00 %, throughput +0.00 %"
 
 
 @pytest.mark.parametrize(
@@ -263,35 +237,10 @@ def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
     assert generator.specs[-1].timeout_s < 1.01
 
 
-@pytest.mark.parametrize(("rate", "requests"), [(0.5, 5), (2.0, 20), (1000.0, 64), (0.01, 1)])
-def test_quick_look_at_a_low_rate_has_as_many_requests_as_come_in_time(rate: float, requests: int) -> None:
-    """At half a request a second, 64 requests would take longer than the whole budget; the trial is a closed loop."""
-    generator = Timetable()
-    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4, concurrency=8, request_rate=rate))
-    assert look.requests == requests
-    assert [spec.request_rate for spec in generator.specs] == [None] + [rate] * 8
-
-
-def test_quick_look_shows_the_runs_that_it_has_if_a_later_one_is_late() -> None:
-    class Late(Timetable):
-        def measure(self, spec: LoadSpec) -> LoadResult:
-            if len(self.specs) == 3:
-                raise LoadError("generator-late", "it did not finish")
-            return super().measure(spec)
-
-    assert quick_look.quick_look(Late(), SPEC).runs == 2
-
-
-def test_quick_look_refuses_failed_requests() -> None:
-    with pytest.raises(LoadError, match="2 of 2 requests failed: HTTP 500"):
-        quick_look.quick_look(Timetable(error="HTTP 500"), SPEC)
-
-
 def test_quick_bench_warns_of_a_busy_machine_and_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "config.json").write_text("{}")
     python = refserved.environment(tmp_path / "environment", Behaviour(ttft=0.01, tpot=0.001))
     words = [
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),

@@ -135,12 +135,6 @@ class Exposure(msgspec.Struct, frozen=True, order=True):
     reason: str
 
 
-def workflow_texts(folder: Path) -> dict[str, str]:
-    """Return name and text of each workflow file in *folder*."""
-    paths = (path for path in sorted(folder.glob("*")) if path.suffix in (".yml", ".yaml"))
-    return {path.name: read_text(path) for path in paths}
-
-
 def exposures(texts: Mapping[str, str], machine_labels: Collection[str]) -> tuple[Exposure, ...]:
     """
     Return each job that somebody without write access can start on a machine with *machine_labels*.

@@ -98,10 +98,6 @@ def _scales(swizzled: Any, rows: int, columns: int) -> Array:
     """Return block scales from their tiles."""
     flat = _wide(swizzled).reshape(-1)
     row, column = np.indices((rows, columns))
-    if faulty("scale of the row above"):
-        row = row // 2 * 2
-    if faulty("scale column stale"):
-        column = np.maximum(column - 1, 0)
     tile = row // 128 * -(-columns // 4) + column // 4
     place = row % 32 * 16 + row // 32 % 4 * 4 + column % 4
     if faulty("scales in plain rows"):
@@ -114,8 +110,6 @@ def _fp4(packed: Any, swizzled: Any) -> Array:
     values = _E2M1.copy()
     if faulty("code 1 decodes as 0.25"):
         values[[1, 9]] /= 2
-    if faulty("codes lose their sign"):
-        values = np.abs(values)
     scales = _scales(swizzled, len(codes), codes.shape[1] // 16)
     if faulty("last block of K dropped"):
         scales[:, -1] = 0
@@ -133,8 +127,6 @@ def scaled_fp4_quant(input_: Any, input_scale: Any, is_sf_swizzled_layout: bool)
     amax = np.abs(blocks).max(axis=2)
     if faulty("quantiser inverts the tensor scale"):
         factor = 1 / factor
-    if faulty("quantiser ignores the last of a block"):
-        amax = np.abs(blocks[..., :15]).max(axis=2)
     scales = np.minimum(factor * (amax * np.float32(1 / 6)), 448).astype(float8_e4m3fn)
     inverse = 1 / (scales.astype(np.float32) * (1 / factor))
     codes = (blocks * inverse[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
