@@ -18,13 +18,12 @@ import ctypes
 import datetime
 import json
 import math
-import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ def pack_codes(packed: Bytes) -> Bytes:
     if rows % ROWS or columns % STEP:
         raise ValueError(f"{rows} x {columns}: not a multiple of {ROWS} x {STEP}")
     codes = codes.reshape(rows // ROWS, ROWS, columns // STEP, 32, 8).transpose(0, 2, 3, 1, 4)
-    codes = codes & 7 | codes[..., SIGNS] & 8
+    codes = (codes & 7 | codes[..., SIGNS] & 8).astype(np.uint8)
     return np.ascontiguousarray(codes[..., ::2] | codes[..., 1::2] << 4)
 
 
@@ -119,7 +118,8 @@ def zero_blocks(packed: Bytes, scales: Bytes) -> Flags:
 def needed_tiles(zeros: Flags, lanes: int) -> Flags:
     """Return which tiles of *lanes* have a block that is not among the *zeros*."""
     groups, wide = zeros.shape[0] // ROWS, lanes // 2
-    return ~zeros.reshape(groups, ROWS, -1, wide).all((1, 3))
+    needed: Flags = ~zeros.reshape(groups, ROWS, -1, wide).all((1, 3))
+    return needed
 
 
 def bound(columns: int) -> float:
@@ -141,7 +141,7 @@ def compiled(folder: Path, arch: str) -> Callable[..., int]:
     function = ctypes.CDLL(str(library)).sparse_fp4_gemv
     pointers, integers = [ctypes.c_void_p] * 5, [ctypes.c_int] * 6
     function.argtypes = [*pointers, ctypes.c_float, *integers, ctypes.c_void_p]
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 class Kernel:
@@ -151,17 +151,16 @@ class Kernel:
         self._function = function
 
     def __call__(
-        self,
-        codes: Any, scales: Any, mask: Any, x: Any, y: Any,
+        self, weights: Sequence[Any], x: Any, y: Any,
         global_scale: float = 1.0, lanes: int = 0, stream: int | None = None,
     ) -> None:  # fmt: skip
         """
         Write the products to *y* (count x batch x rows); raise RuntimeError if CUDA refuses.
 
-        *x* is batch x columns, 16-bit words of bfloat16. Without *lanes*, *mask* is not read.
+        *weights* are codes, scales and mask. *x* is batch x columns, 16-bit words of bfloat16. Without *lanes*, *mask* is not read.
         """
         cpu = isinstance(y, np.ndarray)
-        arrays = (codes, scales, mask, x, y)
+        arrays = (*weights, x, y)
         pointers = [
             (array.ctypes.data if cpu else array.data_ptr()) if array is not None else None
             for array in arrays
@@ -221,12 +220,12 @@ def check_product(kernel: Kernel, device: Any, case: str, **of: Any) -> Iterator
     def product(own_lanes: int, own_mask: Any, on_gpu: bool) -> npt.NDArray[np.uint32]:
         if not on_gpu:
             y: Any = np.full((1, batch, rows), 7, np.float32)
-            kernel(host[0], host[1], own_mask, x, y, global_scale, own_lanes)
+            kernel((host[0], host[1], own_mask), x, y, global_scale, own_lanes)
             result: npt.NDArray[np.float32] = y[0]
         else:
-            arrays = [device(array) for array in (host[0], host[1], own_mask, x)]
+            arrays = [device(array) for array in (host[0], host[1], own_mask)]
             y = device(np.full((1, batch, rows), 7, np.float32))
-            kernel(*arrays, y, global_scale, own_lanes)
+            kernel(arrays, device(x), y, global_scale, own_lanes)
             result = y.cpu().numpy()[0]
         # A processor's NaN and the GPU's differ in their payload.
         return np.where(np.isnan(result), np.float32(np.nan), result).view(np.uint32)
@@ -356,15 +355,15 @@ class Measurement:
 
         def product(name: str) -> None:
             stream = torch.cuda.current_stream().cuda_stream
-            parts = [self._codes, self._scales, mask, x, outputs[name]]
+            parts = [self._codes, self._scales, mask]
             if not graph:
-                self._kernel(*parts, 0.5, lanes_of[name], stream)
+                self._kernel(parts, x, outputs[name], 0.5, lanes_of[name], stream)
                 return
-            split = [part.view(self._count, -1) for part in parts[:3]]
+            split = [part.view(self._count, -1) for part in parts]
             for number in range(self._count):
                 own = [part[number] for part in split]
                 y = outputs[name][number : number + 1]
-                self._kernel(*own, x, y, 0.5, lanes_of[name], stream)
+                self._kernel(own, x, y, 0.5, lanes_of[name], stream)
 
         calls: dict[str, Callable[[], object]] = {}
         for name in outputs:

@@ -159,7 +159,8 @@ class Handler(loopback.Handler):
                 status, record = found[0](*found[1]) if found else (404, {"message": "Not Found"})
             except LookupError:
                 status, record = 404, {"message": "Not Found"}
-        self.answer(status, record, **({"Location": record} if status == 302 else {}))
+        headers = {"Location": str(record)} if status == 302 else {}
+        self.answer(status, record, **headers)
 
     @property
     def _visible(self) -> list[Release]:
@@ -194,8 +195,8 @@ class Handler(loopback.Handler):
         return 201, self._release(release)
 
     def _tagged(self, tag: str) -> Reply:
-        [release] = [one for one in self.world.releases.values() if one.tag == tag and not one.draft] or [None]
-        return (200, self._release(release)) if release else (404, {"message": "Not Found"})
+        tagged = [one for one in self.world.releases.values() if one.tag == tag and not one.draft]
+        return (200, self._release(tagged[0])) if tagged else (404, {"message": "Not Found"})
 
     def _upload(self, release: Release, name: str, data: bytes) -> Reply:
         if release.immutable or any(one.name == name for one in release.assets.values()):

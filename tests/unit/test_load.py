@@ -36,6 +36,7 @@ from sparkwright.bench.load.vllm_bench import (
 from sparkwright.bench.records import Reason
 from sparkwright.cli import bench, main
 from sparkwright.core import strict_yaml
+from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.stack import Project
