@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import msgspec
@@ -491,6 +492,17 @@ def test_a_library_that_needs_a_driver_is_left_out(world: World) -> None:
     world.publish(ONE, [wheel("torch", files={"torch/__init__.py": text})])
 
     assert world.user().install().code == 0
+
+
+def test_a_module_of_another_python_is_not_loaded(world: World) -> None:
+    """A wheel may carry an extension module for each Python (vLLM 0.23.0 does)."""
+    own, other = EXTENSION_SUFFIXES[0], ".cpython-399-x86_64-linux-gnu.so"
+    content = b"\x7fELF, and nothing that follows"
+    world.publish(ONE, [wheel("demo", "1.1", {f"demo/_C{other}": content})])
+    world.publish(TWO, [wheel("demo", "1.2", {f"demo/_C{own}": content})])
+    user = world.user()
+    assert user.install("--version", ONE).code == 0
+    assert user.run("install", "--version", TWO).reference == "environment-broken"
 
 
 @pytest.mark.parametrize("text", ["import os; os._exit(0)", "while True: print('x' * 100_000)"])

@@ -347,6 +347,8 @@ def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch:
     ("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel-no-memory"),
     ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2319)", "kernel-nvrm"),
     ("NVRM: GPU at PCI:000f:01:00 has fallen off the bus.", "kernel-nvrm"),
+    ("NVRM: refcntRequestReference_IMPL: Failed to enter state 1 (current state: 0, status: 0x0000001a)", "kernel-nvrm"),
+    ("NVRM: refcntRequestReference_IMPL: Failed to enter state 1 (current state: 0, status: 0x00000056)", ""),
     ("Out of memory: Killed process 4711 (python3) total-vm:1kB", "kernel-oom-kill"),
     ("mce: [Hardware Error]: Machine check events logged", "kernel-hardware"),
     ("INFO: task python3:77 blocked for more than 120 seconds.", "kernel-hardware"),

@@ -7,12 +7,15 @@ machine has none.
 
 import ctypes
 import importlib
+import importlib.machinery
 import json
 import os
 import re
 import sys
 
 DONE = "sparkwright: everything is loaded"
+#: An extension module for one version of Python; wheels may carry one for each.
+_TAGGED = re.compile(r"\.cpython-\d+t?-[^/]*\.so\Z")
 _DRIVER = re.compile(r"lib(cuda|nvidia-ml|nvcuvid|cufile)\.so")
 
 
@@ -32,6 +35,9 @@ def main(path: str) -> None:
 
 
 def _open_library(path: str) -> None:
+    """Open the library at *path*, unless it is an extension module of another Python."""
+    if _TAGGED.search(path) and not path.endswith(importlib.machinery.EXTENSION_SUFFIXES[0]):
+        return
     with open(path, "rb") as stream:  # noqa: PTH123
         machine_code = stream.read(4) == b"\x7fELF"
     if machine_code:

@@ -49,6 +49,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 
+#: NV_ERR_NOT_SUPPORTED for a power state: driver 580.159.04 printed it on an H100 in a virtual machine
+#: every few seconds, while nothing was wrong [measured].
+HARMLESS = re.compile(r"refcntRequestReference_IMPL: Failed to enter state .{0,80}0x00000056\)")
+
 #: Stable reference → what it means and what to do.
 MEANINGS = {
     "kernel-xid": "The GPU reported an error (Xid). Look the number up in NVIDIA's list; nothing "
@@ -74,6 +78,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 def finding(text: str) -> Finding | None:
     """Return what the *text* of one record says of a fault, or None."""
+    if HARMLESS.search(text[:2000]):
+        return None
     name = next((name for name, pattern in PATTERNS if pattern.search(text[:2000])), "")
     shown = "".join(char if char.isprintable() else " " for char in text[:300])
     return Finding(name, shown) if name else None
