@@ -313,6 +313,31 @@ def test_of_two_who_change_the_index_at_once_the_second_is_refused(lab: Lab) -> 
     assert git(lab.public, "log", "-1", "--format=%s", "published").startswith("refresh")
 
 
+@pytest.mark.timeout(3000)
+def test_wheels_that_passed_what_their_policy_asks_are_verified(
+    demo_session: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A lab without a Spark, whose policy asks for the audit alone: the gate is left out, and wheels that passed are verified.
+
+    A policy that asks for a GPU is answered by verdicts of a GPU alone (the next test).
+    """
+    own_gitconfig(tmp_path, monkeypatch)
+    demo = demo_session.project.root.parent
+    policy = demo / "project" / "ci" / "release.yaml"
+    policy.write_text(policy.read_text().replace("gates: [G0, G2]", "gates: [G0]"))
+    with githubapi.serve() as host:
+        lab = Lab(tmp_path, demo, host)
+        del lab.world.variables["LAB_REPOSITORY"]
+        results = lab.pipeline(channel="verified")
+    assert results == {
+        "request": "success", "build": "success", "audit": "success", "gate": "skipped", "decide": "success", "publish": "success",
+        "publish/sign": "success", "publish/push": "success", "record": "success",
+    }, workflows.told(lab.world.steps)  # fmt: skip
+    assert lab.failed == []
+    assert "mini_vllm-" in lab.published("index/simple/verified/mini-vllm/index.html")
+
+
 @pytest.mark.skipif(
     not PASSED,
     reason="not run: SPARKWRIGHT_PASSED names no folder with wheels that passed on a GPU",
