@@ -335,6 +335,8 @@ def test_wheels_that_passed_what_their_policy_asks_are_verified(
         "publish/sign": "success", "publish/push": "success", "record": "success",
     }, workflows.told(lab.world.steps)  # fmt: skip
     assert lab.failed == []
+    # A dry run makes no index, so it has no fingerprint to show.
+    assert "fingerprint" not in lab.said("decide", "Decide")
     assert "mini_vllm-" in lab.published("index/simple/verified/mini-vllm/index.html")
 
 
