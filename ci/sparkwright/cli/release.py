@@ -249,7 +249,7 @@ def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     console.result(f"{done.release} in {done.channel}: {state}")
     for text in (*done.sent, *missing_lines(done.missing)):
         console.result(f"  {text}")
-    if done.version == 1 and not done.already:
+    if done.fingerprint and done.version == 1 and not done.already:
         console.note(
             f"The fingerprint of the new index is {done.fingerprint}. Publish it elsewhere, and "
             "write it into ci/release.yaml as `root`."
