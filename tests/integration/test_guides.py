@@ -23,7 +23,7 @@ from sparkwright.release.repository import IndexFolder
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
-DOCS = Path(__file__).parents[2] / "docs" / "guides"
+DOCS = Path(__file__).parents[2] / "docs" / "howto"
 
 
 @pytest.fixture(name="environment")
@@ -74,7 +74,7 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
         here={"--recipe": "gate-failed"},
     )
     said = guides.run(
-        DOCS / "lab.md",
+        DOCS / "run-a-lab.md",
         lab,
         environment,
         {
@@ -105,7 +105,7 @@ def test_add_a_patch_and_take_it_out(
         for path in sorted((Path(upstreams.__file__).parent / "upstreams" / "vllm").rglob("*.cu"))
     )
     name = source.relative_to(Path(upstreams.__file__).parent / "upstreams" / "vllm").as_posix()
-    guides.run(DOCS / "patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
+    guides.run(DOCS / "write-a-patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
 
     assert git(lab, "status", "--porcelain", "forks") == ""
 
@@ -129,8 +129,8 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
         "--fork vllm": f"--fork {host.fork}",
         "2026.05": host.stack,
     }
-    found = guides.commands(DOCS / "pick.md")
-    page = DOCS / "pick.md"
+    found = guides.commands(DOCS / "carry-a-pull-request.md")
+    page = DOCS / "carry-a-pull-request.md"
     guides.run(page, host.root, environment, places, only=found[:4])
     host.pull(7, {"a.txt": b"one\nthree\n"}, start="v1")
     guides.run(page, host.root, environment, places, only=found[4:])
@@ -159,7 +159,7 @@ def test_use_the_wheels(owner: IndexOwner, environment: dict[str, str], tmp_path
     [wheel] = [wheel for wheel in release.wheels if wheel.project == "vllm"]
     [client] = owner.index.facts.clients
     said = guides.run(
-        DOCS / "use.md",
+        DOCS / "install.md",
         home,
         environment,
         {
@@ -192,7 +192,7 @@ def test_publish_and_rotate(environment: dict[str, str], tmp_path: Path) -> None
             "HOST:INDEX/": "copy/",
             "INDEX": "index",
         }
-        guides.run(DOCS.parent / "publishing.md", tmp_path, environment, places)
+        guides.run(DOCS / "publish.md", tmp_path, environment, places)
 
     assert (index := IndexFolder(tmp_path / "copy")).entries["2026.11.1"].state.yanked
     assert index.root

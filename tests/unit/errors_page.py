@@ -1,5 +1,5 @@
 """
-The text of docs/errors.md, made from the error classes themselves.
+The text of docs/reference/errors.md, made from the error classes themselves.
 
 ``python tests/unit/errors_page.py`` writes it; `test_repository` fails while it is out of date.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import sparkwright
 from sparkwright.core.errors import Advice, classes
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 HEAD = """\
 # Errors

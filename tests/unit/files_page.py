@@ -1,5 +1,5 @@
 """
-The text of docs/files.md, made from the records that read and write the files.
+The text of docs/reference/files.md, made from the records that read and write the files.
 
 ``python tests/unit/files_page.py`` writes it; `test_repository` fails while it is out of date.
 """
@@ -31,7 +31,7 @@ from sparkwright.forks.stack import StackSpec
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 
-PAGE = Path(__file__).parents[2] / "docs" / "files.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
 
 HEAD = """\
 # Files

@@ -1,5 +1,5 @@
 """
-The text of docs/gates.md and docs/verdict.schema.json, made from the gates themselves.
+The text of docs/reference/gates.md and docs/reference/verdict.schema.json, made from the gates themselves.
 
 ``python tests/unit/gates_page.py`` writes both; tests fail while one is out of date.
 """
@@ -21,7 +21,7 @@ from sparkwright.gates.core import ladder, policy, server_under_test
 from sparkwright.gates.core.ladder import GATES
 from sparkwright.gates.core.verdict import Ladder
 
-PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
 
 HEAD = """\

@@ -1,5 +1,5 @@
 """
-The text of docs/thresholds.md, made from the policies of the gates and from the recipes.
+The text of docs/reference/thresholds.md, made from the policies of the gates and from the recipes.
 
 ``python tests/unit/thresholds_page.py`` writes it; a test fails while it is out of date.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "thresholds.md"
+PAGE = ROOT / "docs" / "reference" / "thresholds.md"
 
 HEAD = """\
 # Thresholds

@@ -1,5 +1,5 @@
 """
-The text of docs/verbs.md, made from the command line itself.
+The text of docs/reference/commands.md, made from the command line itself.
 
 ``python tests/unit/verbs_page.py`` writes it; `test_repository` fails while it is out of date.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkwright.cli import main
 from sparkwright.cli import serve as serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "verbs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 
 HEAD = """\
 # Commands

@@ -338,8 +338,8 @@ class GateError(SparkwrightError):
         "gate-failed": Advice(
             "A check found a fault in the wheel, the source tree or the server; the failed checks "
             "are above, with samples.",
-            "Do not install or publish it. docs/gates.md explains the reason of each failed check; "
-            "`sparkwright gate --json` prints all samples.",
+            "Do not install or publish it. docs/reference/gates.md explains the reason of each "
+            "failed check; `sparkwright gate --json` prints all samples.",
         ),
         "gate-inconclusive": Advice(
             "The measurements decide neither way: there are too few samples, or the machine's own "
@@ -363,6 +363,7 @@ class GateError(SparkwrightError):
         ),
         "policy-unknown-check": Advice(
             "A policy names a check that no gate can emit, so it could never be met.",
-            "Correct the name in the policy. docs/gates.md lists the checks of every gate.",
+            "Correct the name in the policy. docs/reference/gates.md lists the checks of every "
+            "gate.",
         ),
     }
