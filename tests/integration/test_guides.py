@@ -14,9 +14,11 @@ from tests.support.publisher import IndexOwner
 from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
 
+from sparkwright.cli.demo import SHARED
 from sparkwright.client.environment import Prefix
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
+from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release.repository import IndexFolder
@@ -56,6 +58,29 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
         "SPARKWRIGHT_CACHE_DIR": str(demo / "store"),
     }
     return work
+
+
+def test_the_first_hour(user_store: Store, environment: dict[str, str], tmp_path: Path) -> None:
+    """The demo runs; a reader publishes a second release from it, installs both, and rolls back."""
+    cache, home = tmp_path / "cache", tmp_path / "reader"
+    for folder in (cache, home):
+        folder.mkdir()
+    for name in SHARED:
+        (cache / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+    root = "$(sha256sum <releases/metadata/1.root.json | head -c 64)"
+    said = guides.run(
+        DOCS.parent / "tutorial.md",
+        DOCS.parents[1],
+        environment,
+        {"~/.cache/sparkwright": str(cache), "FINGERPRINT": root},
+    )
+
+    assert "fails as expected: verified-refused" in said[0]
+    assert "demo.2 is installed" in said[6]
+    assert "demo.1 was yanked" in said[8]
+    assert "demo.2 is current" in said[9]
+    assert not (home / "spark-demo").exists()
 
 
 DEMO = {"2026.11.1": "demo.1", "2026.11": "demo", "toy-cpu": "toy-cpu"}

@@ -144,6 +144,29 @@ def test_the_page_of_the_architecture_names_what_is_there() -> None:
     assert [name for name in sorted(rooms) if f"| `{name}` |" not in page] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the names by which GitHub links to the headings of *page*."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = (heading.replace("`", "").strip().lower() for heading in re.findall(r"^#+ (.*)", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_resolve() -> None:
+    """Every link to a file or a heading of this repository leads to one."""
+    broken = []
+    # Templates are filled in elsewhere.
+    for page in (path for path in tracked() if path.suffix == ".md" and "templates" not in path.parts):
+        for target in re.findall(r"\]\(([^()\s]+)\)", page.read_text("utf-8")):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            if not target.startswith(("https:", "http:")) and not (
+                path.exists() and (not anchor or anchor in anchors(path))
+            ):
+                broken.append(f"{name_of(page)}: {target}")
+
+    assert broken == []
+
+
 def test_the_page_of_verbs_is_up_to_date() -> None:
     """docs/reference/commands.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
     page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("verbs_page.py"))))
