@@ -156,7 +156,7 @@ def _about(cls: Any) -> tuple[str, dict[str, str]]:
     for match, after in zip(starts, [*starts[1:], None], strict=False):
         first, *others = re.findall(r"\w+", match[1])
         meanings[first] = _marked(text[match.end() : after.start() if after else None].strip())
-        meanings |= {name: f"see `{first}`" for name in others}
+        meanings |= dict.fromkeys(others, f"see `{first}`")
     return _marked(" ".join(summary.split())), meanings
 
 

@@ -80,7 +80,8 @@ PATIENCE = 60
 PROBE = """
 import pathlib, torch
 major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-print(torch.__version__.partition("+")[0], f"{major}.{minor}", pathlib.Path(torch.__file__).parents[1])
+version, folder = torch.__version__.partition("+")[0], pathlib.Path(torch.__file__).parents[1]
+print(version, f"{major}.{minor}", folder)
 """
 
 

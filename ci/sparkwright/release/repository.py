@@ -303,7 +303,7 @@ class IndexFolder:
             if own and own.isdisjoint(signed):
                 raise ReleaseError(
                     "index-unpinned",
-                    f"None of your keys signed {role} of {self.folder}, and its root is not pinned.",
+                    f"None of your keys signed {role} of {self.folder}, whose root is not pinned.",
                     details=[f"fingerprint of root 1: {self.fingerprint}"],
                 )
 
