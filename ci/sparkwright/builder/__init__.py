@@ -37,7 +37,7 @@ class BuildError(SparkwrightError):
             "downloads it.",
         ),
         "build-failed": Advice(
-            "The upstream's own build backend ended with an error.",
+            "Upstream's build backend ended with an error.",
             "Read its last lines above; the full log is named there.",
         ),
         "compile-failed": Advice(
@@ -66,8 +66,8 @@ class BuildError(SparkwrightError):
             "wheel anew here.",
         ),
         "isolation-missing": Advice(
-            "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most "
-            "containers do.",
+            "The system does not let users create namespaces, as on Ubuntu 24.04 and in most "
+            "containers.",
             "Build in a container (sparkwright build --container), or as root, or allow "
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
@@ -90,7 +90,7 @@ class BuildError(SparkwrightError):
         ),
         "rebuild-differs": Advice(
             "The same inputs gave other code or other files: an unpinned tool, a build that "
-            "looks at its surroundings, or tampering.",
+            "depends on its environment, or tampering.",
             "Look at the members and kernels named above. Publish neither wheel before the "
             "reason is known.",
         ),

@@ -21,12 +21,12 @@ class ClientError(SparkwrightError):
         "environment-broken": Advice(
             "The environment is not what its release says: an installation that was interrupted,"
             " or something that changed files in it.",
-            "Run `sparkwright install --renew --version NAME` with its name; it makes the"
-            " environment anew. Nothing is repaired in place.",
+            "Run `sparkwright install --renew --version NAME` with its name; it makes the "
+            "environment again. Nothing is repaired in place.",
         ),
         "index-damaged": Advice(
-            "A file of the index is missing, or not the one that its signed metadata names: a"
-            " faulty disk, a half-copied folder, a wrong hand.",
+            "A file of the index is missing, or not the one that its signed metadata names: "
+            "a faulty disk, an incomplete copy, or a manual change.",
             "Users: use the index's own address, or tell its publisher. Publishers: restore the"
             " file from a copy, or publish it again from the same wheels; clients refuse it until"
             " then.",
@@ -34,9 +34,9 @@ class ClientError(SparkwrightError):
         "index-expired": Advice(
             "The signed metadata of the index has expired: its publisher stopped, or somebody"
             " keeps you from newer metadata.",
-            "Check the clock, and compare with the index at its own address. What is installed"
-            " keeps working; install nothing from here until the index is signed anew"
-            " (`sparkwright release refresh`).",
+            "Check the clock, and compare with the index at its own address. What is "
+            "installed keeps working; install nothing from here until the index is signed "
+            "again (`sparkwright release refresh`).",
         ),
         "index-invalid": Advice(
             "What the index serves is not TUF metadata: a login page, an error page, a cut-off or"
@@ -74,7 +74,7 @@ class ClientError(SparkwrightError):
             " publisher.",
         ),
         "nothing-installed": Advice(
-            "No release of that name is installed here, or none before the present one.",
+            "No release of that name is installed here, or there is no earlier one.",
             "See `sparkwright list`, and name the folder of the installations with --prefix.",
         ),
         "edit-mismatch": Advice(

@@ -78,7 +78,7 @@ class RunnerError(SparkwrightError):
         ),
         "runner-unresolved": Advice(
             "A value of runner.env that a person has to look up is still `unresolved`.",
-            "Look it up where the comment in ci/runner/runner.env says, and write it down.",
+            "Look it up as the comment in ci/runner/runner.env says, and enter it.",
         ),
     }
 

@@ -42,7 +42,7 @@ REFUSALS = {
         "Copy the named part again; if that does not help, pack the bundle again.",
     ),
     "bundle-root-taken": (
-        "The folder holds something else than this bundle, which would mix with it.",
+        "The folder holds other files than those of this bundle.",
         "Name a new folder.",
     ),
     "bundle-unsafe": (

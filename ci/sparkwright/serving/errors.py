@@ -35,8 +35,8 @@ class ServeError(SparkwrightError):
             "every machine.",
         ),
         "serve-unfit": Advice(
-            "The model cannot be served here with these flags: vLLM would end at its start, or "
-            "take memory that must stay free. A Spark without memory stops answering.",
+            "The model cannot be served here with these flags: vLLM would end at its start, "
+            "or use memory that must stay free. A Spark without memory stops answering.",
             "Change what the lines above name.",
         ),
         "server-dead": Advice(
@@ -49,8 +49,8 @@ class ServeError(SparkwrightError):
             "Ask again; if it stays so, keep its log and restart it.",
         ),
         "variable-refused": Advice(
-            "A variable has a wrong value, or a name that nothing reads, so the server would run "
-            "otherwise than intended.",
+            "A variable has a wrong value, or a name that nothing reads, so the server would "
+            "not run as intended.",
             "Correct or remove it as the lines above say; docs/reference/commands.md lists the "
             "variables.",
         ),

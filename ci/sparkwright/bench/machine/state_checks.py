@@ -34,8 +34,11 @@ REASONS: Mapping[str, str] = {
     "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
-    "probe-silent": "The matrix-vector probe gave no reading, so no slow state would be noticed. "
-    "It needs torch in the environment that serves; its last message is quoted.",
+    "probe-silent": (
+        "The matrix-vector probe gave no reading, so slow states are not "
+        "detected. It needs torch in the environment that serves; its last "
+        "message is quoted."
+    ),
     "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
     "before the machine hangs.",
 }

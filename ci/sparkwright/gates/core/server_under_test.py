@@ -44,8 +44,11 @@ REASONS: Mapping[str, str] = {
     "not-asked": "The command line names no wheel, or no environment that it is installed in.",
     "wheel-unseen": "The server was not started here, so nothing shows that the wheel is what it "
     "serves. Use --serve and --python; a run without a WHEEL judges the server alone.",
-    "wheel-not-served": "The environment that serves holds other files than the wheel, so no "
-    "answer says anything about it. Install the wheel into a fresh environment.",
+    "wheel-not-served": (
+        "The environment that serves holds other files than the wheel, so no "
+        "answer is evidence about the wheel. Install the wheel into a fresh "
+        "environment."
+    ),
 }
 
 

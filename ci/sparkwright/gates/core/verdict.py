@@ -342,7 +342,7 @@ class GateError(SparkwrightError):
             "failed check; `sparkwright gate --json` prints all samples.",
         ),
         "gate-inconclusive": Advice(
-            "The measurements decide neither way: there are too few samples, or the machine's own "
+            "The measurements do not decide: there are too few samples, or the machine's own "
             "noise is as large as the margin.",
             "Measure more (see the check's figures) on an idle machine. Until then this wheel can "
             "only be published as a candidate.",
@@ -356,8 +356,8 @@ class GateError(SparkwrightError):
             exit_code=4,
         ),
         "measurement-invalid": Advice(
-            "The measurement does not count: a cut stream, another model, or a reference that does "
-            "not agree with itself.",
+            "The measurement does not count: a truncated stream, another model, or a "
+            "reference that does not agree with itself.",
             "Fix what the checks name, and run the gate again. An invalid measurement says nothing "
             "about the wheel.",
         ),

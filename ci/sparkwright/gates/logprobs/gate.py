@@ -90,16 +90,18 @@ REASONS: Mapping[str, str] = {
     "allows: a kernel, a scale or a weight is wrong, however well the text reads.",
     "text-differs": "Some texts differ although the average may be good: damage that depends on "
     "the prompt.",
-    "best-token-differs": "The most probable token is another one too often.",
-    "perplexity-differs": "The texts are more, or less, probable to the candidate.",
+    "best-token-differs": "The most probable token differs too often.",
+    "perplexity-differs": "The candidate gives the texts another probability.",
     "decode-differs": "The distributions of generated tokens are not those that prefill gives for "
     "the same tokens: a decode kernel, the KV cache, a CUDA graph or speculation is wrong.",
     "cache-differs": "After a prefix from the cache the distributions are not those of a cold run: "
     "the prefix cache returns wrong blocks.",
     "sampling-differs": "Sampled tokens do not follow their own distribution: the sampler or the "
     "rejection of drafts is wrong.",
-    "acceptance-differs": "Another share of the drafts is accepted than with the reference: the "
-    "draft model or its kernels differ.",
+    "acceptance-differs": (
+        "The share of accepted drafts differs from the reference's: the "
+        "draft model or its kernels differ."
+    ),
     "no-speculation": "Neither server drafts tokens, so there is no acceptance to compare.",
     "reference-without-speculation": "The candidate drafts tokens and the reference does not. "
     "Record the reference with the recipe's flags.",
