@@ -26,7 +26,7 @@ Results go to standard output, progress and messages to standard error.
 """
 
 VARIABLES = """\
-With `--environment`, as in the serving images, these variables say the same; another one that looks like them is refused:
+With `--environment`, as in the serving images, these variables stand for options; one that looks like them and is none of them is refused:
 
 """
 
@@ -103,8 +103,18 @@ def sections() -> Iterator[str]:
         }
         texts = [f"\n## `{verb}`\n", f"{command.summary[0].upper()}{command.summary[1:]}.\n"]
         texts += [_table(own) + "\n"] if own else []
-        texts += [VARIABLES + serving.variables_table()] if verb == "serve" else []
+        texts += [VARIABLES + variables()] if verb == "serve" else []
         yield "\n".join(texts)
+
+
+def variables() -> str:
+    """Return the variables of a serving image as a table; a meaning that an option of ``serve`` has is not said again."""
+    rows = ["|variable|stands for|", "|---|---|"]
+    for name, (option, _, meaning) in serving.VARIABLES.items():
+        flag = option if option.startswith("--") else "--" + option.replace("_", "-")
+        known = {"--recipe": "`RECIPE`", "--flag": "`--flag`, for each word"}.get(flag, f"`{flag}`")
+        rows.append(f"|`{name}`|{known}{f': {meaning}' if option.startswith('--') else ''}|")
+    return "\n".join(rows) + "\n"
 
 
 def _names(commands: Sequence[str]) -> str:

@@ -49,11 +49,9 @@ class BuildError(SparkwrightError):
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing or too old, or the "
             "tree needs a source that the lock does not name.",
-            "Read its last lines above; the full log is named there. If they ask for a newer "
-            "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
-            "CXX=g++-13 CC=gcc-13. If they miss Python's headers, install them "
-            "(sudo apt-get install python3-dev). The default targets need none of the "
-            "vendored sources: leave --targets out.",
+            "Read its last lines above. For a newer compiler: sudo apt-get install g++-13, "
+            "and CXX=g++-13 CC=gcc-13. For Python's headers: sudo apt-get install "
+            "python3-dev. Without --targets, no vendored sources are needed.",
         ),
         "early-check-failed": Advice(
             "The build would fail later; the checks before it list all findings at once.",

@@ -52,9 +52,8 @@ class ContainerError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "base-unresolved": Advice(
             "The base image is not named by its digest, and a tag can name another image tomorrow.",
-            "Give the digest with --base NAME@sha256:…, or the id of an image that the "
-            "engine has (docker image ls --no-trunc), or write it as `image` into "
-            "build/<stack>/environment.yaml.",
+            "Give the digest with --base NAME@sha256:…, or the id of a local image (docker "
+            "image ls --no-trunc), or set `image` in build/<stack>/environment.yaml.",
         ),
         "container-killed": Advice(
             "The container ended without a message from its program: it exceeded its memory "
@@ -92,8 +91,7 @@ class ContainerError(SparkwrightError):
             "The base has no package that the builder needs and could not install it, or its "
             "Python is older than 3.11.",
             "Read the last lines above. With --offline the base must have everything that "
-            "the Dockerfile lists: build/builder.Dockerfile, or build/serve.Dockerfile for "
-            "`image`.",
+            "build/builder.Dockerfile or build/serve.Dockerfile lists.",
         ),
         "image-mismatch": Advice(
             "The digest names an image of one architecture, and the build was asked for in "

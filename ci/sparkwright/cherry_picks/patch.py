@@ -75,10 +75,10 @@ class PatchError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "backport-stale": Advice(
-            "A patch that stands in for a part of a pull request was made from another state of "
-            "it than the ledger pins, or the stack does not carry that pull request.",
-            "Compare the patch with the pull request, mend it with `sparkwright patch rebase`, and "
-            "write the pinned sha256 into its line `Backport-Of: #NUMBER SHA256`.",
+            "A patch in place of a part of a pull request was made from another state than "
+            "the ledger pins, or the stack does not carry that pull request.",
+            "Compare the two, correct the patch with `sparkwright patch rebase`, and write "
+            "the pinned sha256 into `Backport-Of: #NUMBER SHA256`.",
         ),
         "bisect-undecided": Advice(
             "The patch applies at both ends of the search, or at none.",
@@ -92,8 +92,8 @@ class PatchError(SparkwrightError):
             "change, and commit it.",
         ),
         "patch-already-upstream": Advice(
-            "The base has this change already, so the patch has nothing left to do: upstream "
-            "took it, or an earlier patch does the same.",
+            "The base has this change already: upstream took it, or an earlier patch does "
+            "the same.",
             "Drop it, naming the upstream commit or release: remove the stack from the ledger's "
             "record, or the file from the series.",
         ),

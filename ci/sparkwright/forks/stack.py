@@ -48,9 +48,8 @@ class SourceError(SparkwrightError):
             exit_code=5,
         ),
         "sdist-differs": Advice(
-            "A file of the locked source distribution is not the file of the commit: a tag that "
-            "was moved, a commit of another branch, a replaced file, or a release that was not "
-            "made from this commit.",
+            "A file of the locked source distribution differs from the commit: a moved tag, "
+            "a replaced file, or a release from another commit.",
             "Do not build from it. Compare the files with the upstream project; a file that the "
             "release process writes goes under `generated` in stack.yaml.",
         ),

@@ -59,8 +59,8 @@ class RunnerError(SparkwrightError):
             " was taken; the unit tries again.",
         ),
         "runner-exposed": Advice(
-            "A setting of the repository or a workflow lets somebody without write access run a"
-            " program on a machine of the lab, or lets any workflow sign a release.",
+            "A setting or a workflow lets somebody without write access run a program on a "
+            "machine of the lab, or lets any workflow sign a release.",
             "Change the settings named above (docs/howto/set-up-a-runner.md lists them). Keep jobs"
             " with labels of the lab to workflows started by schedule, push or workflow_dispatch.",
         ),

@@ -55,8 +55,8 @@ class ReleaseError(SparkwrightError):
             " verified by `sparkwright release promote`.",
         ),
         "set-unresolved": Advice(
-            "No set of versions satisfies all requirements of these wheels on the package index"
-            " that was asked, or a package has no wheel with a sha256.",
+            "No set of versions on the package index satisfies these wheels, or a package "
+            "has no wheel with a sha256.",
             "Read uv's explanation above. A version that the index lacks is replaced under"
             " `overrides` in ci/release.yaml.",
         ),
@@ -117,8 +117,8 @@ class TrustError(SparkwrightError):
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"
             " is wrong, or a key would overwrite it.",
-            "Make keys with `sparkwright release key make DIR`; a private key belongs to its owner"
-            " alone (chmod 600), and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
+            "Make keys with `sparkwright release key make DIR`. A private key has mode 600, "
+            "and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
         ),
         "key-missing": Advice(
             "A role of the index needs the signatures of keys that are not here.",

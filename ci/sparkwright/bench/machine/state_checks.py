@@ -23,9 +23,11 @@ Seconds = Annotated[float, Meta(ge=0, lt=1e5)]
 
 #: Reason → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "slow-state": "The matrix-vector probe takes longer than is normal on this machine: a slow "
-    "state that the driver does not report. Wait; if it stays, update firmware and driver, and "
-    "disconnect the power for a minute.",
+    "slow-state": (
+        "The matrix-vector probe is slower than normal on this machine: a state "
+        "that the driver does not report. Wait; if it stays, update firmware and "
+        "driver, and disconnect the power for a minute."
+    ),
     "throttled": "The driver holds the GPU's clocks back. Check cooling and power supply.",
     "too-hot": "The GPU is hotter than the policy allows. Let it cool down, and check its cooling.",
     "machine-busy": "Other programs use the processors. End them, or measure later.",
