@@ -3,7 +3,7 @@ Thousands of simulated throughput gates at once: the rule of the product beside 
 a fixed-size design, on blocks with normal noise.
 
 Run ``python ci/bench/gate_simulation.py [GATES]`` for the table of
-docs/guides/throughput.md; 4,000 gates a row take about three minutes on one core.
+docs/explanation/throughput.md; 4,000 gates a row take about three minutes on one core.
 """
 
 from __future__ import annotations

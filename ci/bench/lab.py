@@ -2,7 +2,7 @@
 How a lab of 1 to 20 Sparks waits and compiles: a queue of gates simulated over years, and recorded units on the cores of several machines.
 
 The work of compiling is what the stack's ``costs.yaml`` recorded; how long a gate lasts and how often one is asked for are options, as
-they are a lab's own. Prints the table of docs/scaling.md, the same every time.
+they are a lab's own. Prints the table of docs/explanation/scaling.md, the same every time.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _hours(value: float) -> str:
 
 
 def rows(found: tuple[list[Waiting], list[int], list[Compiling]]) -> list[list[str]]:
-    """Return the table that docs/scaling.md shows, a row for each size of a lab."""
+    """Return the table that docs/explanation/scaling.md shows, a row for each size of a lab."""
     return [
         [str(one.sparks), f"{one.share:.0%}", _hours(one.mean), _hours(one.late), str(most), f"{two.seconds:.0f}", f"{two.bound:.0f}"]
         for one, most, two in zip(*found, strict=True)
@@ -143,7 +143,7 @@ def units(root: Path, stack: str) -> list[float]:
 
 COLUMNS = [">Sparks", ">busy", ">mean wait, h", ">95 of 100, h", ">gates a day", ">compile, s", ">bound, s"]
 STACK = "2026.11"
-#: What docs/scaling.md assumes, and says that it does.
+#: What docs/explanation/scaling.md assumes, and says that it does.
 GATE, PAIR, NIGHTLY, DAILY = 4.0, 0.1, 2, 3.0
 
 

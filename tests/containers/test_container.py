@@ -59,4 +59,4 @@ def test_a_program_that_takes_too_much_memory_is_ended(engine: DockerClient, bas
     with refusal("container-killed") as caught:
         container.run(engine, base, command, memory=200 * 10**6, on_err=lambda _line: None)
 
-    assert caught.value.details == ("status: 137", "killed for want of memory: True")
+    assert caught.value.details == ("status: 137", "killed for lack of memory: True")

@@ -1,5 +1,5 @@
 """
-A job on a machine that was set up as docs/runner.md says: a Debian in a folder, with a stand-in for GitHub's runner and for its API.
+A job on a machine that was set up as docs/howto/set-up-a-runner.md says: a Debian in a folder, with a stand-in for GitHub's runner and for its API.
 
 The script runs as root in that Debian; in the last test systemd starts the unit there.
 """
@@ -59,7 +59,7 @@ class Machine:
             shutil.rmtree(folder, ignore_errors=True)
         for line in re.findall(
             r"^# ((?:useradd|usermod|install -d) .*)$",
-            (ROOT / "docs" / "runner.md").read_text(),
+            (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text(),
             re.MULTILINE,
         ):
             subprocess.run(

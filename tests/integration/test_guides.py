@@ -14,16 +14,18 @@ from tests.support.publisher import IndexOwner
 from tests.support.workflows import checkout, git
 from tests.unit.conftest import Host
 
+from sparkwright.cli.demo import SHARED
 from sparkwright.client.environment import Prefix
 from sparkwright.core import strict_yaml
 from sparkwright.core.github import ADDRESS
+from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release.repository import IndexFolder
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.workflows]
 
-DOCS = Path(__file__).parents[2] / "docs" / "guides"
+DOCS = Path(__file__).parents[2] / "docs" / "howto"
 
 
 @pytest.fixture(name="environment")
@@ -58,6 +60,29 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
     return work
 
 
+def test_the_first_hour(user_store: Store, environment: dict[str, str], tmp_path: Path) -> None:
+    """The demo runs; a reader publishes a second release from it, installs both, and rolls back."""
+    cache, home = tmp_path / "cache", tmp_path / "reader"
+    for folder in (cache, home):
+        folder.mkdir()
+    for name in SHARED:
+        (cache / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+    root = "$(sha256sum <releases/metadata/1.root.json | head -c 64)"
+    said = guides.run(
+        DOCS.parent / "tutorial.md",
+        DOCS.parents[1],
+        environment,
+        {"~/.cache/sparkwright": str(cache), "FINGERPRINT": root},
+    )
+
+    assert "fails as expected: verified-refused" in said[0]
+    assert "demo.2 is installed" in said[6]
+    assert "demo.1 was yanked" in said[8]
+    assert "demo.2 is current" in said[9]
+    assert not (home / "spark-demo").exists()
+
+
 DEMO = {"2026.11.1": "demo.1", "2026.11": "demo", "toy-cpu": "toy-cpu"}
 
 
@@ -74,7 +99,7 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
         here={"--recipe": "gate-failed"},
     )
     said = guides.run(
-        DOCS / "lab.md",
+        DOCS / "run-a-lab.md",
         lab,
         environment,
         {
@@ -105,7 +130,7 @@ def test_add_a_patch_and_take_it_out(
         for path in sorted((Path(upstreams.__file__).parent / "upstreams" / "vllm").rglob("*.cu"))
     )
     name = source.relative_to(Path(upstreams.__file__).parent / "upstreams" / "vllm").as_posix()
-    guides.run(DOCS / "patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
+    guides.run(DOCS / "write-a-patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
 
     assert git(lab, "status", "--porcelain", "forks") == ""
 
@@ -129,8 +154,8 @@ def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> Non
         "--fork vllm": f"--fork {host.fork}",
         "2026.05": host.stack,
     }
-    found = guides.commands(DOCS / "pick.md")
-    page = DOCS / "pick.md"
+    found = guides.commands(DOCS / "carry-a-pull-request.md")
+    page = DOCS / "carry-a-pull-request.md"
     guides.run(page, host.root, environment, places, only=found[:4])
     host.pull(7, {"a.txt": b"one\nthree\n"}, start="v1")
     guides.run(page, host.root, environment, places, only=found[4:])
@@ -159,7 +184,7 @@ def test_use_the_wheels(owner: IndexOwner, environment: dict[str, str], tmp_path
     [wheel] = [wheel for wheel in release.wheels if wheel.project == "vllm"]
     [client] = owner.index.facts.clients
     said = guides.run(
-        DOCS / "use.md",
+        DOCS / "install.md",
         home,
         environment,
         {
@@ -192,7 +217,7 @@ def test_publish_and_rotate(environment: dict[str, str], tmp_path: Path) -> None
             "HOST:INDEX/": "copy/",
             "INDEX": "index",
         }
-        guides.run(DOCS.parent / "publishing.md", tmp_path, environment, places)
+        guides.run(DOCS / "publish.md", tmp_path, environment, places)
 
     assert (index := IndexFolder(tmp_path / "copy")).entries["2026.11.1"].state.yanked
     assert index.root

@@ -126,7 +126,7 @@ def test_an_engine_that_dies_ends_the_server_with_its_reason(real: Real) -> None
     left = real.below()
     real.engine().kill()
     out, err = real.started[-1].communicate(timeout=180)
-    # Not the status: vLLM 0.32 ends with 0 here, so that a service needs Restart=always (docs/serve.md).
+    # Not the status: vLLM 0.32 ends with 0 here, so that a service needs Restart=always (docs/howto/serve.md).
     assert "EngineDeadError" in out + err
     assert "geheim" not in out + err
     _, running = psutil.wait_procs(left, timeout=60)  # the resource tracker is the last to notice

@@ -11,6 +11,7 @@ import dataclasses
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def run(
         here: Part of a command → the reference that it ends with where the test's world cannot carry it further.
     """
     said, where = [], folder
-    script = folder / ".where"
+    # Not in *folder*, which may be the checkout.
+    script = Path(tempfile.mkdtemp()) / "where"
     for command in commands(page) if only is None else only:
         text = command.text
         for name, value in places.items():

@@ -1,5 +1,5 @@
 """
-The text of docs/files.md, made from the records that read and write the files.
+The text of docs/reference/files.md, made from the records that read and write the files.
 
 ``python tests/unit/files_page.py`` writes it; `test_repository` fails while it is out of date.
 """
@@ -33,16 +33,16 @@ from sparkwright.forks.stack import StackSpec
 from sparkwright.release.policy import PolicyFile
 from sparkwright.release.repository import IndexFacts
 
-PAGE = Path(__file__).parents[2] / "docs" / "files.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
 
 HEAD = """\
 # Files
 
 <!-- Made by tests/unit/files_page.py; change the records, then run it again. -->
 
-Every file that people review or that travels, field by field, as the program reads it: what people write may have no other field. YAML is
-read without tags, aliases or duplicate keys; what has a default may be left out. Verdicts have a JSON schema of their own,
-[verdict.schema.json](verdict.schema.json); `ci/gates/*.yaml` say in comments what each threshold is and where it comes from.
+Every file that people review or that is published, field by field. An unknown field is an error; a field with a default may be left out. `?` marks a type that may be `null`, and
+`0..10` the bounds of a number. YAML is read
+without tags, aliases or duplicate keys. Verdicts have a [JSON schema](verdict.schema.json); `ci/gates/*.yaml` explain their fields in comments.
 
 The metadata of an index (`metadata/*.json`) is that of [TUF](https://theupdateframework.github.io/specification/latest/), with consistent
 snapshots; a lock of a release is a [pylock.toml](https://packaging.python.org/en/latest/specifications/pylock-toml/). In a prefix, `history.json`
@@ -86,15 +86,16 @@ def _type(one: types.Type) -> str:
         case types.StructType():
             return f"[{one.cls.__name__}](#{one.cls.__name__.lower()})"
         case types.ListType() | types.SetType() | types.FrozenSetType() | types.VarTupleType():
-            return f"list of {_type(one.item_type)}"
+            return f"list[{_type(one.item_type)}]"
         case types.TupleType():
             return f"[{', '.join(map(_type, one.item_types))}]"
         case types.DictType():
-            return f"map {_type(one.key_type)} → {_type(one.value_type)}"
+            return f"map[{_type(one.key_type)},{_type(one.value_type)}]"
         case types.UnionType():
-            return " or ".join(map(_type, one.types))
+            kinds = [kind for kind in one.types if not isinstance(kind, types.NoneType)]
+            return f"{' or '.join(map(_type, kinds))}{'?' * (len(kinds) < len(one.types))}"
         case types.LiteralType():
-            return " \\| ".join(f"`{value}`" for value in one.values)
+            return "\\|".join(f"`{value}`" for value in one.values)
         case types.StrType():
             return "text" + (f" `{one.pattern}`".replace("|", "\\|") if one.pattern else "")
         case types.NoneType():
@@ -103,12 +104,11 @@ def _type(one: types.Type) -> str:
             low = one.ge if one.ge is not None else one.gt
             high = one.le if one.le is not None else one.lt
             ends = ["" if end is None else f"{end:g}" for end in (low, high)]
-            bounds = f", {' to '.join(ends)}" if all(ends) else ""
-            bounds = bounds or (f", at least {ends[0]}" if ends[0] else "")
-            bounds = bounds or (f", at most {ends[1]}" if ends[1] else "")
-            return ("whole number" if isinstance(one, types.IntType) else "number") + bounds
+            bounds = f"{ends[0]}..{ends[1]}" if any(ends) else ""
+            kind = "integer" if isinstance(one, types.IntType) else "number"
+            return f"{kind} {bounds}".strip()
         case types.BoolType():
-            return "true or false"
+            return "boolean"
         case types.BytesType():
             return "bytes"
     return "anything"
@@ -145,33 +145,43 @@ def _default(field: types.Field) -> str:
     )
 
 
-def _about(cls: Any) -> tuple[str, str]:
-    """Return the summary of a record's docstring, and what it says of its attributes, both on one line."""
+def _about(cls: Any) -> tuple[str, dict[str, str]]:
+    """Return the summary of a record's docstring, and the meaning of each attribute that it explains."""
     summary, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
-    told = rest.partition("Attributes:\n")[2].split("\n\n")[0]
-    line = " ".join(told.split())
-    return " ".join(summary.split()), _marked(
-        re.sub(r"(?<![\w`*])\*?(\w+)\*?(?=(, \*?\w+\*?)*: )", r"\1", line)
-    )
+    text = " ".join(rest.partition("Attributes:\n")[2].split("\n\n")[0].split())
+    fields = set(cls.__struct_fields__)
+    # Attributes that share a text stand before it, separated by commas.
+    starts = [
+        match
+        for match in re.finditer(r"(?:^|(?<=[.;] ))((?:\*?\w+\*?, )*\*?\w+\*?): ", text)
+        if set(re.findall(r"\w+", match[1])) <= fields
+    ]
+    meanings: dict[str, str] = {}
+    for match, after in zip(starts, [*starts[1:], None], strict=False):
+        first, *others = re.findall(r"\w+", match[1])
+        meanings[first] = _marked(text[match.end() : after.start() if after else None].strip())
+        meanings |= dict.fromkeys(others, f"see `{first}`")
+    return _marked(" ".join(summary.split())), meanings
 
 
 def _marked(text: str) -> str:
     """Return *text* of a docstring as Markdown: literals keep their mark, names of other records lose theirs."""
     parts = re.sub(r"``(.+?)``", r"`\1`", text).split("`")
     parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(parts)
+    return "`".join(parts).replace("|", "\\|")
 
 
 def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
-    summary, told = _about(one.cls)
+    summary, meanings = _about(one.cls)
     yield f"#### {one.cls.__name__}"
     yield ""
-    yield f"{_marked(summary)} {told}".strip()
+    yield summary
     yield ""
-    yield "| field | type | default |"
-    yield "|---|---|---|"
+    yield "|field|type|default|meaning|"
+    yield "|---|---|---|---|"
     for field in one.fields:
-        yield f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} |"
+        cells = (f"`{field.encode_name}`", _type(field.type), _default(field), meanings.get(field.name, ""))
+        yield f"|{'|'.join(cells)}|"
     yield ""
     for field in one.fields:
         for inner in _below(field.type):
@@ -184,8 +194,8 @@ def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
 
 def page() -> str:
     """Return the page."""
-    parts = [HEAD, "| file | written by |", "|---|---|"]
-    parts += [f"| `{name}` | {by} |" for name, (_, by) in FILES.items()]
+    parts = [HEAD, "|file|written by|", "|---|---|"]
+    parts += [f"|`{name}`|{by}|" for name, (_, by) in FILES.items()]
     parts.append("")
     seen: set[Any] = set()
     for name, (cls, _) in FILES.items():

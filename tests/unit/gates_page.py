@@ -1,5 +1,5 @@
 """
-The text of docs/gates.md and docs/verdict.schema.json, made from the gates themselves.
+The text of docs/reference/gates.md and docs/reference/verdict.schema.json, made from the gates themselves.
 
 ``python tests/unit/gates_page.py`` writes both; tests fail while one is out of date.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +21,7 @@ from sparkwright.gates.core import ladder, policy, server_under_test
 from sparkwright.gates.core.ladder import GATES
 from sparkwright.gates.core.verdict import Ladder
 
-PAGE = Path(__file__).parents[2] / "docs" / "gates.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
 
 HEAD = """\
@@ -29,10 +29,9 @@ HEAD = """\
 
 <!-- Made by tests/unit/gates_page.py; change the gates, then run it again. -->
 
-Every check of a gate is *pass*, *fail*, *inconclusive*, *invalid* or *not-run*, and all but the first name a reason that stays the
-same from release to release. A gate is as good as its worst required check, a ladder as its worst gate; a check that did not run is
-never a pass. `*` in a name stands for a part that a policy, a recipe or the wheel gives.
-`sparkwright gate --json` prints the verdicts; [verdict.schema.json](verdict.schema.json) is their form.
+The checks of each gate, and the reasons that a check which is not a pass can name; a reason stays the same from release to release. `*` in
+a name stands for a part that a policy, a recipe or the wheel gives. What the gates prove: [gates](../explanation/gates.md). The form of
+verdicts, which `sparkwright gate --json` prints: [verdict.schema.json](verdict.schema.json). Errors of commands: [errors.md](errors.md).
 """
 
 ROLES = {"decides": "", "informs": " (informs only)", "reports": " (never passes)"}
@@ -50,22 +49,25 @@ def reasons(gate: str) -> dict[str, str]:
     return found
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    cells = [
-        f"| `{name}` | {text.replace('|', chr(92) + '|')} |\n"
-        for name, text in sorted(rows.items())
-    ]
-    return "".join(["\n| reason | meaning, and what to do |\n|---|---|\n", *cells])
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = [f"|`{name}`|{text.replace('|', chr(92) + '|')}|\n" for name, text in sorted(rows)]
+    return "".join(["\n|reason|meaning, and what to do|\n|---|---|\n", *cells])
 
 
 def page() -> str:
-    """Return the page."""
-    common = {**server_under_test.REASONS, **ladder.REASONS}
-    parts = [HEAD, "\n## Every gate\n", _table(common)]
+    """Return the page; a reason with one meaning in several gates comes once."""
+    gates: dict[tuple[str, str], list[str]] = {}
+    for gate in GATES:
+        for reason in reasons(gate).items():
+            gates.setdefault(reason, []).append(gate)
+    common = {**server_under_test.REASONS, **ladder.REASONS}.items()
+    shared = [reason for reason, owners in gates.items() if len(owners) > 1]
+    parts = [HEAD, "\n## Several gates\n", _table({*common, *shared})]
     for gate, title in GATES.items():
         entries = [one for one in policy.declared(gate) if one not in ladder.STOPPED]
         names = ", ".join(f"`{one.name}`{ROLES[one.role]}" for one in entries)
-        parts += [f"\n## {gate}: {title}\n\nChecks: {names}.\n", _table(reasons(gate))]
+        own = [reason for reason, owners in gates.items() if owners == [gate] and reason not in common]
+        parts += [f"\n## {gate}: {title}\n\nChecks: {names}.\n", _table(own) if own else ""]
     return "".join(parts)
 
 

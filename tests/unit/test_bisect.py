@@ -76,7 +76,7 @@ def test_the_commit_that_broke_a_patch_is_found(stack: Host, capsys: pytest.Capt
         (["first", "--from", "0" * 40], "not-provided", "does not follow 0000"),
         (["first", "--from", "abcdef123"], "not-provided", "abcdef123 is neither"),
         (["first", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
-        (["first", "--from", "v1"], "bisect-undecided", "changes nowhere for certain"),
+        (["first", "--from", "v1"], "bisect-undecided", "No commit certainly changes"),
     ],
 )
 def test_a_search_without_a_result_is_refused(stack: Host, words: list[str], reference: str, what: str) -> None:

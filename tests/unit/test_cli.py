@@ -268,12 +268,17 @@ def test_the_command_line_loads_nothing_in_vain(cli: Cli, mini: Mini) -> None:
     assert loaded(cli, apply, "apply", "--fork", "cutlass", *mini.words).isdisjoint({"requests", "pypi_simple", "torch", "docker"})
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("ci/*/README.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("ci/*/README.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_of_the_documentation_exist(page: Path) -> None:
     """Every line that calls the program, or a Nox session of a command, is one that the parser takes."""
-    for line in re.findall(r"^\$ (?:sudo )?(?:\S*/)?(?:sparkwright|nox -s(?= \w+ --)) (.*)", page.read_text("utf-8"), re.M):
-        words = shlex.split(re.split(r"\s#|\||\s>", line.replace(" -- ", " ", 1))[0])
-        main.parse(words)
+    text = page.read_text("utf-8")
+    # Blocks that no test runs have no prompt.
+    prompted = re.findall(r"^\$ (.*)", text, re.M)
+    scripts = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S))
+    for line in (*prompted, *scripts.replace("\\\n", "").splitlines()):
+        if command := re.match(r"(?:sudo )?(?:\S*/)?(?:sparkwright|nox -s(?= \w+ --)) (.*)", line):
+            words = shlex.split(re.split(r"\s#|\||\s>", command[1].replace(" -- ", " ", 1))[0])
+            main.parse(words)

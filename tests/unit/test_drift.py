@@ -88,7 +88,7 @@ def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureF
         "taken": ("", "1.1", "already-upstream", "reverse: 1.1 holds the whole change"),
         "kept": ("main 2026-11-01", "", "moves", ""),
         "lost": ("1.1", "", "conflict", ""),
-        "altered": ("1.1", "1.2", "likely-upstream", "4 of its 5 added lines stand there"),
+        "altered": ("1.1", "1.2", "likely-upstream", "4 of its 5 added lines are there"),
     }
 
 

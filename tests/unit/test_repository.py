@@ -125,15 +125,15 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
 
 
 def test_the_page_of_errors_is_up_to_date() -> None:
-    """docs/errors.md says what the classes say; python tests/unit/errors_page.py writes it anew."""
+    """docs/reference/errors.md says what the classes say; python tests/unit/errors_page.py writes it anew."""
     page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py"))))
 
-    assert (ROOT / "docs" / "errors.md").read_text("utf-8") == page.render()
+    assert (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8") == page.render()
 
 
 def test_the_page_of_the_architecture_names_what_is_there() -> None:
-    """Each file, folder and reference that docs/architecture.md names exists, and no room of the program is left out."""
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    """Each file, folder and reference that docs/explanation/architecture.md names exists, and no room of the program is left out."""
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
     package = ROOT / "ci" / "sparkwright"
     made = {"dist/", "lock.yaml", "releases/NAME/", "trust/"}
     places = [name for name in re.findall(r"`([\w/.-]+(?:/|\.py|\.yaml))`", page) if "STACK" not in name and name not in made]
@@ -142,26 +142,48 @@ def test_the_page_of_the_architecture_names_what_is_there() -> None:
     assert len(places) > 20
     assert [name for name in places if not ((ROOT / name).exists() or (package / name).exists())] == []
     assert [name for name in sorted(rooms) if f"| `{name}` |" not in page] == []
-    assert [target for target in re.findall(r"\]\(([\w./]+)\)", page) if not (ROOT / "docs" / target).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which GitHub links to the headings of *page*."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = (heading.replace("`", "").strip().lower() for heading in re.findall(r"^#+ (.*)", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_resolve() -> None:
+    """Every link to a file or a heading of this repository leads to one."""
+    broken = []
+    # Templates are filled in elsewhere.
+    for page in (path for path in tracked() if path.suffix == ".md" and "templates" not in path.parts):
+        for target in re.findall(r"\]\(([^()\s]+)\)", page.read_text("utf-8")):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            if not target.startswith(("https:", "http:")) and not (
+                path.exists() and (not anchor or anchor in anchors(path))
+            ):
+                broken.append(f"{name_of(page)}: {target}")
+
+    assert broken == []
 
 
 def test_the_page_of_verbs_is_up_to_date() -> None:
-    """docs/verbs.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
+    """docs/reference/commands.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
     page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("verbs_page.py"))))
     taken = {f"{verb} {name}": one for verb, parser in page.verbs().items() for name, one in page.options(parser).items()}
 
-    assert (ROOT / "docs" / "verbs.md").read_text("utf-8") == page.render()
+    assert (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8") == page.render()
     assert [name for name, one in taken.items() if not one.help] == []
 
 
 def test_the_page_of_files_is_up_to_date() -> None:
-    """docs/files.md says what the records read and write, field by field; python tests/unit/files_page.py writes it anew."""
+    """docs/reference/files.md says what the records read and write, field by field; python tests/unit/files_page.py writes it anew."""
     page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("files_page.py"))))
-    assert (ROOT / "docs" / "files.md").read_text("utf-8") == page.page()
+    assert (ROOT / "docs" / "reference" / "files.md").read_text("utf-8") == page.page()
 
 
 def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
-    """docs/scaling.md shows the table of ci/bench/lab.py, under the assumptions that both name."""
+    """docs/explanation/scaling.md shows the table of ci/bench/lab.py, under the assumptions that both name."""
     sys.path.insert(0, str(ROOT / "ci" / "bench"))
     try:
         lab = SimpleNamespace(**runpy.run_path(str(ROOT / "ci" / "bench" / "lab.py"), run_name="lab"))
@@ -170,7 +192,7 @@ def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
     # The column that takes a search is checked by its own rule: what it names is carried, and one more is not.
     waiting = [lab.waiting(sparks, lab.GATE, lab.PAIR, lab.NIGHTLY, lab.DAILY) for sparks in lab.SPARKS]
     compiling = [lab.compiling(lab.units(ROOT, lab.STACK), sparks, lab.CORES) for sparks in lab.SPARKS]
-    text = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    text = (ROOT / "docs" / "explanation" / "scaling.md").read_text("utf-8")
     shown = [line.strip("|").replace(" ", "").split("|") for line in text.splitlines() if re.match(r"\|\s*\d+ \|", line)]
 
     assert [row[:4] + row[5:] for row in shown] == [

@@ -1,5 +1,5 @@
 """
-The text of docs/thresholds.md, made from the policies of the gates and from the recipes.
+The text of docs/reference/thresholds.md, made from the policies of the gates and from the recipes.
 
 ``python tests/unit/thresholds_page.py`` writes it; a test fails while it is out of date.
 """
@@ -13,16 +13,16 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "thresholds.md"
+PAGE = ROOT / "docs" / "reference" / "thresholds.md"
 
 HEAD = """\
 # Thresholds
 
 <!-- Made by tests/unit/thresholds_page.py from ci/gates/*.yaml and ci/recipes/*.yaml; change those, then run it again. -->
 
-Every number by which a gate judges or limits itself, with the reason that stands beside it in its file. *Measured* means that the number,
-or the threshold that it follows, was measured by this project or by the one that is named. *Proposed* is everything else: a choice that
-was not calibrated on a GB10.
+Every number by which a gate judges or limits itself. Its reason is the comment beside it in the file. *Measured* means that the number, or
+the threshold that it follows, was measured by this project or by the one that is named there. *Proposed* is everything else: a choice that was
+not calibrated on a GB10.
 """
 
 #: Texts and workloads, which set no threshold.
@@ -30,7 +30,6 @@ OTHER = ("corpus.yaml", "workloads.yaml")
 #: Of a recipe, the parts that a gate judges by.
 RECIPE = ("floors", "expected", "thresholds", "acceptance")
 MEASURED = re.compile(r"\[(measured|M|S)\b[^\]]*\]")
-MARK = re.compile(r"\[(measured|proposed|M|S|P)\b[^\]]*\]:?\s*|^proposed(?: here)?[;:,]?\s*")
 
 
 def numbers(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, int]]:
@@ -62,25 +61,25 @@ def comment(lines: list[str], at: int) -> str:
     return " ".join(block)
 
 
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield file, name, value, kind and reason of every threshold."""
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield file, name, value and kind of every threshold."""
     for path in (*sorted((ROOT / "ci" / "gates").glob("*.yaml")), *sorted((ROOT / "ci" / "recipes").glob("*.yaml"))):
         text = path.read_text("utf-8")
         for name, value, line in numbers(yaml.compose(text, yaml.SafeLoader)) if path.name not in OTHER else ():
             if path.parent.name == "gates" or name.partition(".")[0] in RECIPE:
                 reason = comment(text.splitlines(), line)
                 kind = "measured" if MEASURED.search(reason) else "proposed"
-                yield f"{path.parent.name}/{path.name}", name, value, kind, MARK.sub("", reason).strip()
+                yield f"{path.parent.name}/{path.name}", name, value, kind
 
 
 def page() -> str:
     """Return the page."""
     parts, last = [HEAD], ""
-    for file, name, value, kind, reason in rows():
+    for file, name, value, kind in rows():
         if file != last:
-            parts.append(f"\n## ci/{file}\n\n| threshold | value | source | reason |\n|---|---|---|---|\n")
+            parts.append(f"\n## [ci/{file}](../../ci/{file})\n\n|threshold|value|source|\n|---|---|---|\n")
         last = file
-        parts.append(f"| `{name}` | {value} | {kind} | {reason.replace('|', chr(92) + '|')} |\n")
+        parts.append(f"|`{name}`|{value}|{kind}|\n")
     return "".join(parts)
 
 

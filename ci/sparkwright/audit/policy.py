@@ -236,5 +236,5 @@ def load(path: Path, arch: str) -> AuditPolicy:
         }
         return AuditPolicy(arch, common.needed, distributions)
     except ValueError as error:
-        what = f"The policy of {path.stem} does not hold together."
+        what = f"The policy of {path.stem} contradicts itself."
         raise FileError("file-invalid", what, details=[str(error), str(path)]) from error

@@ -79,7 +79,7 @@ class AuditFinding(msgspec.Struct, frozen=True, order=True):
 #: Every rule that a finding may name, and what breaking it means.
 RULES: Mapping[str, str] = {
     "abi3-newer": "needs a newer Python than the wheel's tag and metadata promise",
-    "abi3-violated": "is named abi3 and uses what is no part of the limited API of Python",
+    "abi3-violated": "is named abi3 and uses symbols outside Python's limited API",
     "arch-contradicted": "the table by which a driver chooses names another target than the "
     "machine code itself",
     "arch-folded": "machine code of the same generation, made for another target than the stack's",
@@ -89,28 +89,29 @@ RULES: Mapping[str, str] = {
     "arch-unknown": "machine code that does not say what it was made for",
     "code-foreign": "device code that no translation unit of the build made",
     "code-missing": "a library that a Spark needs, without machine code that it could load",
-    "device-unreadable": "device code that contradicts itself, or in a form that is not known here",
-    "elf-unreadable": "begins like ELF and is not",
-    "kernel-missing": "a kernel that must be trap-free is not there at all",
+    "device-unreadable": "device code that contradicts itself or has an unknown form",
+    "elf-unreadable": "begins like an ELF file and is none",
+    "kernel-missing": "a kernel that must be trap-free is missing",
     "library-missing": "a library that the policy asks for is not in the wheel",
     "library-unknown": "a library that no policy names",
     "machine-foreign": "made for another machine than the wheel's platform tag says",
-    "needed-foreign": "wants a shared library that no policy allows",
-    "driver-unnamed": "calls CUDA's driver without wanting its library, so that it cannot be "
-    "loaded",
+    "needed-foreign": "needs a shared library that no policy allows",
+    "driver-unnamed": (
+        "calls CUDA's driver without naming its library, so that it cannot be loaded"
+    ),
     "opcode-missing": "too few of an instruction that makes the kernels fast",
     "operator-missing": "an operator that is not registered with torch, or only declared and not "
     "implemented",
     "ptx-foreign": "PTX that no policy allows",
     "record-mismatch": "RECORD has another hash or size than the member",
     "record-missing": "a member that RECORD does not list",
-    "record-surplus": "RECORD lists what is not there",
+    "record-surplus": "RECORD lists a missing file",
     "rpath-present": "looks for shared libraries in a folder that no policy allows",
     "size-over": "larger than the policy's ceiling",
     "symbol-missing": "a dynamic symbol that the policy asks for is not defined",
     "tag-newer": "needs a newer system (glibc, libstdc++) than the wheel's platform tag promises",
     "torch-newer": "needs a newer torch than the wheel requires",
-    "torch-unstable": "uses symbols of torch beside its stable ABI",
+    "torch-unstable": "uses symbols of torch outside its stable ABI",
     "trap-present": "a kernel that must work ends in a trap",
     "vendored-driver": "a copy of the GPU driver, which must be the machine's own",
     "vendored-library": "a copy of a library that torch, CUDA or the system brings",

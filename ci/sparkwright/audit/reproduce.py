@@ -202,5 +202,5 @@ def raise_for_difference(rebuild: Rebuild) -> None:
     for name in rebuild.members:
         console.result(f"  differs: {name}")
     if rebuild.verdict == "different":
-        what = f"{rebuild.wheel}, built again from the same inputs, is another wheel."
+        what = f"{rebuild.wheel}, built again from the same inputs, differs."
         raise BuildError("rebuild-differs", what, details=rebuild.unexplained)

@@ -37,7 +37,7 @@ class BuildError(SparkwrightError):
             "downloads it.",
         ),
         "build-failed": Advice(
-            "The upstream's own build backend ended with an error.",
+            "Upstream's build backend ended with an error.",
             "Read its last lines above; the full log is named there.",
         ),
         "compile-failed": Advice(
@@ -49,11 +49,9 @@ class BuildError(SparkwrightError):
         "configure-failed": Advice(
             "CMake could not configure the patched tree: a tool is missing or too old, or the "
             "tree needs a source that the lock does not name.",
-            "Read its last lines above; the full log is named there. If they ask for a newer "
-            "compiler, install one beside it (sudo apt-get install g++-13) and name it: "
-            "CXX=g++-13 CC=gcc-13. If they miss Python's headers, install them "
-            "(sudo apt-get install python3-dev). The default targets need none of the "
-            "vendored sources: leave --targets out.",
+            "Read its last lines above. For a newer compiler: sudo apt-get install g++-13, "
+            "and CXX=g++-13 CC=gcc-13. For Python's headers: sudo apt-get install "
+            "python3-dev. Without --targets, no vendored sources are needed.",
         ),
         "early-check-failed": Advice(
             "The build would fail later; the checks before it list all findings at once.",
@@ -66,8 +64,8 @@ class BuildError(SparkwrightError):
             "wheel anew here.",
         ),
         "isolation-missing": Advice(
-            "The system forbids its users namespaces of their own, as Ubuntu 24.04 and most "
-            "containers do.",
+            "The system does not let users create namespaces, as on Ubuntu 24.04 and in most "
+            "containers.",
             "Build in a container (sparkwright build --container), or as root, or allow "
             "namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
@@ -90,7 +88,7 @@ class BuildError(SparkwrightError):
         ),
         "rebuild-differs": Advice(
             "The same inputs gave other code or other files: an unpinned tool, a build that "
-            "looks at its surroundings, or tampering.",
+            "depends on its environment, or tampering.",
             "Look at the members and kernels named above. Publish neither wheel before the "
             "reason is known.",
         ),

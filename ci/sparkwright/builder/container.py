@@ -51,15 +51,13 @@ class ContainerError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "base-unresolved": Advice(
-            "The base image is not named by its digest, so nobody could say what the build ran "
-            "in: a tag means another image tomorrow.",
-            "Give the digest with --base NAME@sha256:…, or the id of an image that the "
-            "engine has (docker image ls --no-trunc), or write it as `image` into "
-            "build/<stack>/environment.yaml.",
+            "The base image is not named by its digest, and a tag can name another image tomorrow.",
+            "Give the digest with --base NAME@sha256:…, or the id of a local image (docker "
+            "image ls --no-trunc), or set `image` in build/<stack>/environment.yaml.",
         ),
         "container-killed": Advice(
-            "The container ended without a word of the program in it: it took more memory than "
-            "its limit, or somebody removed it.",
+            "The container ended without a message from its program: it exceeded its memory "
+            "limit, or somebody removed it.",
             "Run again with a larger --memory or fewer --jobs; finished objects are kept.",
         ),
         "emulation-missing": Advice(
@@ -81,11 +79,11 @@ class ContainerError(SparkwrightError):
         ),
         "engine-refused": Advice(
             "The container engine reported an error; its message is above.",
-            "Read them; the engine's log says more (journalctl -u docker).",
+            "Read the message; the engine's log says more (journalctl -u docker).",
         ),
         "engine-unreachable": Advice(
             "The container engine's socket is there, but the engine behind it was stopped, "
-            "hangs, or ended while it worked for us.",
+            "hangs, or ended during the build.",
             "Start it again (sudo systemctl restart docker) and read its log (journalctl -u "
             "docker). What is finished is kept.",
         ),
@@ -93,8 +91,7 @@ class ContainerError(SparkwrightError):
             "The base has no package that the builder needs and could not install it, or its "
             "Python is older than 3.11.",
             "Read the last lines above. With --offline the base must have everything that "
-            "the Dockerfile lists: build/builder.Dockerfile, or build/serve.Dockerfile for "
-            "`image`.",
+            "build/builder.Dockerfile or build/serve.Dockerfile lists.",
         ),
         "image-mismatch": Advice(
             "The digest names an image of one architecture, and the build was asked for in "
@@ -138,7 +135,7 @@ def connected() -> Iterator[docker.DockerClient]:
         ConnectionResetError,
     ) as error:
         raise ContainerError(
-            "engine-unreachable", "The container engine went away.", details=[str(error)]
+            "engine-unreachable", "The container engine stopped answering.", details=[str(error)]
         ) from error
 
 
@@ -308,7 +305,7 @@ def run(
                 "The program in the container was killed.",
                 details=[
                     f"status: {status}",
-                    f"killed for want of memory: {container.attrs['State'].get('OOMKilled')}",
+                    f"killed for lack of memory: {container.attrs['State'].get('OOMKilled')}",
                 ],
             )
         if after:

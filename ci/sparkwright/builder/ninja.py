@@ -176,7 +176,7 @@ class BuildFolder:
         while failed := self._ninja(["-j", str(jobs), *targets]):
             self._refuse_uncompiled(failed)
             names = ", ".join(edge.name for edge in failed)
-            console.warn(f"killed for memory, and compiled again with nothing beside it: {names}")
+            console.warn(f"killed for memory, and compiled again alone: {names}")
             failed = self._ninja(["-j", "1", *(edge.output for edge in failed)])
             self._refuse_uncompiled(failed)
             for edge in failed:

@@ -93,7 +93,7 @@ class Sandbox(msgspec.Struct, frozen=True):
         if needed:
             raise BuildError(
                 "isolation-missing",
-                "This machine has no means to run a build without a network.",
+                "This machine cannot run a build without a network.",
                 details=[refusal],
             )
         return cls("none")
@@ -185,6 +185,6 @@ def _refusal() -> str | None:
         process.output(command, timeout=60)
     except CommandError as error:
         refusal = "; ".join([error.what, *error.details])
-        console.warn(f"builds run with a network and in folders of other names here: {refusal}")
+        console.warn(f"builds have a network and other folder names on this machine: {refusal}")
         return refusal
     return None

@@ -247,12 +247,12 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
         errors = [line for line in lines if line.startswith("error:")]
         return errors or lines[-5:] or ["git apply was killed"]
     if joined := list(_joined_lines(git, patch)):
-        return ["it ends a file where this tree goes on", *joined]
+        return ["it ends a file that continues in this tree", *joined]
     moved = _OFFSET.findall(output)
     if moved and not movable:
-        return ["it applies only at other lines than it names", *moved]
+        return ["it applies only at other lines than it states", *moved]
     if moved and (unclear := list(_ambiguous_hunks(git, patch))):
-        return ["hunks that fit at other lines than they name fit there more than once", *unclear]
+        return ["hunks that moved fit in more than one place", *unclear]
     return []
 
 

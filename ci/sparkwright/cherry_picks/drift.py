@@ -70,8 +70,7 @@ class Trial(msgspec.Struct, frozen=True):
         """The reason why upstream counts as having the patch."""
         proved = [f"{test.test}: {test.says}" for test in self.evidence if test.holds]
         return (
-            "; ".join(proved)
-            or f"{self.present[0]} of its {self.present[1]} added lines stand there"
+            "; ".join(proved) or f"{self.present[0]} of its {self.present[1]} added lines are there"
         )
 
 
@@ -326,7 +325,7 @@ def bisect(
     if before.applies == after.applies:
         raise PatchError(
             "bisect-undecided",
-            f"The state changes nowhere for certain from {old[:12]} to {new[:12]}.",
+            f"No commit certainly changes the state from {old[:12]} to {new[:12]}.",
             details=[f"{end.base}: {MEANING[end.state]}" for end in (before, after)],
         )
     while (commit := middle()) != new:

@@ -200,7 +200,7 @@ def require(root: Path, fork: str) -> Ledger:
             "file-invalid",
             f"{fork} has no ledger.",
             details=[f"expected: {path_of(root, fork)}"],
-            todo="Begin one: a file with the field `url`.",
+            todo="Create it: a file with the field `url`.",
         )
     return ledger
 

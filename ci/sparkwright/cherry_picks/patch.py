@@ -75,10 +75,10 @@ class PatchError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "backport-stale": Advice(
-            "A patch that stands in for a part of a pull request was made from another state of "
-            "it than the ledger pins, or the stack does not carry that pull request.",
-            "Compare the patch with the pull request, mend it with `sparkwright patch rebase`, and "
-            "write the pinned sha256 into its line `Backport-Of: #NUMBER SHA256`.",
+            "A patch in place of a part of a pull request was made from another state than "
+            "the ledger pins, or the stack does not carry that pull request.",
+            "Compare the two, correct the patch with `sparkwright patch rebase`, and write "
+            "the pinned sha256 into `Backport-Of: #NUMBER SHA256`.",
         ),
         "bisect-undecided": Advice(
             "The patch applies at both ends of the search, or at none.",
@@ -88,20 +88,20 @@ class PatchError(SparkwrightError):
         "export-mismatch": Advice(
             "The files of the series are not what its commits give: edited by hand, or made by "
             "another tool.",
-            "Run `sparkwright patch rebase` and `sparkwright patch export`, read the difference "
-            "that they make, and commit it.",
+            "Run `sparkwright patch rebase` and `sparkwright patch export`, read what they "
+            "change, and commit it.",
         ),
         "patch-already-upstream": Advice(
-            "The base has this change already, so the patch has nothing left to do: upstream "
-            "took it, or an earlier patch does the same.",
+            "The base has this change already: upstream took it, or an earlier patch does "
+            "the same.",
             "Drop it, naming the upstream commit or release: remove the stack from the ledger's "
             "record, or the file from the series.",
         ),
         "patch-conflict": Advice(
             "The pinned source differs from the one that the patch was made for; no fuzz and no "
             "3-way merge are used here.",
-            "Read the report above; then make the patch anew: `sparkwright patch rebase`, and "
-            "`sparkwright patch export` when it applies.",
+            "Read the report above; then make the patch again: `sparkwright patch rebase`, "
+            "and `sparkwright patch export` when it applies.",
         ),
         "patch-invalid": Advice(
             "A patch file cannot be read as one, or its header lacks a trailer that says why it "
@@ -110,7 +110,7 @@ class PatchError(SparkwrightError):
         ),
         "patch-lost": Advice(
             "The worktree has no commit for a patch of the series: it was dropped while "
-            "rebasing, perhaps by git itself and without a word.",
+            "rebasing, perhaps silently by git.",
             "If it is to go, say so with --drop NAME; if not, put its commit back in the worktree.",
         ),
         "patch-no-effect": Advice(

@@ -28,7 +28,7 @@ def runner(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         runner-exposed: A setting or a workflow lets a stranger in.
-        runner-unfit: This machine is not set up as docs/runner.md says.
+        runner-unfit: This machine is not set up as docs/howto/set-up-a-runner.md says.
         not-provided: There is no checkout.
         UsageError: The repository is not named.
     """

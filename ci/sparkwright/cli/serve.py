@@ -234,16 +234,6 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add("--ray-port", type=_PORT, metavar="N", help="port of Ray on the head (default: 6379)")
 
 
-def variables_table() -> str:
-    """Return the variables of a serving image as a table in Markdown, for the docs."""
-    rows = ["| variable | stands for | meaning |", "|---|---|---|"]
-    for name, (option, _, text) in VARIABLES.items():
-        flag = option if option.startswith("--") else "--" + option.replace("_", "-")
-        flag = {"--recipe": "RECIPE", "--flag": "--flag, for each word"}.get(flag, flag)
-        rows.append(f"| `{name}` | `{flag}` | {text} |")
-    return "\n".join(rows) + "\n"
-
-
 def serve(arguments: argparse.Namespace) -> int:
     """
     Check the request, and become the server; return only with ``--health`` or ``--dry-run``.

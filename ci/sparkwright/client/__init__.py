@@ -4,7 +4,7 @@
 COMMANDS = {
     "install": "install a release into an environment of its own",
     "list": "list the releases of an index, and those that are installed",
-    "rollback": "let `current` lead to the release before",
+    "rollback": "switch back to the previous release",
     "uninstall": "remove a release",
     "verify": "show the release that holds a wheel file, and its evidence",
     "doctor": "show whether the installed releases are as they were made",

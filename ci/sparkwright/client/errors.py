@@ -19,24 +19,21 @@ class ClientError(SparkwrightError):
             " installed.",
         ),
         "environment-broken": Advice(
-            "The environment is not what its release says: an installation that was interrupted,"
-            " or something that changed files in it.",
-            "Run `sparkwright install --renew --version NAME` with its name; it makes the"
-            " environment anew. Nothing is repaired in place.",
+            "The environment differs from its release: an interrupted installation, or "
+            "changed files.",
+            "Make it again with `sparkwright install --renew --version NAME`.",
         ),
         "index-damaged": Advice(
-            "A file of the index is missing, or not the one that its signed metadata names: a"
-            " faulty disk, a half-copied folder, a wrong hand.",
-            "Users: use the index's own address, or tell its publisher. Publishers: restore the"
-            " file from a copy, or publish it again from the same wheels; clients refuse it until"
-            " then.",
+            "A file of the index is missing, or not the one that its signed metadata names: "
+            "a faulty disk, an incomplete copy, or a manual change.",
+            "Users: use the index's own address, or tell its publisher. Publishers: restore "
+            "the file, or publish it again from the same wheels.",
         ),
         "index-expired": Advice(
             "The signed metadata of the index has expired: its publisher stopped, or somebody"
             " keeps you from newer metadata.",
-            "Check the clock, and compare with the index at its own address. What is installed"
-            " keeps working; install nothing from here until the index is signed anew"
-            " (`sparkwright release refresh`).",
+            "Check the clock, and use the index's own address. Install nothing until the "
+            "index is signed again (`sparkwright release refresh`).",
         ),
         "index-invalid": Advice(
             "What the index serves is not TUF metadata: a login page, an error page, a cut-off or"
@@ -50,8 +47,8 @@ class ClientError(SparkwrightError):
             " the folder is empty.",
         ),
         "index-rollback": Advice(
-            "The index serves older metadata than this machine has seen, or parts of different"
-            " versions: a mirror lags behind or is incomplete, or somebody serves you old files.",
+            "The index serves older metadata than this machine has seen, or parts of "
+            "different versions: a stale or incomplete mirror, or an attack.",
             "Use the index's own address, or wait for the mirror. Do not delete the folder `trust`"
             " unless you know why it is wrong.",
         ),
@@ -74,7 +71,7 @@ class ClientError(SparkwrightError):
             " publisher.",
         ),
         "nothing-installed": Advice(
-            "No release of that name is installed here, or none before the present one.",
+            "No release of that name is installed here, or there is no earlier one.",
             "See `sparkwright list`, and name the folder of the installations with --prefix.",
         ),
         "edit-mismatch": Advice(
@@ -104,9 +101,8 @@ class ClientError(SparkwrightError):
             " publisher.",
         ),
         "trust-missing": Advice(
-            "This machine does not know whose signatures count for this index, or the index has"
-            " another root than the one you named.",
-            "Compare the fingerprint above with what the publisher says elsewhere, and name it with"
-            " --trust FINGERPRINT only if they are equal.",
+            "This machine trusts no root of this index, or its root is not the one you named.",
+            "Compare the fingerprint above with the publisher's statement elsewhere; if they "
+            "are equal, name it with --trust FINGERPRINT.",
         ),
     }

@@ -398,7 +398,7 @@ def rollback(
         if reason := states[name].yanked if name in states else "":
             console.warn(f"{name} was yanked: {reason}")
             if not confirmed:
-                todo = "Go back to it nevertheless with --yes, or install another release."
+                todo = "Go back to it with --yes, or install another release."
                 raise ClientError("release-yanked", f"{name}: {reason}", todo=todo)
         return _switch(prefix, name, back=True)
 

@@ -86,16 +86,21 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             what = "only releases of this stack; `install` stays with the current one's"
             add("--stack", type=nonempty, help=what)
         if name == "install":
-            add("--version", type=nonempty, metavar="NAME", help="this release; also a yanked one")
+            add(
+                "--version",
+                type=nonempty,
+                metavar="NAME",
+                help=("this release, even if it was yanked"),
+            )
             add("--python", type=nonempty, help="the interpreter, by version or path")
             add(
                 "--renew",
                 action="store_true",
-                help="make that of the current release, or of --version, anew",
+                help="make the environment of the current release, or of --version, again",
             )
             add("--dry-run", action="store_true", help="check everything, and create nothing")
         elif name == "rollback":
-            add("--yes", action="store_true", help="also to a release that was yanked")
+            add("--yes", action="store_true", help="even if that release was yanked")
         elif name == "uninstall":
             add("name", type=nonempty, nargs="?", metavar="NAME", help="default: the current one")
         elif name == "verify":
@@ -103,7 +108,12 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         elif name == "doctor":
             add("--deep", action="store_true", help="read every file")
         elif name == "run":
-            add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="and its words")
+            add(
+                "program",
+                nargs=argparse.REMAINDER,
+                metavar="-- PROGRAM ...",
+                help=("and its arguments"),
+            )
 
 
 def _open_index(arguments: argparse.Namespace, prefix: Prefix) -> Index:

@@ -127,7 +127,7 @@ def _require_identity(wheel: LockedWheel, name: str, version: str) -> None:
     from packaging.version import Version
 
     if canonicalize_name(name) != wheel.project or Version(version) != Version(wheel.version):
-        what = f"{wheel.name} calls itself {name!r:.100} {version!r:.100}."
+        what = f"{wheel.name} is {name!r:.100} {version!r:.100} inside."
         expected = f"expected: {wheel.project} {wheel.version}"
         raise WheelError("wheel-mismatch", what, details=[expected])
 

@@ -106,9 +106,9 @@ class FileError(SparkwrightError):
             "Do not unpack it by other means. Report it to the project that published it.",
         ),
         "file-invalid": Advice(
-            "A reviewed file has a typo, a duplicate key, a missing field, or a value of the"
-            " wrong type (unquoted digits, say).",
-            "Mend the file at the place named above; strings that consist of digits need quotes.",
+            "A reviewed file has a typo, a duplicate key, a missing field, or a value of the "
+            "wrong type, such as unquoted digits.",
+            "Correct the file at the line named above; strings of digits need quotes.",
         ),
     }
 
@@ -139,13 +139,12 @@ class StoreError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "cache-unusable": Advice(
             "The cache directory is a file, or cannot be made or written by this user.",
-            "Choose another place with SPARKWRIGHT_CACHE_DIR, or mend its permissions.",
+            "Choose another folder with SPARKWRIGHT_CACHE_DIR, or correct its permissions.",
         ),
         "disk-full": Advice(
-            "The file system of the cache directory, or that of the output, has no room for "
-            "what is to be written next.",
-            "Make room, or choose another place with SPARKWRIGHT_CACHE_DIR. Nothing finished is "
-            "lost; the next run continues from here.",
+            "The file system of the cache directory, or that of the output, is full.",
+            "Free some space, or choose another folder with SPARKWRIGHT_CACHE_DIR. Nothing "
+            "finished is lost; the next run continues from here.",
         ),
         "output-unwritable": Advice(
             "Standard output or standard error leads to a file that may not grow, or to a "
@@ -153,10 +152,10 @@ class StoreError(SparkwrightError):
             "Send the output elsewhere, and run it again. Nothing finished is lost.",
         ),
         "state-unusable": Advice(
-            "The record of what this machine trusts, has seen or has started is damaged, of"
-            " somebody else, or on a full or read-only disk.",
-            "Mend its folder's permissions. Delete the file named above only if you know why"
-            " it is wrong: metadata that was seen keeps older metadata away.",
+            "The record of what this machine trusts, has seen or has started is damaged, "
+            "belongs to another user, or is on a full or read-only disk.",
+            "Correct its folder's permissions. Delete the file named above only if you know "
+            "why it is wrong: it protects against older metadata.",
         ),
         "store-busy": Advice(
             "Another sparkwright works on the same thing in the same cache directory.",
@@ -171,8 +170,8 @@ class GitError(SparkwrightError):
     references: ClassVar[Mapping[str, Advice]] = {
         "git-failed": Advice(
             "git refused a command; the object store in the cache directory may be damaged.",
-            "Read git's own words above. Removing objects.git and mirrors from the cache "
-            "directory makes the next run fetch again.",
+            "Read git's message above. After objects.git and mirrors are removed from the "
+            "cache directory, the next run fetches again.",
         ),
     }
 
@@ -182,21 +181,21 @@ class GitHubError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "github-limited": Advice(
-            "GitHub answers only so many questions an hour; without a token, everybody "
-            "behind the same address shares a small number.",
-            "Wait until the limit ends, or set GITHUB_TOKEN to a token, which needs no "
-            "rights for public repositories and raises the limit.",
+            "GitHub limits the requests per hour; without a token, all users behind one "
+            "address share a small limit.",
+            "Wait until the limit ends, or set GITHUB_TOKEN, which raises the limit and "
+            "needs no rights for public repositories.",
             exit_code=5,
         ),
         "github-refused": Advice(
-            "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has ended, or it may not read"
-            " this repository.",
-            "Renew the token, or give it the right to read; a public repository can be asked"
-            " without any, so unsetting both does as well.",
+            "The token in GITHUB_TOKEN or GH_TOKEN is wrong or has expired, or it may not "
+            "read this repository.",
+            "Renew the token, or give it the right to read; a public repository needs no "
+            "token, so unset both.",
         ),
         "github-unreachable": Advice(
-            "The network or a proxy keeps this machine from GitHub, a login page answers in "
-            "its place, or GitHub has a fault.",
+            "The network or a proxy blocks GitHub, a login page answers instead, or GitHub "
+            "has a fault.",
             "Check the connection with `sparkwright doctor` and try again, or give a mirror "
             "with --mirror https://api.github.com=REPLACEMENT.",
             exit_code=5,
@@ -238,8 +237,8 @@ class WheelError(SparkwrightError):
             "Build it again; do not rename wheels or edit them by hand.",
         ),
         "wheel-unsafe": Advice(
-            "The archive holds a name that leaves its folder, twice the same name, a link, or "
-            "more than it admits to.",
+            "The archive holds a name that leaves its folder, a duplicate name, a link, or "
+            "more than it states.",
             "Do not install it by other means. Report it to whoever made it.",
         ),
     }

@@ -347,5 +347,5 @@ class Repository:
         raise GitHubError(
             "github-refused",
             f"There are more than {PAGE_SIZE * PAGES} of {what}.",
-            todo="Delete those that nobody needs.",
+            todo="Delete those that are not needed.",
         )

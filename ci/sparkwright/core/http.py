@@ -102,7 +102,7 @@ class _Deadline:
         # Errors of requests are OSErrors, but those of an address are ValueErrors, too.
         except (OSError, HTTPError, http.client.HTTPException, ValueError, AttributeError) as error:
             if self.expired:
-                raise HttpFailure("slow", f"no whole reply within {self._seconds:.3g} s") from None
+                raise HttpFailure("slow", f"no complete reply in {self._seconds:.3g} s") from None
             kind = "redirect" if isinstance(error, TooManyRedirects) else kind
             raise HttpFailure(
                 kind, one_line(redact_credentials(str(error)), 300, self.token)

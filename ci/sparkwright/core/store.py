@@ -189,7 +189,7 @@ class Store:
         return path
 
     def write(self, name: str | Path, data: bytes) -> Path:
-        """Write *data* to the file *name* (a path, or relative to the root), whole or not at all."""
+        """Write *data* to the file *name* (absolute, or below the root), whole or not at all."""
         path = self.root / name
         with self._writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,14 +35,14 @@ class SourceError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "declaration-unsafe": Advice(
-            "A file of the tree names a source in a way that no project needs: an option or a "
-            "program as its address, or two at once.",
+            "A file of the tree names a source in a way that no project needs: its address "
+            "is an option or a command, or there are two.",
             "Do not fetch it by other means. Look at the file, and at who changed it, with the "
             "upstream project.",
         ),
         "mirror-damaged": Advice(
-            "A file of the upstream's copy in the cache directory was lost or changed: a disk "
-            "with faults, or somebody's clearing up.",
+            "A file of the upstream's copy in the cache directory was lost or changed, by a "
+            "faulty disk or by hand.",
             "Remove the mirror's folder; the next run fetches it again.",
         ),
         "not-provided": Advice(
@@ -56,9 +56,8 @@ class SourceError(SparkwrightError):
             exit_code=5,
         ),
         "sdist-differs": Advice(
-            "A file of the locked source distribution is not the file of the commit: a tag that "
-            "was moved, a commit of another branch, a replaced file, or a release that was not "
-            "made from this commit.",
+            "A file of the locked source distribution differs from the commit: a moved tag, "
+            "a replaced file, or a release from another commit.",
             "Do not build from it. Compare the files with the upstream project; a file that the "
             "release process writes goes under `generated` in stack.yaml.",
         ),
@@ -77,7 +76,7 @@ class SourceError(SparkwrightError):
         "source-unreachable": Advice(
             "The network, the index or the mirror does not offer what the lock names.",
             "Check the connection with `sparkwright doctor`, or give a mirror with --mirror "
-            "URL=REPLACEMENT. What arrived so far is kept.",
+            "URL=REPLACEMENT. The bytes that arrived are kept.",
             exit_code=5,
         ),
         "source-unresolved": Advice(

@@ -59,15 +59,15 @@ class RunnerError(SparkwrightError):
             " was taken; the unit tries again.",
         ),
         "runner-exposed": Advice(
-            "A setting of the repository or a workflow lets somebody without write access run a"
-            " program on a machine of the lab, or lets any workflow sign a release.",
-            "Change the settings named above (docs/runner.md lists them). Keep jobs with labels of"
-            " the lab to workflows started by schedule, push or workflow_dispatch.",
+            "A setting or a workflow lets somebody without write access run a program on a "
+            "machine of the lab, or lets any workflow sign a release.",
+            "Change the settings named above (docs/howto/set-up-a-runner.md lists them). Keep jobs"
+            " with labels of the lab to workflows started by schedule, push or workflow_dispatch.",
         ),
         "runner-unfit": Advice(
-            "The machine is not set up as docs/runner.md says, so what a job could do there was"
-            " not reviewed.",
-            "Follow docs/runner.md for what is named above. No job was taken.",
+            "The machine is not set up as docs/howto/set-up-a-runner.md says, so what a job could"
+            " do there was not reviewed.",
+            "Follow docs/howto/set-up-a-runner.md for what is named above. No job was taken.",
         ),
         "runner-unregistered": Advice(
             "GitHub gave this machine no configuration for a job: no network, an expired token, a"
@@ -78,7 +78,7 @@ class RunnerError(SparkwrightError):
         ),
         "runner-unresolved": Advice(
             "A value of runner.env that a person has to look up is still `unresolved`.",
-            "Look it up where the comment in ci/runner/runner.env says, and write it down.",
+            "Look it up as the comment in ci/runner/runner.env says, and enter it.",
         ),
     }
 
@@ -429,7 +429,7 @@ def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> I
 
 def machine_findings(root: Path) -> Iterator[Finding]:
     """
-    Yield whether this machine is set up as docs/runner.md says.
+    Yield whether this machine is set up as docs/howto/set-up-a-runner.md says.
 
     Args:
         root: The checkout whose unit, script and archive hash are compared with the machine's.

@@ -89,7 +89,7 @@ class BundleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seen = set[str]()
         for command in self.commands:
             if command.name in seen or not seen.issuperset(command.after):
-                raise ValueError(f"{command.name} is there twice, or comes after a later command")
+                raise ValueError(f"{command.name} is listed twice, or comes after a later command")
             seen.add(command.name)
 
 
@@ -172,4 +172,4 @@ def _require_complete(spec: BundleSpec, contents: Mapping[str, Path]) -> None:
             if not any(PurePosixPath(folder).is_relative_to(given) for given in contents)
         ]
     if faults:
-        raise BundleError("bundle-incomplete", "The bundle would lack something.", details=faults)
+        raise BundleError("bundle-incomplete", "The bundle would be incomplete.", details=faults)

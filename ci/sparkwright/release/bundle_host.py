@@ -42,7 +42,7 @@ REFUSALS = {
         "Copy the named part again; if that does not help, pack the bundle again.",
     ),
     "bundle-root-taken": (
-        "The folder holds something else than this bundle, which would mix with it.",
+        "The folder holds other files than those of this bundle.",
         "Name a new folder.",
     ),
     "bundle-unsafe": (
@@ -81,8 +81,8 @@ PATIENCE = 60
 PROBE = """
 import pathlib, torch
 major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-count, folder = torch.cuda.device_count(), pathlib.Path(torch.__file__).parents[1]
-print(torch.__version__.partition("+")[0], f"{major}.{minor}", count, folder)
+version, folder = torch.__version__.partition("+")[0], pathlib.Path(torch.__file__).parents[1]
+print(version, f"{major}.{minor}", torch.cuda.device_count(), folder)
 """
 
 

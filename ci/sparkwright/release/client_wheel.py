@@ -1,8 +1,9 @@
 """
-The wheel of the client, `sparkwright-install`, that carries the address and the root of an index, and
-the fingerprint of its first root.
+The wheel of the client, `sparkwright-install`, which carries the address and the root of an index,
+and the fingerprint of its first root.
 
-No build backend makes it: an installed program has none, and equal inputs give equal bytes.
+It is written directly: an installed program has no build backend, and equal inputs give equal
+bytes.
 """
 
 from __future__ import annotations

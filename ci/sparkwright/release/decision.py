@@ -248,7 +248,7 @@ def _require_checks(ladder: Ladder, policy: ReleasePolicy) -> None:
     if faults:
         raise ReleaseError(
             "verdict-hollow",
-            f"A pass of {ladder.wheel.file if ladder.wheel else 'a server'} is hollow.",
+            f"A pass of {ladder.wheel.file if ladder.wheel else 'a server'} has no evidence.",
             details=faults[:30],
         )
 

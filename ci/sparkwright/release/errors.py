@@ -23,8 +23,8 @@ class ReleaseError(SparkwrightError):
             "Run the same command again; files that are there already are not sent twice.",
         ),
         "index-unpinned": Advice(
-            "None of your keys signed the index as it is, and ci/release.yaml does not name its"
-            " root; anybody who can write to the folder could have replaced it.",
+            "None of your keys signed the index as it is, and ci/release.yaml does not name "
+            "its root, so anybody who can write to the folder could have replaced it.",
             "Compare the fingerprint above with the one that was published elsewhere, and write it"
             " into ci/release.yaml as `root`.",
         ),
@@ -33,8 +33,8 @@ class ReleaseError(SparkwrightError):
             "Correct its permissions or choose another folder; clients read the index as it was.",
         ),
         "publish-failed": Advice(
-            "A file changed while it was read, or the host did not store what it was sent: another"
-            " size, other bytes, a draft that changed, or a file above its limit.",
+            "A file changed while it was read, or the host stored something else: another "
+            "size, other bytes, a changed draft, or a file above its limit.",
             "Run the same command again; what arrived whole stays. The index does not name any of"
             " it yet.",
         ),
@@ -49,14 +49,14 @@ class ReleaseError(SparkwrightError):
             "Switch on immutable releases in the repository's settings, and run again.",
         ),
         "release-name-taken": Advice(
-            "The index holds these wheels already, or the host a release of this name with other"
-            " files.",
+            "The index holds these wheels already, or the host has a release of this name "
+            "with other files.",
             "See `sparkwright list --channel candidate` for what there is; a candidate becomes"
             " verified by `sparkwright release promote`.",
         ),
         "set-unresolved": Advice(
-            "No set of versions satisfies all requirements of these wheels on the package index"
-            " that was asked, or a package has no wheel with a sha256.",
+            "No set of versions on the package index satisfies these wheels, or a package "
+            "has no wheel with a sha256.",
             "Read uv's explanation above. A version that the index lacks is replaced under"
             " `overrides` in ci/release.yaml.",
         ),
@@ -66,8 +66,8 @@ class ReleaseError(SparkwrightError):
             "Run `sparkwright gate` with this very wheel.",
         ),
         "verdict-hollow": Advice(
-            "A pass has nothing behind it: checks are missing that the gate makes, or no figure,"
-            " sample or measurement was recorded.",
+            "A pass has no evidence: checks of the gate are missing, or no figure, sample or "
+            "measurement was recorded.",
             "Run the whole gate again, and do not edit its files. The lines above name what is"
             " missing.",
         ),
@@ -78,8 +78,8 @@ class ReleaseError(SparkwrightError):
             " candidate, where all of this is shown.",
         ),
         "version-order": Advice(
-            "pip and uv take the highest version, and this one sorts before one that is offered"
-            " already, so they would not take it.",
+            "pip and uv take the highest version, and this one sorts before one that is "
+            "offered already, so they would not install it.",
             "Raise `label` in stack.yaml (spark.2026.11 to spark.2026.11.1) and build again, or"
             " yank the other release.",
         ),
@@ -109,16 +109,16 @@ class TrustError(SparkwrightError):
             "Run the gate again with this very wheel; do not edit what it writes.",
         ),
         "identity-unusable": Advice(
-            "There is no identity token to sign with, it is another identity's or has run out, or"
-            " the services that certify and log it did not answer.",
+            "The identity token is missing, expired or another identity's, or the services "
+            "that certify and log it did not answer.",
             "In a workflow, give the job the right to ask for a token (id-token: write) and run"
             " again; elsewhere sign with a key.",
         ),
         "key-invalid": Advice(
             "The file is no Ed25519 key of the kind needed here, others may read it, its passphrase"
             " is wrong, or a key would overwrite it.",
-            "Make keys with `sparkwright release key make DIR`; a private key belongs to its owner"
-            " alone (chmod 600), and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
+            "Make keys with `sparkwright release key make DIR`. A private key has mode 600, "
+            "and SPARKWRIGHT_KEY_PASSPHRASE holds its passphrase.",
         ),
         "key-missing": Advice(
             "A role of the index needs the signatures of keys that are not here.",

@@ -162,7 +162,7 @@ class _Resolver:
                 return resolved
         raise ReleaseError(
             "set-unresolved",
-            f"No one version of each package does for all of Python {', '.join(pythons)} on "
+            f"No single version of each package fits all of Python {', '.join(pythons)} on "
             f"{self._machine}.",
         )
 

@@ -1,6 +1,6 @@
 """
-The release policy, ``ci/release.yaml``, or ``ci/release-X.Y.yaml`` for wheels for another GPU: what `verified` asks for, the roles of the index, and how
-a set is locked.
+The release policy, ``ci/release.yaml``, or ``ci/release-X.Y.yaml`` for wheels for another GPU: what
+`verified` asks for, the roles of the index, and how a set is locked.
 
 The policies of the gates are read with it, by digest: a verdict by another policy does not count.
 """

@@ -60,7 +60,7 @@ class DecidedWheels:
         if missing := self.missing:
             raise ReleaseError(
                 "verified-refused",
-                f"{len(missing)} of {len(self.wheels)} wheels may not stand in verified.",
+                f"{len(missing)} of {len(self.wheels)} wheels may not be in verified.",
                 details=missing_lines(missing),
                 data={"missing": missing},
             )

@@ -154,7 +154,7 @@ class IndexFolder:
             self._read(resuming=resuming)
         except (OSError, ValueError, LookupError, RepositoryError, DeserializationError) as error:
             cause = f"{type(error).__name__}: {error}"[:500]
-            raise damaged(f"{folder} is no sound index.", [cause]) from error
+            raise damaged(f"{folder} is not a valid index.", [cause]) from error
 
     def _read(self, *, resuming: bool) -> None:
         roots: list[Metadata[Root]] = []
@@ -303,7 +303,7 @@ class IndexFolder:
             if own and own.isdisjoint(signed):
                 raise ReleaseError(
                     "index-unpinned",
-                    f"None of your keys signed {role} of {self.folder}, and its root is not pinned.",
+                    f"None of your keys signed {role} of {self.folder}, whose root is not pinned.",
                     details=[f"fingerprint of root 1: {self.fingerprint}"],
                 )
 

@@ -163,7 +163,7 @@ def _read(
                 "wheel-mismatch",
                 f"{path.name} was compiled from a wheel that is not among these.",
                 details=[f"sha256 {modules.sources}"],
-                todo="Name the wheel of FlashInfer that it was compiled from, too.",
+                todo="Also name the wheel of FlashInfer that it was compiled from.",
             )
         source = sources[modules.sources].source
         folder = f"{name.distribution}/jit_cache"

@@ -40,8 +40,8 @@ class ServeError(SparkwrightError):
             "every machine.",
         ),
         "serve-unfit": Advice(
-            "The model cannot be served here with these flags: vLLM would end at its start, or "
-            "take memory that must stay free. A Spark without memory stops answering.",
+            "The model cannot be served here with these flags: vLLM would end at its start, "
+            "or use memory that must stay free. A Spark without memory stops answering.",
             "Change what the lines above name.",
         ),
         "server-dead": Advice(

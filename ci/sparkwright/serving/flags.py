@@ -22,7 +22,7 @@ RESERVED = {
     "--port": "use --port (PORT)",
     "--served-model-name": "use --name (SERVED_MODEL_NAME)",
     "--revision": "use --revision (REVISION)",
-    "--api-key": "set the variable VLLM_API_KEY, which no list of processes shows",
+    "--api-key": "set the variable VLLM_API_KEY, which process lists do not show",
     "--config": "use --flag, or a recipe",
     "--uds": "use --host and --port",
     "--fd": "use --host and --port",

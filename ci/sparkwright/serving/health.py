@@ -78,7 +78,7 @@ def check(url: str, patience: float, key: str = "") -> Health:
         if error.status in DEAD or error.reason == "server-unreachable":
             return Health("dead", f"a request for {TOKENS} tokens: {error.message}", url)
         if error.status in (401, 403):
-            return Health("stuck", "it wants a key: set VLLM_API_KEY", url)
+            return Health("stuck", "it requires a key: set VLLM_API_KEY", url)
         after = _counters(client)
         moved = [name for name, count in after.items() if count > before.get(name, count)]
         if moved and not error.status:

@@ -90,8 +90,8 @@ class ImageError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "image-digest-differs": Advice(
-            "The registry names another image than was pushed: somebody pushed at the same time, "
-            "or something between changed it.",
+            "The registry names another image than was pushed: somebody pushed at the same "
+            "time, or a proxy changed it.",
             "Do not use that tag; find out who writes to the repository, and push again.",
         ),
         "image-tag-taken": Advice(
@@ -303,7 +303,7 @@ def _failure(output: str, messages: Sequence[str]) -> SparkwrightError:
 def check_repository(text: str) -> str:
     """Return *text*; raise `UsageError` unless it names a repository."""
     if not _REPOSITORY.fullmatch(text) or len(text) > 255:
-        todo = "Use HOST/NAME in small letters, without a tag: the tag is the release's name."
+        todo = "Use HOST/NAME in lower case, without a tag: the tag is the release's name."
         raise UsageError("usage", f"--push {text!r:.200} is no repository.", todo=todo)
     return text
 

@@ -298,7 +298,10 @@ def _provenance(
     """Yield what was not shown for this wheel, checkpoint or recipe."""
     marker, installed = environment.marker, environment.wheel
     if marker is None:
-        yield f"vLLM {environment.vllm} was not installed by sparkwright: nothing about it is shown"
+        yield (
+            f"vLLM {environment.vllm} was not installed by sparkwright, so there is no "
+            "evidence about it"
+        )
     elif marker.packages.get("vllm") != environment.vllm:
         yield f"vLLM {environment.vllm} replaced the {marker.packages.get('vllm')} of {marker.name}"
     elif marker.channel != "verified":

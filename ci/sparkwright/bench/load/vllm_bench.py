@@ -48,8 +48,10 @@ VARIABLES = {
 
 #: Reason of a `LoadError` → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "generator-inaccurate": "The load generator does not report the delays of a server whose "
-    "delays are known. End other programs, or check which release of vLLM it comes from.",
+    "generator-inaccurate": (
+        "The load generator misreports a server's known delays. End "
+        "other programs, or check which release of vLLM it comes from."
+    ),
     "generator-failed": "The load generator ended with an error, or made another number of "
     "requests than ordered. Its last message is quoted.",
     "generator-late": "The load generator did not finish in time. The server hangs, streams "

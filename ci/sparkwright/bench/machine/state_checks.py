@@ -23,9 +23,11 @@ Seconds = Annotated[float, Meta(ge=0, lt=1e5)]
 
 #: Reason → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "slow-state": "The matrix-vector probe takes longer than is normal on this machine: a slow "
-    "state that the driver does not report. Wait; if it stays, update firmware and driver, and "
-    "disconnect the power for a minute.",
+    "slow-state": (
+        "The matrix-vector probe is slower than normal on this machine: a state "
+        "that the driver does not report. Wait; if it stays, update firmware and "
+        "driver, and disconnect the power for a minute."
+    ),
     "throttled": "The driver holds the GPU's clocks back. Check cooling and power supply.",
     "too-hot": "The GPU is hotter than the policy allows. Let it cool down, and check its cooling.",
     "machine-busy": "Other programs use the processors. End them, or measure later.",
@@ -34,8 +36,11 @@ REASONS: Mapping[str, str] = {
     "clock-jumped": "The clock was set, or the machine slept, during the measurement.",
     "memory-low": "Too little memory is available, or it shrinks too fast: without free unified "
     "memory the host hangs. Give the server less, or end other programs.",
-    "probe-silent": "The matrix-vector probe gave no reading, so no slow state would be noticed. "
-    "It needs torch in the environment that serves; its last message is quoted.",
+    "probe-silent": (
+        "The matrix-vector probe gave no reading, so slow states are not "
+        "detected. It needs torch in the environment that serves; its last "
+        "message is quoted."
+    ),
     "kernel-no-memory": "The GPU's driver ran out of memory, which on unified memory comes shortly "
     "before the machine hangs.",
 }

@@ -55,8 +55,10 @@ HARMLESS = re.compile(r"refcntRequestReference_IMPL: Failed to enter state .{0,8
 
 #: Stable reference → what it means and what to do.
 MEANINGS = {
-    "kernel-xid": "The GPU reported an error (Xid). Look the number up in NVIDIA's list; nothing "
-    "that ran then can be believed.",
+    "kernel-xid": (
+        "The GPU reported an error (Xid). Look the number up in NVIDIA's list; "
+        "results from that time are not reliable."
+    ),
     "kernel-no-memory": REASONS["kernel-no-memory"],
     "kernel-nvrm": "The GPU's driver reported an error.",
     "kernel-oom-kill": "The kernel killed a process for memory. Give the server less: its KV cache "

@@ -49,20 +49,19 @@ class ModelError(SparkwrightError):
 
     references: ClassVar[Mapping[str, Advice]] = {
         "checkpoint-invalid": Advice(
-            "A file of the model is cut off, was made by a program that is wrong, or was made to "
-            "mislead.",
+            "A file of the model is truncated, was written by a faulty program, or was "
+            "crafted to mislead.",
             "Fetch the model again and compare its hashes with those that its publisher states; "
             "do not load it.",
         ),
         "model-missing": Advice(
-            "The folder holds no model, or the model is not whole in the cache of models on this "
-            "machine.",
+            "The folder holds no model, or the model in this machine's cache is incomplete.",
             "Name the folder with --model, fetch the model (`hf download`), or let vLLM fetch it "
             "with --download.",
         ),
         "modules-unexpected": Advice(
-            "The model's tensors contradict each other or its config: layers, experts or scales "
-            "are missing, or a format is not declared or not known.",
+            "The model's tensors contradict each other or its config: layers, experts or "
+            "scales are missing, or a format is undeclared or unknown.",
             "Look at the modules named above. Ask the model's publisher for a sound checkpoint.",
         ),
         "tuning-unavailable": Advice(

@@ -59,22 +59,29 @@ PLANNED = frozenset(
 REASONS: Mapping[str, str] = {
     "memory-short": "The plan needs more than the machine has, and a Spark without memory stops "
     "answering. Plan less cache.",
-    "memory-utilization": "By --gpu-memory-utilization vLLM takes what must stay free, or wants "
-    "more at its start than is free. Lower it.",
-    "cache-short": "The cache does not hold one request of the longest length, so the server does "
-    "not start. Plan more cache, or shorter.",
+    "memory-utilization": (
+        "With --gpu-memory-utilization, vLLM uses memory that must stay "
+        "free, or needs more at its start than is free. Lower it."
+    ),
+    "cache-short": (
+        "The cache does not hold one request of the longest length, so the server "
+        "does not start. Plan more cache, or a shorter length."
+    ),
     "token-differs": "A token takes more or less of the cache than the plan says, so the cache "
     "holds more or fewer. Correct `token`.",
     "token-unknown": "The config states what its layers keep in a way that is not understood, so "
     "the plan's bytes of a token were not compared. Compare them with vLLM's log.",
     "weights-differ": "The checkpoint on disk is not as large as the plan says: another "
     "quantization or revision, or an old estimate.",
-    "checkpoint-other": "The checkpoint on disk has another architecture, format or size than the "
-    "recipe's model, so nothing about it would be true of the recipe. Name the recipe's "
-    "checkpoint.",
-    "flag-twice": "Of two equal flags vLLM takes the last one in silence. Remove one.",
-    "flag-planned": "The flag says what the plan, the nodes, the speculation or a measurement "
-    "says, and one of them would not be true. Remove the flag.",
+    "checkpoint-other": (
+        "The checkpoint on disk has another architecture, format or size "
+        "than the recipe's model, so no result would count for the recipe. "
+        "Name the recipe's checkpoint."
+    ),
+    "flag-twice": "vLLM silently takes the last of two equal flags. Remove one.",
+    "flag-planned": (
+        "The plan, the nodes, the speculation or a measurement sets this flag already. Remove it."
+    ),
     "speculation-headless": "The checkpoint has no layers that draft, as quantizers often drop "
     "them; vLLM refuses it (seed report 003).",
     "workload-unknown": "ci/gates/workloads.yaml has no such set of cells.",

@@ -260,7 +260,7 @@ class View:
         series = [(cell, series) for cell in result.cells for series in cell.series]
         if "GB10" not in gpu:
             machine = gpu if gpu not in ("", "none") else "a machine without a GPU"
-            yield f"No GB10: these are figures of {machine}, and say nothing of a Spark."
+            yield f"Not a GB10: these are figures of {machine}, not of a Spark."
         if band is None or band.origin != "measured":
             yield f"Read bandwidth: {band.origin if band else text.NOT_MEASURED}."
         if not result.qualified:
@@ -268,7 +268,7 @@ class View:
         if not any(leg.before for leg in result.legs):
             yield "State of the machine (clocks, temperature, probe): not read."
         if not result.candidate.sha256:
-            yield "Candidate's wheel: not known, so these figures are of no certain bytes."
+            yield "Candidate's wheel: unknown, so these figures belong to no known bytes."
         if result.kind == "gate" and result.baseline is None:
             yield "Baseline: none, so nothing was compared."
         undecided = [c.name for c, one in series if one.primary and one.state == "not-run"]

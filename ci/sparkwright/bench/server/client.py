@@ -35,13 +35,15 @@ from sparkwright.core.http import LARGEST, HttpFailure, Reply
 REASONS: Mapping[str, str] = {
     "server-unreachable": "Nothing listens at the address, or it closed the connection without a "
     "reply. Check that the server still runs.",
-    "server-silent": "The connection stands, but no reply began in time. The server hangs, or is "
-    "still loading its model.",
+    "server-silent": (
+        "The connection is open, but no reply began in time. The server hangs, "
+        "or is still loading its model."
+    ),
     "server-slow": "The reply began, but was not complete in time. Look at the server's log, and "
     "at what else uses the machine.",
     "server-html": "A web page came instead of a reply of vLLM. A proxy or another program listens "
     "at the address.",
-    "server-refused": "The server answered with an error or a redirect. Its own words are quoted.",
+    "server-refused": ("The server answered with an error or a redirect. Its message is quoted."),
     "answer-unreadable": "The reply does not have the form of vLLM's replies. Another program or "
     "an unknown release of vLLM answers.",
     "answer-too-large": "The reply has more bytes or more tokens than were asked for. The server "

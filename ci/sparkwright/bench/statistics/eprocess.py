@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 #: Standard deviation of the mixture over effect sizes, in spreads of a block. At 3, a 4-fold
-#: slowdown fails in three blocks beside a single A/A block [measured: docs/guides/throughput.md].
+#: slowdown fails in three blocks beside a single A/A block
+#: [measured: docs/explanation/throughput.md].
 EFFECT = 3.0
 #: Smallest number whose logarithm is taken, and the largest logarithm whose exponential is.
 _TINY, _LARGEST = 1e-300, 700.0

@@ -352,8 +352,8 @@ def check(plans: PlanComparison) -> None:
     faults = {
         f"{len(plan.failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
         f"for {plan.arch} ({plan.gencode})": list(_explain(plan)),
-        f"{len(plan.stale)} entries of archs.yaml are not true for {plan.fork}": plan.stale,
-        f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, and nothing says why": [
+        f"{len(plan.stale)} entries of archs.yaml are wrong for {plan.fork}": plan.stale,
+        f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, without a reason": [
             f"{unit.source} ({unit.code})" for unit in lost
         ],
     }

@@ -53,9 +53,11 @@ REASONS: Mapping[str, str] = {
     "that fails; see its last lines.",
     "harness-slow": "The questions were not answered within the policy's time: the server hangs, "
     "or `seconds` is too short for it.",
-    "answers-unreadable": "lm-evaluation-harness wrote something else than its log of answers: "
-    "another version, or its disk is full.",
-    "answers-missing": "Questions have no answer, or two, or are not as many as the policy says.",
+    "answers-unreadable": (
+        "lm-evaluation-harness did not write its log of answers: it is "
+        "another version, or the disk is full."
+    ),
+    "answers-missing": ("Questions have no answer, or two, or their number is not the policy's."),
     "baseline-damaged": "The saved baseline cannot be read, was cut short or changed: record it "
     "again.",
     "baseline-other": "The baseline was asked other questions, or in another way: record it again "

@@ -55,16 +55,22 @@ COMPILED = re.compile(r"triton_(?:poi|red|per|tem)_fused")
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
-    "log-foreign": "No line of the log tells the release of vLLM. It is another program's, or its "
-    "beginning is lost.",
-    "version-unknown": "Nobody has read what this release of vLLM prints. Read its sources, then "
-    "add it to ci/gates/contract.yaml.",
-    "version-differs": "The log is of another release than the one that answers. It is another "
-    "server's.",
+    "log-foreign": (
+        "No line of the log tells the release of vLLM. It belongs to another "
+        "program, or its beginning is lost."
+    ),
+    "version-unknown": (
+        "What this release of vLLM prints is not known. Read its sources, "
+        "then add it to ci/gates/contract.yaml."
+    ),
+    "version-differs": (
+        "The log names another release than the one that answers, so it belongs to another server."
+    ),
     "backend-wrong": "The server chose something else than the recipe says. What it measures is "
     "not what the recipe promises.",
-    "backend-refused": "The server refused the backend that it was told to use, and took another "
-    "without more words.",
+    "backend-refused": (
+        "The server refused the backend that it was told to use, and used another without an error."
+    ),
     "backend-changed": "A layer is served by another kernel than in the baseline, and the recipe "
     "does not explain it. Find out why, or explain it under `changes` of the recipe's contract.",
     "baseline-damaged": "The baseline has no backend table that can be read. Record it again, "
@@ -76,31 +82,42 @@ REASONS: Mapping[str, str] = {
     "Record it with these.",
     "compile-unseen": "The recipe is served by torch.compile, and the profile has no kernel that "
     "it made: each operation runs by itself.",
-    "contract-incomplete": "The recipe's contract does not say what must serve this, as nobody "
-    "has measured it. Read the kernels that the check shows, and write their pattern into the "
-    "recipe.",
-    "line-missing": "The log never says what the recipe expects it to. The part was not used, or "
-    "the release words it otherwise.",
+    "contract-incomplete": (
+        "The recipe's contract does not say what must serve this, because "
+        "it was not measured. Read the kernels that the check shows, and "
+        "write their pattern into the recipe."
+    ),
+    "line-missing": (
+        "The log lacks a line that the recipe expects. The part was not used, or "
+        "this release words the line differently."
+    ),
     "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the "
     "kernels of the wheel.",
-    "fallback-unlisted": "The server fell back to something, and the recipe does not list that as "
-    "harmless. Look what it means.",
+    "fallback-unlisted": (
+        "The server fell back to something, and the recipe does not list "
+        "that as harmless. Find out what it means."
+    ),
     "kv-differs": "Log and counters disagree about the size of the KV cache: the log is another "
     "server's, or of an earlier start.",
-    "kv-outside-plan": "The KV cache has not the size that the recipe plans. Other programs hold "
-    "memory, or the flags differ.",
+    "kv-outside-plan": (
+        "The KV cache does not have the size that the recipe plans. Other "
+        "programs hold memory, or the flags differ."
+    ),
     "variable-unknown": "A variable is set that this release of vLLM does not read. Remove it, or "
     "use what replaced it.",
     "graphs-unseen": "The recipe is served by CUDA graphs, and none launched a kernel of a decode "
     "step: each launch costs the processor's time.",
-    "kernel-unseen": "No kernel of the profile is the one that the recipe names: whatever the log "
-    "says, it did not run.",
+    "kernel-unseen": (
+        "No kernel of the profile is the one that the recipe names: it did not "
+        "run, whatever the log says."
+    ),
     "kernel-forbidden": "The profile has a kernel that the recipe excludes, such as Marlin in "
     "place of FP4 kernels.",
     "moe-untuned": "vLLM has no file with tile sizes for these experts on this device, so their "
     "Triton kernels run with general ones. Tune them (`sparkwright model tune`).",
-    "profile-missing": "There is no profile, so nothing but the log's words tells what ran. Start "
-    "the server with sparkwright.",
+    "profile-missing": (
+        "There is no profile, so only the log tells what ran. Start the server with sparkwright."
+    ),
     "profile-unreadable": "The profile is not a trace of torch's profiler in which vLLM annotates "
     "its steps.",
 }

@@ -51,8 +51,10 @@ SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 REASONS: Mapping[str, str] = {
     "earlier-failed": "An earlier gate failed or was invalid, and the ladder stops there. Fix that "
     "first, or continue with --keep-going.",
-    "not-asked": "The command line does not name what the gate needs: a wheel, a server, its log, "
-    "a reference, a baseline. The row says which option names it.",
+    "not-asked": (
+        "The command line does not name a wheel, server, log, reference or baseline "
+        "that the gate needs. The row names the option."
+    ),
 }
 
 #: The check by which the ladder reports, for any gate, that an option or an earlier gate stops it.

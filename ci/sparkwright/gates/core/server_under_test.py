@@ -42,10 +42,15 @@ ENDED: Mapping[str, str] = {
 REASONS: Mapping[str, str] = {
     **ENDED,
     "not-asked": "The command line names no wheel, or no environment that it is installed in.",
-    "wheel-unseen": "The server was not started here, so nothing shows that the wheel is what it "
-    "serves. Use --serve and --python; a run without a WHEEL judges the server alone.",
-    "wheel-not-served": "The environment that serves holds other files than the wheel, so no "
-    "answer says anything about it. Install the wheel into a fresh environment.",
+    "wheel-unseen": (
+        "The gate did not start the server, so it may serve another wheel. Use "
+        "--serve and --python; without a WHEEL the server alone is judged."
+    ),
+    "wheel-not-served": (
+        "The environment that serves holds other files than the wheel, so no "
+        "answer is evidence about the wheel. Install the wheel into a fresh "
+        "environment."
+    ),
 }
 
 

@@ -338,11 +338,11 @@ class GateError(SparkwrightError):
         "gate-failed": Advice(
             "A check found a fault in the wheel, the source tree or the server; the failed checks "
             "are above, with samples.",
-            "Do not install or publish it. docs/gates.md explains the reason of each failed check; "
-            "`sparkwright gate --json` prints all samples.",
+            "Do not install or publish it. docs/reference/gates.md explains the reason of each "
+            "failed check; `sparkwright gate --json` prints all samples.",
         ),
         "gate-inconclusive": Advice(
-            "The measurements decide neither way: there are too few samples, or the machine's own "
+            "The measurements do not decide: there are too few samples, or the machine's own "
             "noise is as large as the margin.",
             "Measure more (see the check's figures) on an idle machine. Until then this wheel can "
             "only be published as a candidate.",
@@ -356,13 +356,14 @@ class GateError(SparkwrightError):
             exit_code=4,
         ),
         "measurement-invalid": Advice(
-            "The measurement does not count: a cut stream, another model, or a reference that does "
-            "not agree with itself.",
+            "The measurement does not count: a truncated stream, another model, or a "
+            "reference that does not agree with itself.",
             "Fix what the checks name, and run the gate again. An invalid measurement says nothing "
             "about the wheel.",
         ),
         "policy-unknown-check": Advice(
             "A policy names a check that no gate can emit, so it could never be met.",
-            "Correct the name in the policy. docs/gates.md lists the checks of every gate.",
+            "Correct the name in the policy. docs/reference/gates.md lists the checks of every "
+            "gate.",
         ),
     }

@@ -78,11 +78,11 @@ REASONS: Mapping[str, str] = {
     "no-environment": "No environment with torch was named.",
     "probe-crashed": "A program on the GPU ended abnormally. It may be at fault, or the driver: "
     "see the kernel's log for Xid.",
-    "probe-slow": "A program on the GPU did not end in its time and was ended; the GPU may hang.",
+    "probe-slow": "A program on the GPU exceeded its time and was ended; the GPU may hang.",
     "probe-output": "A program on the GPU wrote something else than its results.",
     "conversion-wrong": "The GPU converts numbers to other codes than E2M1 defines.",
     "nan-differs": "The GPU converts NaN to another code than PTX defines (+6).",
-    "kernel-unloadable": "The driver refuses machine code that fits this GPU by its name.",
+    "kernel-unloadable": "The driver refuses machine code that is named for this GPU.",
     "code-unreadable": "The device code of a library is damaged; see the audit.",
     "code-foreign": "The wheel has no machine code for this GPU; see the audit.",
     "op-absent": "The wheel has no such operator, or one with other arguments. A recipe that needs "
@@ -91,10 +91,10 @@ REASONS: Mapping[str, str] = {
     "uses it shows whether it is right.",
     "op-refused": "The operator states that it was not compiled for this GPU.",
     "op-broken": "The operator raises an error: a failed launch, an illegal address, missing PTX.",
-    "op-crashed": "The process ended in the operator, or did not end in its time.",
+    "op-crashed": "The process crashed in the operator, or exceeded its time.",
     "guard-written": "The operator wrote outside its output.",
     "output-unwritten": "The operator left part of its output as it was: a tile or a row.",
-    "output-nan": "The operator makes NaN of numbers.",
+    "output-nan": "The operator turns numbers into NaN.",
     "output-wrong": "A result differs by more than rounding: a wrong scale, nibble or index.",
     "output-varies": "Two runs with the same input differ: a race, or a random order of sums.",
 }

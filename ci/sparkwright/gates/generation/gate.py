@@ -76,8 +76,8 @@ REASONS: Mapping[str, str] = {
     "token-run": "One token again and again: attention, KV cache or sampling are broken.",
     "token-share": "One token is more than half of an answer.",
     "repetition": "The same few tokens in turn: attention, KV cache or positions are broken.",
-    "compressible": "The answer says nearly the same again and again, a little varied.",
-    "unreadable": "Bytes that are no characters: the model draws tokens without sense.",
+    "compressible": "The answer repeats itself with small variations.",
+    "unreadable": "Bytes that are not characters: the model generates random tokens.",
     "answer-short": "The model ends its answer at once, although the prompt asks for a long one.",
     "entropy-collapsed": "The model is sure of every token. Logits are scaled wrongly or the model "
     "repeats itself.",
@@ -92,23 +92,30 @@ REASONS: Mapping[str, str] = {
     "recipe keeps it low by design.",
     "chat-wrong": "A chat was answered wrongly, or did not end as it should: look at the chat "
     "template and at the model's end tokens.",
-    "tool-calls-wrong": "A tool was not called or with arguments that are not of its schema. Check "
-    "--enable-auto-tool-choice, --tool-call-parser and the chat template.",
+    "tool-calls-wrong": (
+        "A tool was not called, or its arguments do not fit its schema. "
+        "Check --enable-auto-tool-choice, --tool-call-parser and the chat "
+        "template."
+    ),
     "reasoning-wrong": "The reasoning was not separated from the answer. Check --reasoning-parser.",
-    "structured-output-wrong": "The answer is not of the JSON schema, or has wrong values. Check "
-    "the structured-output backend.",
+    "structured-output-wrong": (
+        "The answer does not fit the JSON schema, or has wrong "
+        "values. Check the structured-output backend."
+    ),
     "images-wrong": "The model did not see the image. Check its processor and vision kernels.",
     "ability-not-declared": "The recipe does not declare this ability of the model.",
     "deep-damage": "Far into a long generation the tokens no longer follow from the text: a decode "
     "kernel, the KV cache, a CUDA graph or speculation is wrong. The message names the switch.",
     "speculation-absent": "The recipe drafts tokens and the server does not.",
-    "speculation-differs": "Greedy text is another one without speculation: drafts are accepted "
-    "wrongly, or the kernels for several tokens are wrong.",
+    "speculation-differs": (
+        "Greedy text differs without speculation: drafts are accepted "
+        "wrongly, or the kernels for several tokens are wrong."
+    ),
     "no-speculation": "The server drafts no tokens.",
     "not-relaunched": "The check needs a second launch with other flags. Let the gate start the "
     "server, with --serve.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
-    "no-answers": "The gate ended before; see the checks `replies` and `prompts`.",
+    "no-answers": "The gate ended before this check; see the checks `replies` and `prompts`.",
     "not-asked": "No recipe states the abilities of the model. Name one with --recipe.",
 }
 

@@ -71,10 +71,16 @@ REASONS: Mapping[str, str] = {
     "1). Take another reference.",
     "reference-damaged": "The recorded reference cannot be read, was cut short or changed. Record "
     "it again.",
-    "reference-unnamed": "The recorded reference does not name its wheel, flags, backends or model "
-    "digest, so it may be the candidate's own. Record it with WHEEL, --serve and --recipe.",
-    "reference-is-candidate": "The reference was recorded from the candidate's own wheel, so both "
-    "share every fault. Record it from the official wheel or from an earlier release.",
+    "reference-unnamed": (
+        "The reference lacks its wheel, flags, backends or model digest, so "
+        "it may be the candidate's. Record it with WHEEL, --serve and "
+        "--recipe."
+    ),
+    "reference-is-candidate": (
+        "The reference is of the candidate's own wheel and shares its "
+        "faults. Record it from the official wheel or an earlier "
+        "release."
+    ),
     "reference-other-model": "The reference is of other weights, another tokenizer or other texts. "
     "Record it with the same ones, and name the files of a server that runs already with "
     "--model-folder.",
@@ -90,16 +96,20 @@ REASONS: Mapping[str, str] = {
     "allows: a kernel, a scale or a weight is wrong, however well the text reads.",
     "text-differs": "Some texts differ although the average may be good: damage that depends on "
     "the prompt.",
-    "best-token-differs": "The most probable token is another one too often.",
-    "perplexity-differs": "The texts are more, or less, probable to the candidate.",
-    "decode-differs": "The distributions of generated tokens are not those that prefill gives for "
-    "the same tokens: a decode kernel, the KV cache, a CUDA graph or speculation is wrong.",
+    "best-token-differs": "The most probable token differs too often.",
+    "perplexity-differs": "The candidate gives the texts another probability.",
+    "decode-differs": (
+        "Generated tokens have other distributions than prefill gives: a "
+        "decode kernel, the KV cache, a CUDA graph or speculation is wrong."
+    ),
     "cache-differs": "After a prefix from the cache the distributions are not those of a cold run: "
     "the prefix cache returns wrong blocks.",
     "sampling-differs": "Sampled tokens do not follow their own distribution: the sampler or the "
     "rejection of drafts is wrong.",
-    "acceptance-differs": "Another share of the drafts is accepted than with the reference: the "
-    "draft model or its kernels differ.",
+    "acceptance-differs": (
+        "The share of accepted drafts differs from the reference's: the "
+        "draft model or its kernels differ."
+    ),
     "no-speculation": "Neither server drafts tokens, so there is no acceptance to compare.",
     "reference-without-speculation": "The candidate drafts tokens and the reference does not. "
     "Record the reference with the recipe's flags.",

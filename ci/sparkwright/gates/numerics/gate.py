@@ -55,8 +55,10 @@ CHECKS = declare(*(f"*-{suffix}" for suffix in SUFFIXES.values()), measured=True
 
 #: Reason → its meaning, and what to do.
 REASONS: Mapping[str, str] = {
-    "converter-wrong": "The tree converts some values to another code, value or place than NVFP4 "
-    "has. The samples show them; correct the tree.",
+    "converter-wrong": (
+        "The tree converts some values to another code, value or position "
+        "than NVFP4 defines. The samples show them; correct the tree."
+    ),
     "policy-differs": "The tree differs from ci/gates/numerics.yaml where public references "
     "differ. Decide which is right.",
     "converter-missing": "The tree has no such file, name, list of numbers or PTX text. Find the "
@@ -67,7 +69,7 @@ REASONS: Mapping[str, str] = {
     "converter-unreadable": "An asm statement or instruction is not understood. Define the "
     "instruction in native/device.hpp, or leave the converter to G2.",
     "converter-crashed": "The compiled converter ended abnormally.",
-    "converter-slow": "The compiler or the converter did not end in its time and was ended.",
+    "converter-slow": "The compiler or the converter exceeded its time and was ended.",
     "converter-output": "The converter's program wrote another number of results than inputs.",
     "headers-missing": "Headers of CUDA or torch are not installed; `sparkwright plan` does that.",
     "tree-missing": "The store has no source tree of that fork as the checkout is now: run "

@@ -56,20 +56,26 @@ RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **watchdog.MEANINGS,
-    "server-gone": "The server gave no more answers. Look at the end of its log, and at the "
-    "kernel's.",
-    "requests-failed": "Requests that nobody aborted went wrong under load, or a bad request was "
-    "not refused. The first ones are listed.",
-    "load-too-small": "Fewer answers came at a concurrency than the policy needs for a load. Make "
-    "the soak longer, or the machine freer.",
+    "server-gone": (
+        "The server stopped answering. Look at the end of its log, and at the kernel's."
+    ),
+    "requests-failed": (
+        "Requests that were not aborted failed under load, or a bad request "
+        "was not refused. The first ones are listed."
+    ),
+    "load-too-small": (
+        "Fewer answers came at a concurrency than the policy needs for a load. "
+        "Make the soak longer, or end other programs."
+    ),
     "token-run": "Answers repeat one token more often in a batch than alone: the KV cache or the "
     "logits of a batch are broken.",
     "memory-grows": "The memory of the server's processes grows by more than the policy allows. On "
     "unified memory this ends in a hang.",
     "growth-undecided": "The memory's noise is larger than the growth that is looked for. Make the "
     "soak longer.",
-    "too-few-samples": "The memory was looked at too seldom to say whether it grows. Make the soak "
-    "longer.",
+    "too-few-samples": (
+        "There are too few readings of the memory to say whether it grows. Make the soak longer."
+    ),
     "processes-unknown": "The server's process is not known, or runs on another machine; its "
     "memory cannot be watched.",
     "no-gpu": "This machine has no NVIDIA GPU, so there is no GPU memory to watch.",
@@ -77,11 +83,14 @@ REASONS: Mapping[str, str] = {
     "the gate in the server's process namespace.",
     "server-restarted": "A process of the server ended during the soak. A supervisor that starts "
     "it again hides crashes; look at its log.",
-    "requests-stuck": "After the load, the server still works on requests whose clients are gone: "
-    "what they hold is never given back.",
-    "gauges-absent": "The server does not say how many requests it works on.",
-    "worse-after-soak": "What passed on a fresh server does not after the load. Look at the checks "
-    "that are named.",
+    "requests-stuck": (
+        "After the load, the server still runs requests whose clients are "
+        "gone, and their memory is never freed."
+    ),
+    "gauges-absent": "The server does not state how many requests it runs.",
+    "worse-after-soak": (
+        "Checks that passed on a fresh server fail after the load. Look at those that are named."
+    ),
     "not-asked": "Without a reference the distributions could not be compared after the load. "
     "Name it with --against.",
 }

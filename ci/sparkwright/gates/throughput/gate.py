@@ -59,17 +59,28 @@ REASONS: Mapping[str, str] = {
     **measurement.REASONS,
     runner.CRASHED: "The candidate's server ended during the gate. Look at its log: the wheel "
     "fails.",
-    runner.UNSTEADY: "The machine's own state spoiled a measurement again and again. Look at "
-    "temperature, power and other load; then run it again, and it continues where it was.",
-    "slower": "The candidate is slower than tolerated. A wheel that is not fails with a "
-    "probability of at most alpha.",
-    "undecided": "Neither is a slowdown of the margin excluded, nor one above the tolerated shown: "
-    "the machine's noise is too large for these blocks, or the truth lies between the two.",
+    runner.UNSTEADY: (
+        "The machine's state spoiled a measurement repeatedly. Look at "
+        "temperature, power and other load, and run again; it continues where "
+        "it was."
+    ),
+    "slower": (
+        "The candidate is slower than tolerated. A wheel that is not slower fails with "
+        "a probability of at most alpha."
+    ),
+    "undecided": (
+        "Neither bound is shown: the machine's noise is too large for these blocks, or the "
+        "true difference lies between the bounds."
+    ),
     "interrupted": "The launch was interrupted; its measurements were repeated.",
-    "flags-added": "Both servers had flags or variables that the recipe does not have, so nothing "
-    "is shown for the recipe. Leave out --flag and --variable, or write them into the recipe.",
-    "above-roofline": "More bytes per second than memory gives: look at the bytes per token, at "
-    "caches, and at uncounted speculation.",
+    "flags-added": (
+        "Both servers had flags or variables beside the recipe's. Leave out "
+        "--flag and --variable, or write them into the recipe."
+    ),
+    "above-roofline": (
+        "More bytes per second than the memory can deliver: look at the bytes "
+        "per token, at caches, and at uncounted speculation."
+    ),
     "generator-missing": "The load generator is not in the store and cannot be fetched. Run the "
     "gate once with a connection.",
     "roofline-unknown": "Bytes per token or the memory's bandwidth is not known, or the model is "

@@ -27,20 +27,29 @@ from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 #: Why a measurement does not count → what it means and what to do.
 REASONS: Mapping[str, str] = {
-    "answer-other": "Answers are shorter or longer than ordered, or ended for another reason than "
-    "their length: the server ended them early, or it does not know ignore_eos.",
+    "answer-other": (
+        "Answers are shorter or longer than ordered, or ended before their "
+        "length: the server ended them early, or it does not know ignore_eos."
+    ),
     "prompt-other": "Prompts have another number of tokens than ordered, so another workload than "
     "the named one was measured.",
-    "request-failed": "A request failed, or its stream broke; a rate over the others flatters the "
-    "wheel. Look at the server's log.",
+    "request-failed": (
+        "A request failed, or its stream broke; a rate over the others would "
+        "be too good. Look at the server's log."
+    ),
     "usage-mismatch": "The server's metrics do not agree with the token counts of its answers, so "
     "the tok/s is not known.",
     "prefix-cached": "A prefix cache answered prompts; elsewhere that made the first token come up "
     "to 49 times sooner (vllm #54227). Serve with --no-enable-prefix-caching.",
-    "stream-merged": "Tokens came at once, as where a machine is too busy to send or to read them "
-    "one by one; their times say nothing of the wheel. The measurement is repeated.",
-    "times-impossible": "A time is not above zero, or a first token came after the last: a clock "
-    "was set, or the generator errs.",
+    "stream-merged": (
+        "Tokens arrived together, as on a machine that is too busy to send or "
+        "read them one by one, so their times are not the wheel's. The "
+        "measurement is repeated."
+    ),
+    "times-impossible": (
+        "A time is not above zero, or the first token came after the last: a "
+        "clock was set, or the generator has a fault."
+    ),
     "counters-missing": "The server does not give the metrics that the check needs, or they go "
     "backwards, as after a restart.",
 }

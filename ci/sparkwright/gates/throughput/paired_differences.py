@@ -157,7 +157,8 @@ def outlook(series: Sequence[MetricSeries], rule: DecisionRule) -> str:
         equal = f"an equal wheel passes after about {passing} blocks"
         if not passing:
             equal = (
-                f"this does not support a margin of {100 * margin:g} % in {rule.max_blocks} blocks"
+                f"the noise does not support a margin of {100 * margin:g} % in "
+                f"{rule.max_blocks} blocks"
             )
         verdict = f"fails after about {failing}" if failing else "stays undecided"
         parts.append(

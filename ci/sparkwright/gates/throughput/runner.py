@@ -405,7 +405,7 @@ class Runner:
     def _cool_down(self, reason: Reason) -> None:
         """Wait until the machine is as it should be again, or for all its cool-downs."""
         for _ in range(self._context.policy.cooldown_retries):
-            with console.step(f"let the machine calm down ({reason.reference})"):
+            with console.step(f"wait for the machine to settle ({reason.reference})"):
                 self._context.wait(self._context.cooldown)
             snapshot = self._context.machine.snapshot()
             if not self._context.machine.disturbances(snapshot, snapshot):
