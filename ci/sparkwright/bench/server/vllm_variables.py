@@ -26,7 +26,8 @@ class VariableError(SparkwrightError):
         "variable-refused": Advice(
             "A variable has a wrong value, or a name that nothing reads, so the server would run "
             "otherwise than intended.",
-            "Correct or remove it as the lines above say; docs/verbs.md lists the variables.",
+            "Correct or remove it as the lines above say; docs/reference/commands.md lists "
+            "the variables.",
         ),
     }
 
