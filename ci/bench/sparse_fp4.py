@@ -39,6 +39,8 @@ SOURCE = Path(__file__).with_suffix(".cu")
 BLOCK, ROWS, STEP = 16, 4, 256
 #: Lanes that read a tile; each reads 16 bytes of codes.
 LANES = (2, 4, 8)
+#: Values in a row of the widest tile.
+WIDEST = 8 * LANES[-1]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 #: The value whose sign is the highest bit of a nibble, in the kernel's words of eight codes.
 SIGNS = (4, 0, 5, 1, 6, 2, 7, 3)
@@ -118,7 +120,7 @@ def zero_blocks(packed: Bytes, scales: Bytes) -> Flags:
 def needed_tiles(zeros: Flags, lanes: int) -> Flags:
     """Return which tiles of *lanes* have a block that is not among the *zeros*."""
     groups, wide = zeros.shape[0] // ROWS, lanes // 2
-    needed: Flags = ~zeros.reshape(groups, ROWS, -1, wide).all((1, 3))
+    needed: Flags = np.logical_not(np.all(zeros.reshape(groups, ROWS, -1, wide), axis=(1, 3)))
     return needed
 
 
@@ -535,7 +537,7 @@ def measure(options: argparse.Namespace) -> int:
 
 def shares(packed: Bytes, scales: Bytes) -> dict[str, float]:
     """Return the shares of zero weights, of zero blocks, and of tiles that a mask can skip."""
-    rows, columns = packed.shape[0] // ROWS * ROWS, packed.shape[1] * 2 // STEP * STEP
+    rows, columns = packed.shape[0] // ROWS * ROWS, packed.shape[1] * 2 // WIDEST * WIDEST
     zeros = zero_blocks(packed[:rows, : columns // 2], scales[:rows, : columns // BLOCK])
     tiles = {f"tiles of {16 * lanes} bytes": 1 - needed_tiles(zeros, lanes).mean() for lanes in LANES}
     values = float((nibbles(packed) & 7 == 0).mean())

@@ -20,7 +20,7 @@ plain=(
   --variable VLLM_USE_FLASHINFER_SAMPLER=0
 )
 # Negatives run at the same time, with logs of their own
-case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; esac
+case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; stock-soak) store=$root/recorded/$name/store ;; esac
 case $step in
   nvfp4 | moe | dense | experts)
     rm -rf "$root/models/$step"
@@ -53,6 +53,10 @@ case $step in
   soak)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --only G7 $(served candidate) "${against[@]}" ;;
+  stock-soak)
+    # Whose fault it is if the candidate's soak fails
+    # shellcheck disable=SC2046
+    gate "$stock" --output "$root/recorded" --only G7 $(served stock) "${against[@]}" ;;
   byte)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/mutants/byte" --only G3 $(served byte) ;;

@@ -118,10 +118,9 @@ def test_answers_may_repeat_as_often_in_batches_as_alone(counts: dict[int, tuple
     """Repeating answers and all answers by concurrency, as four servers gave them on an H100; the last had NaN in its logits."""
     soak = sound()
     soak.requests[:] = [
-        SoakRequest(str(concurrency), concurrency, outcome, 64, "64 times")
+        SoakRequest(str(concurrency), concurrency, "repeating" if number < repeating else "answered", 64, "64 times")
         for concurrency, (repeating, answers) in counts.items()
-        for outcome, count in (("repeating", repeating), ("answered", answers - repeating))
-        for _ in range(count)
+        for number in range(answers)
     ]
     assert states(soak)["words-under-load"][0] == state
 

@@ -7,8 +7,8 @@ Set up a bundle on a host without a network, and run its commands: the standard 
     python3 bundle_host.py collect ROOT FILE     pack the results
 
 BUNDLE holds ``bundle.json`` and the parts. A command starts when all commands in ``after`` have
-ended; one with ``alone`` runs by itself on its GPU. Its result is ``results/NAME.json``; a command without a
-result, for example after a kill, is run again. A refusal ends the script with status 1.
+ended; one with ``alone`` runs by itself on its GPU. Its result is ``results/NAME.json``; a command
+without a result, for example after a kill, is run again. A refusal ends the script with status 1.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 
-#: NV_ERR_NOT_SUPPORTED for a power state: driver 580.159.04 printed it on an H100 in a virtual machine
-#: every few seconds, while nothing was wrong [measured].
+#: NV_ERR_NOT_SUPPORTED for a power state: driver 580.159.04 printed it every few seconds on an H100
+#: in a virtual machine, while nothing was wrong [measured].
 HARMLESS = re.compile(r"refcntRequestReference_IMPL: Failed to enter state .{0,80}0x00000056\)")
 
 #: Stable reference → what it means and what to do.
