@@ -44,7 +44,7 @@ def entries() -> list[tuple[str, str, Advice]]:
 
 def row(reference: str, advice: Advice) -> str:
     """Return the line of a table."""
-    code = f" (exit code {advice.exit_code})" if advice.exit_code != 1 else ""
+    code = f" (exit {advice.exit_code})" if advice.exit_code != 1 else ""
     means, todo = (text.replace("|", "\\|") for text in (advice.means, advice.todo))
     return f"|`{reference}`{code}|{means}|{todo}|\n"
 

@@ -44,10 +44,9 @@ Every file that people review or that is published, field by field. An unknown f
 `0..10` the bounds of a number. YAML is read
 without tags, aliases or duplicate keys. Verdicts have a [JSON schema](verdict.schema.json); `ci/gates/*.yaml` explain their fields in comments.
 
-The metadata of an index (`metadata/*.json`) is that of [TUF](https://theupdateframework.github.io/specification/latest/), with consistent
-snapshots; a lock of a release is a [pylock.toml](https://packaging.python.org/en/latest/specifications/pylock-toml/). In a prefix, `history.json`
-lists the releases that were current, the latest last; `trust/indexes.json` maps an index's address to the fingerprint that was
-confirmed; `releases/NAME/sparkwright-files.json` maps each file to its size in bytes, its time in ns and its sha256.
+An index's `metadata/*.json` is [TUF](https://theupdateframework.github.io/specification/latest/) with consistent snapshots; a lock of a
+release is a [pylock.toml](https://packaging.python.org/en/latest/specifications/pylock-toml/). In a prefix, `history.json` lists earlier releases, the latest last;
+`trust/indexes.json` maps an address to its confirmed fingerprint; `releases/NAME/sparkwright-files.json` maps a file to its size, time in ns and sha256.
 """
 
 #: File → its record, and whether people write it.
