@@ -135,6 +135,8 @@ def test_the_page_shows_releases_speeds_patches_and_runs(
     assert "2 releases; bars are 95 % intervals" in shown
     assert "conflicts on 0.34.0" in shown
     assert "/broken.json" not in shown
+    # Watched by the ledger, and carried by no stack.
+    assert re.search(r"flashinfer #2520Support NVFP4 KV cache decode on SM120 ?merged ?2026-11-21 ?watched", shown)
     assert "✓ build ✗ gate failure: Gate? page not over" in shown
     assert "✓ build – gate skipped" in shown
     assert "! invalidnone began" in shown

@@ -19,6 +19,7 @@ from sparkwright.bench.report.view import Value, View
 from sparkwright.bench.results import decode_result
 from sparkwright.cherry_picks import drift as drifts
 from sparkwright.cherry_picks.drift import Drift, Line
+from sparkwright.cherry_picks.ledger import Record, load_ledger
 from sparkwright.client.index import Index, newest_first
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
@@ -196,6 +197,7 @@ class StatusPage:
         day: The day (UTC) on which it is made.
         releases: Newest first; None without an index. *more*: how many older ones there are.
         patches: The patches and picks of each stack.
+        pulls: Page of each pull request in the ledgers → the fork, and what `patch watch` saw.
         runs: Newest first; None without a repository.
     """
 
@@ -206,6 +208,7 @@ class StatusPage:
         self.releases: list[PublishedRelease] | None = None
         self.more = 0
         self.patches: dict[str, list[Line]] = {}
+        self.pulls: dict[str, tuple[str, Record]] = {}
         self.runs: list[Run] | None = None
         self._speeds: dict[tuple[str, str], list[Speed]] = {}
 
@@ -275,6 +278,10 @@ class StatusPage:
             with self._noting(stack):
                 project = Project(context.project.root, stack)
                 own = dataclasses.replace(context, project=project)
+                for fork in project.spec.forks:
+                    ledger = load_ledger(project.root, fork)
+                    pulls = {ledger.page(each.number): each for each in ledger.records}
+                    self.pulls |= {page: (fork, pull) for page, pull in pulls.items()}
                 self.patches[stack] = [
                     line
                     for fork in project.spec.forks
