@@ -16,7 +16,7 @@ fi
 
 python3 -m venv .venv
 # By hash, and from wheels alone, because jobs that hold keys are prepared by this script, too:
-#   uv pip compile pyproject.toml .github/requirements.in --extra full --universal --python-version 3.11 \
+#   uv pip compile pyproject.toml .github/requirements.in --extra full --universal --python-version 3.11 --no-strip-extras \
 #       --generate-hashes --no-annotate --no-header --output-file .github/requirements.txt
 install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
 "${install[@]}" --require-hashes --only-binary :all: --requirement .github/requirements.txt

@@ -479,7 +479,9 @@ def test_the_series_of_the_check(world: World) -> None:
     (config := world.folder / "config.yaml").write_text(world.variables["SPARKWRIGHT_CONFIG"])
     world.environment["SPARKWRIGHT_CONFIG"] = str(config)
     world.secrets = {}
-    assert world.run(flow, event="pull_request") == {"series": "success"}, workflows.told(world.steps)
+    assert world.run(flow, event="pull_request") == {"series": "success"}, workflows.told(
+        world.steps
+    )
 
 
 def only_demo(world: World, name: str, drop: str = "") -> Path:

@@ -21,7 +21,7 @@ from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
 #: What travels with the program; pyproject.toml says the same to the build backend.
-CARRIED = ("ci/recipes/*",)
+CARRIED = ("ci/recipes/*", "ci/variables.yaml")
 
 PACKAGE = Path(__file__).parents[1]
 #: Of an installed program.

@@ -47,7 +47,7 @@ class RemovedVariable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def _removed() -> dict[str, RemovedVariable]:
-    path = config.root() / "ci" / "recipes" / "variables" / "removed.yaml"
+    path = config.root() / "ci" / "variables.yaml"
     return strict_yaml.load(path, dict[str, RemovedVariable])
 
 
