@@ -172,8 +172,8 @@ class Handler(loopback.Handler):
     def _public(self, tag: str, name: str) -> Reply:
         """Answer as everybody is answered; drafts have no address here."""
         released = [one for one in self.world.releases.values() if one.tag == tag and not one.draft]
-        [number] = [asset.id for one in released for asset in one.assets.values() if asset.name == name]
-        return 302, f"{self.world.hosts['storage'].url}/{number}"
+        numbers = {asset.name: asset.id for one in released for asset in one.assets.values()}
+        return 302, f"{self.world.hosts['storage'].url}/{numbers[name]}"
 
     def _release(self, one: Release) -> dict[str, Any]:
         where = f"/repos/{self.world.repository}/releases/{one.id}/assets"
@@ -195,8 +195,8 @@ class Handler(loopback.Handler):
         return 201, self._release(release)
 
     def _tagged(self, tag: str) -> Reply:
-        tagged = [one for one in self.world.releases.values() if one.tag == tag and not one.draft]
-        return (200, self._release(tagged[0])) if tagged else (404, {"message": "Not Found"})
+        released = {one.tag: one for one in self.world.releases.values() if not one.draft}
+        return 200, self._release(released[tag])
 
     def _upload(self, release: Release, name: str, data: bytes) -> Reply:
         if release.immutable or any(one.name == name for one in release.assets.values()):
@@ -212,8 +212,8 @@ class Handler(loopback.Handler):
         return 200, self._release(release)
 
     def _remove(self, number: str) -> Reply:
-        [release] = [one for one in self._visible if int(number) in one.assets]
-        del release.assets[int(number)]
+        holders = {each: release for release in self._visible for each in release.assets}
+        del holders[int(number)].assets[int(number)]
         return 204, None
 
 

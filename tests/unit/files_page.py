@@ -62,7 +62,7 @@ FILES: dict[str, tuple[Any, str]] = {
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
-    "ci/recipes/variables/removed.yaml (by variable)": (RemovedVariable, "people"),
+    "ci/variables.yaml (by variable)": (RemovedVariable, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json, *.bench.json": (Result, "`gate`, `bench`"),

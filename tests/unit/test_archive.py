@@ -214,3 +214,7 @@ def test_a_stored_archive_is_the_tree_of_its_files(tmp_path: Path, repository: R
     repository.git("add", "--all", "--force")
 
     assert stored == repository.git("write-tree")
+
+
+def test_a_second_top_folder_is_refused(tmp_path: Path) -> None:
+    assert "more than one top folder" in refused(tmp_path, entry("m/a"), entry("n/a"))

@@ -579,3 +579,16 @@ def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:
     for planned in bad:
         with refusal("compile-failed", match=planned.object):
             graft.unit_manifest(tmp_path, [planned], {"_C": LIBRARY})
+
+
+def test_the_table_has_the_verdict_of_each_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column of the gains is named after the stack's target."""
+    good, bad = (fatbins.library(tmp_path, [cubin(tmp_path, arch)]) for arch in ("sm_90a", "sm_90"))
+    files = {LIBRARY: good, "probe/other.so": bad}
+    show(audit(write_wheel(tmp_path, files), policy({}, arch="9.0a"), NOWHERE), result=True)
+    _, head, _, *rows = filter(str.strip, capsys.readouterr().out.splitlines())
+
+    assert head.split()[-3:] == ["on", "sm_90a", "verdict"]
+    assert [" ".join(row.split()[-3:]) for row in rows[:2]] == ["1 native pass", "plain 1 finding"]

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import refserved
-from tests.support.fake_openai_server import Behaviour, started
+from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench.recipes import preflight
@@ -120,12 +120,14 @@ def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> N
     assert (checks[0].state, checks[0].reason) == ("invalid", "server-died")
 
 
-def test_a_candidate_that_ends_under_load_fails(place: Path) -> None:
-    wrong = msgspec.structs.replace(TRUE, faults={"dies": 5})
+@pytest.mark.parametrize(("fault", "state", "reference"), [("dies", "fail", "candidate-crashed"), ("prefix-hits", "invalid", "prefix-cached")])
+def test_a_candidate_that_is_wrong_under_load_never_passes(place: Path, fault: Fault, state: str, reference: str) -> None:
+    """A crash fails the gate; wrong answers make it invalid."""
+    wrong = msgspec.structs.replace(TRUE, faults={fault: 5})
     candidate, base = environment(place, "wrong", wrong), environment(place, "base")
     result = answered(place, question(place, kind="gate", candidate=candidate, baseline=base))
     stopped = throughput.checks(result)[0]
-    assert (stopped.name, stopped.state, stopped.reason) == ("measured", "fail", "candidate-crashed")
+    assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
 
 @pytest.mark.server
@@ -277,3 +279,8 @@ def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
     arguments = main.parse(["bench", *words])
     with refusal("usage"):
         arguments.run(arguments)
+
+
+def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
+    with refusal("usage", match="file of prompts"):
+        answered(place, question(place, workloads=("sharegpt",)))

@@ -19,14 +19,19 @@ from sparkwright.cli import gate as gate_verb
 from sparkwright.cli.main import parse
 from sparkwright.cli.options import checkout
 from sparkwright.core.errors import UsageError
+from sparkwright.gates.accuracy import harness
+from sparkwright.gates.contract import kernel_trace
 from sparkwright.gates.core import policy, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.server_under_test import (
     REASONS,
     GateOptions,
+    ServerIdentity,
     ServerUnderTest,
 )
-from sparkwright.gates.core.verdict import Ladder
+from sparkwright.gates.core.verdict import Ladder, passed
+from sparkwright.gates.logprobs import distributions
+from sparkwright.gates.logprobs import gate as logprobs
 from sparkwright.gates.throughput.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -248,3 +253,22 @@ def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], opti
     with pytest.raises(UsageError) as refused:
         gate_verb.gate(parse(["gate", *gates, *options, *common]))
     assert names in f"{refused.value.what} {refused.value.todo}"
+
+
+@pytest.mark.parametrize("floors", [{}, {"gsm8k": 0.5}])
+def test_reference_is_recorded_without_the_answers_that_cannot_be_had(
+    served: GateOptions, common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floors: dict[str, float]
+) -> None:
+    """A recipe without a floor has no task, and without a network there is no harness; the distributions and backends are recorded."""
+    context = checkout(parse(["gate", "--offline", *common]))
+    monkeypatch.setattr(recipes, "load", lambda root, name, load=recipes.load: replace(load(root, name), floors=floors))
+    for module, name in ((logprobs, "record"), (distributions, "save"), (kernel_trace, "record"), (kernel_trace, "read"), (kernel_trace, "save")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(kernel_trace, "kernels", lambda *_: {"decode linear": "gemm"})
+    monkeypatch.setattr(GateBuilder, "_served", passed("wheel-served", "it is"))
+    monkeypatch.setattr(GateBuilder, "_ended", lambda _: None)
+    monkeypatch.setattr(ServerUnderTest, "client", lambda _: None)
+    monkeypatch.setattr(ServerUnderTest, "identity", ServerIdentity())
+    monkeypatch.setattr(harness, "ask", lambda *_: harness.obtain(context))
+    with GateBuilder(context, replace(served, recipe="toy-cpu"), {}) as builder:
+        assert [path.name for path in builder.record(tmp_path / "reference")] == ["logprobs.json", "backends.json"]

@@ -429,3 +429,12 @@ def test_a_probability_that_is_no_number_is_no_entropy() -> None:
     assert collapse({1: -0.1}, {1: math.nan}) == "not-a-number"
     assert collapse({1: 0.0, 2: -math.inf}) == "entropy-collapsed"
     assert collapse({1: -0.7, 2: -0.7}) == ""
+
+
+def test_deep_damage_stays_a_failure_if_the_second_launch_does_not_answer(fleet: Fleet) -> None:
+    fleet.server.damage = deep
+    fleet.relaunch_damage = {("graphs",): lambda logits, _: logits * np.nan}
+    found = judged(fleet)
+
+    assert (found["deep-decode"].state, found["deep-decode"].reason) == ("fail", "deep-damage")
+    assert "without graphs no answer arrived" in found["deep-decode"].message

@@ -288,3 +288,9 @@ def test_a_policy_that_names_an_unknown_check_is_refused(tmp_path: Path) -> None
     for names in ([("G2", "kernels")], [("G0", "archive"), ("G4", "corrupted-*s"), ("G8", "itl-*")]):
         with refusal("policy-unknown-check"):
             policy.require_declared(Path("some.yaml"), names)
+
+
+@pytest.mark.parametrize("state", ORDER)
+def test_every_state_but_pass_has_a_reason(state: State) -> None:
+    with pytest.raises(ValueError, match="reason"):
+        Check("one", state, "it is so", "" if state != "pass" else "reason")

@@ -335,3 +335,13 @@ def test_real_program_shows_each_fault_of_a_server(real: VllmBench, fault: Fault
     assert faulty.output_tokens == tokens
     assert error in faulty.error
     assert bool(error) == bool(faulty.error)
+
+
+def test_quick_look_shows_the_runs_that_it_has_if_a_later_one_is_late() -> None:
+    class Late(Timetable):
+        def measure(self, spec: LoadSpec) -> LoadResult:
+            if len(self.specs) == 3:
+                raise LoadError("generator-late", "it did not finish")
+            return super().measure(spec)
+
+    assert quick_look.quick_look(Late(), SPEC).runs == 2

@@ -396,3 +396,11 @@ def test_the_interval_covers_the_truth() -> None:
 
     assert sum(low > 1.0 for low, _ in found) <= 15
     assert sum(high < 1.0 for _, high in found) <= 15
+
+
+@pytest.mark.parametrize("digest", ["n" * 64, ""])
+def test_a_reference_of_other_weights_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path, digest: str) -> None:
+    """The digest decides, although both serve the same name; unknown files are not those of the reference."""
+    found = compared(server, known, tmp_path, served=replace(CANDIDATE, model=digest))
+
+    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "reference-other-model")
