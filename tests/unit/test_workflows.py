@@ -283,7 +283,7 @@ def test_setup_installs_the_packages_that_are_missing(tmp_path: Path) -> None:
 def test_a_spark_has_the_packages_that_its_jobs_ask_for() -> None:
     """A job has no right to install any there, so the guide names them."""
     [line] = re.findall(
-        "^# apt-get install (.*)$", (ROOT / "docs" / "runner.md").read_text("utf-8"), re.MULTILINE
+        "^# apt-get install (.*)$", (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text("utf-8"), re.MULTILINE
     )
     for key in ("build", "gate"):
         steps = MADE["pipeline"]["jobs"][key]["steps"]

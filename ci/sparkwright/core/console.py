@@ -326,12 +326,6 @@ def markdown_escape(line: str) -> str:
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (columns, *rows)]
-    return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:], ""])
-
-
 def markdown_block(lines: Sequence[str]) -> str:
     """Return *lines* in a code block that none of them can end."""
     text = printable("\n".join(lines))
