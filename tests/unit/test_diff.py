@@ -14,11 +14,11 @@ from sparkwright.core.git import Objects
 #: Path → mode and bytes, before and after: edited in two places, without a last line end, of another mode, gone, new, and binary; names that git quotes.
 EDITED = "".join(f"{number}\r\n" for number in range(40)).encode()
 BEFORE = {
-    'quo"te ü/a b.txt': (git.REGULAR, EDITED), "d/e": (git.REGULAR, b"x\ny"), "-dash": (git.REGULAR, b"m\n"), "gone": (git.REGULAR, b"--- a/x\n"),
+    'quo"ted ü/a b.txt': (git.REGULAR, EDITED), "d/e": (git.REGULAR, b"x\ny"), "-dash": (git.REGULAR, b"m\n"), "gone": (git.REGULAR, b"--- a/x\n"),
     "binary": (git.REGULAR, b"\0\n"), "same": (git.REGULAR, b"s\n"),
 }  # fmt: skip
 AFTER = {
-    'quo"te ü/a b.txt': (git.REGULAR, EDITED.replace(b"3\r", b"@@ -1 +1 @@\r")), "d/e": (git.REGULAR, b"x\nz"), "-dash": (git.EXECUTABLE, b"m\n"),
+    'quo"ted ü/a b.txt': (git.REGULAR, EDITED.replace(b"3\r", b"@@ -1 +1 @@\r")), "d/e": (git.REGULAR, b"x\nz"), "-dash": (git.EXECUTABLE, b"m\n"),
     "binary": (git.REGULAR, b"\0\0\n"), "same": (git.REGULAR, b"s\n"), "new\ttab": (git.REGULAR, b"+++ b/x\n"),
 }  # fmt: skip
 
