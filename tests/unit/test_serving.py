@@ -418,7 +418,7 @@ def metrics(tokens: float) -> bytes:
         ({}, "serving", "an answer came"),
         ({"/metrics": ERROR}, "serving", "an answer came"),
         ({"/health": None}, "serving", "an answer came"),
-        ({"/v1/completions": GARBAGE}, "garbage", "!!!!!!!!"),
+        ({"/v1/completions": GARBAGE}, "garbage", "token 0 8 times"),
         ({"/health": whole(b"", "503 Service Unavailable")}, "dead", "/health: "),
         ({"/v1/completions": ERROR, "/metrics": metrics(5)}, "dead", "EngineDeadError"),
         ({"/v1/completions": None, "/metrics": b"moving"}, "busy", "generation_tokens_total increases"),

@@ -24,7 +24,7 @@ MOVING = (
     "vllm:generation_tokens_total",
     "vllm:request_success_total",
 )
-#: Tokens that are requested; so many exclamation marks are token 0, the argmax of NaN logits.
+#: Tokens that are requested.
 TOKENS = 8
 #: HTTP statuses of a server without an engine, or of one that loses it while it answers.
 DEAD = (500, 502, 503)
@@ -84,8 +84,9 @@ def check(url: str, patience: float, key: str = "") -> Health:
         if moved and not error.status:
             return Health("busy", f"no token in {patience:g} s, but {moved[0]} increases", url)
         return Health("stuck", f"{error.message}; no counter increases", url)
-    if len(answer.tokens) >= TOKENS and not answer.text.strip("!"):
-        message = f"its answer is {answer.text[:TOKENS]}: its logits are not numbers"
+    # The argmax of logits that are not numbers is token 0, often an exclamation mark.
+    if len(answer.tokens) >= TOKENS and set(answer.tokens) == {0}:
+        message = f"its answer is token 0 {len(answer.tokens)} times: its logits are not numbers"
         return Health("garbage", message, url)
     return Health("serving", "an answer came", url, round(time.monotonic() - begin, 3))
 

@@ -73,6 +73,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         growth: MB (10^6 bytes) an hour by which the server's memory may grow.
         confidence: Of the interval of the growth.
         run: An answer with as many equal tokens in a row counts as repeating.
+        repeating: Share of the answers at a concurrency that may repeat.
         chance: That a sound server fails because its answers repeat by chance.
         least: Answers needed at each concurrency.
         drain: Seconds within which a request ends, and the server is idle after the load.
@@ -87,6 +88,7 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     growth: Annotated[float, Meta(gt=0)]
     confidence: Annotated[float, Meta(ge=0.5, lt=1)]
     run: Annotated[int, Meta(ge=2)]
+    repeating: Share
     chance: Annotated[float, Meta(gt=0, lt=1)]
     least: AtLeastOne
     drain: Seconds
