@@ -176,8 +176,12 @@ def test_run_that_was_killed_continues(host: Host) -> None:
     assert (host.root / "results" / "first.log").read_text() == text
 
 
-def test_commands_for_other_gpus_run_beside_one_that_runs_alone(host: Host) -> None:
-    """Each sees its own GPU and has its own processors; a third GPU is one of the two that are there."""
+@pytest.mark.parametrize(("allowed", "seen"), [("", ["0", "1", "0"]), ("5,7", ["5", "7", "5"])])
+def test_commands_for_other_gpus_run_beside_one_that_runs_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch, allowed: str, seen: list[str]
+) -> None:
+    """Each sees its own GPU of those that the user may take, and has its own processors; a third GPU is one of the two."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     shown = "echo $CUDA_VISIBLE_DEVICES; taskset --cpu-list --pid $$ | sed 's/.*: //'"
     meet = "touch {root}/$0; for i in $(seq 100); do test -e {root}/$1 && exit; sleep 0.1; done; exit 1"
     words = ["sh", "-c", f"{shown}; {meet}"]
@@ -189,7 +193,7 @@ def test_commands_for_other_gpus_run_beside_one_that_runs_alone(host: Host) -> N
     assert host.script("run", host.root)[0] == 0
     assert {name: each["status"] for name, each in results(host.root).items()} == dict.fromkeys("abc", 0)
     logs = [(host.root / "results" / f"{name}.log").read_text().split("\n") for name in "abc"]
-    assert [log[0] for log in logs] == ["0", "1", "0"]
+    assert [log[0] for log in logs] == seen
     if len(os.sched_getaffinity(0)) > 1:
         assert logs[0][1] == logs[2][1] != logs[1][1]
 

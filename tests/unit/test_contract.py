@@ -102,12 +102,26 @@ def test_kernel_belongs_to_the_step_that_launched_it(graphs: bool, tmp_path: Pat
     assert {phase: list(kernels) for phase, kernels in read.items()} == {"prefill": [LINEAR], "decode": [MOE]}
 
 
+def test_kernels_without_a_launch_s_number_are_in_no_graph(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    for event in events:
+        event.pop("args", None)
+        # They belong to the step in whose time they ran.
+        event["ts"] = event.get("ts", 0) - 500 * (event.get("cat") == "kernel")
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert kernel_trace.read(path).graphs == 0
+
+
 def test_compiler_and_graphs_of_the_log_are_looked_for_in_the_profile(tmp_path: Path) -> None:
     sound = judged(tmp_path)
     assert (sound["profile-graphs"].state, sound["profile-compile"].state) == ("pass", "pass")
     plain = (ATTENTION, LINEAR, MOE)
     eager = judged(tmp_path, trace=trace(tmp_path / "eager.gz", plain, plain, graphs=False))
     assert (eager["profile-graphs"].reason, eager["profile-compile"].reason) == ("graphs-unseen", "compile-unseen")
+    # vLLM compiles some helpers of its own in any mode.
+    helper = judged(tmp_path, trace=trace(tmp_path / "helper.gz", (*plain, "triton_poi_fused_topk_0"), plain, graphs=False))
+    assert helper["profile-compile"].reason == "compile-unseen"
     lines = {name: pattern for name, pattern in RECIPE.contract.lines.items() if name == "device"}
     other = judged(tmp_path, recipe=replace(RECIPE, contract=replace(RECIPE.contract, lines=lines)))
     assert not {"profile-graphs", "profile-compile"} & set(other)
@@ -179,9 +193,9 @@ def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -
 
 TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str], str]] = {
     "silent Marlin": ((*SERVING, MARLIN), (*SERVING, MARLIN), {"no-fallback-kernel"}, "kernel-forbidden"),
-    "Marlin in decode alone": (SERVING, (ATTENTION, LINEAR, MARLIN), {"no-fallback-kernel", "kernels-moe"}, "kernel-unseen"),
+    "Marlin in decode alone": (SERVING, (ATTENTION, LINEAR, MARLIN), {"no-fallback-kernel", "kernels-moe", "profile-compile"}, "kernel-unseen"),
     "no FP4 experts in prefill": ((ATTENTION, LINEAR), SERVING, {"kernels-moe"}, "kernel-unseen"),
-    "nothing in decode": (SERVING, (), {"kernels-moe", "kernels-attention", "kernels-linear", "profile-graphs"}, "kernel-unseen"),
+    "nothing in decode": (SERVING, (), {"kernels-moe", "kernels-attention", "kernels-linear", "profile-graphs", "profile-compile"}, "kernel-unseen"),
 }
 
 

@@ -53,6 +53,13 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert "as expected" in capsys.readouterr().err
 
 
+def test_an_array_may_begin_with_empty_lines(tmp_path: Path) -> None:
+    (tmp_path / "sharegpt.json").write_text("\n \n" + json.dumps(ENTRIES))
+    lines = prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"))
+    assert lines
+    assert len(lines.read_text("utf-8").splitlines()) == 2
+
+
 def test_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Why?"}\n')
@@ -62,9 +69,11 @@ def test_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "detail"),
     [
-        (b"", "truncated"),
+        (b"", "there is none"),
         (b'{"data": []}', "missing required field `prompt`"),
         (b'{"prompt": ' + b"[" * 100_000, ""),
+        (b'{"prompt": "Why?"}\n\n{"prompt": "How?"}\n', "line 2: "),
+        (b'{"prompt": "Why?"}\n{"x": 1}\n', "line 2: "),
         (b"[]", "no first turn"),
         (b"[{}]", "no first turn"),
         (b"[1, 2]", "no first turn"),

@@ -216,6 +216,18 @@ def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
         moe_configs.members(mini.context(), "vllm", "mini_vllm", tuned.tree)
 
 
+def test_file_that_is_slower_and_record_without_a_file_are_refused(mini: Mini) -> None:
+    """Also where one batch of several is slower."""
+    folder, context = mini.root / "build" / "demo" / "moe", mini.context()
+    rows = [{"tokens": 1, "before": [20.0], "tuned": [10.0]}, {"tokens": 8, "before": [40.8, 41.1, 40.7], "tuned": [44.9, 45.2, 44.7]}]
+    record(folder, latencies=rows)
+    with refusal("tuning-slower", match="batches of 8 tokens"):
+        moe_configs.members(context, "vllm", "mini_vllm", "")
+    (folder / NAME).unlink()
+    with refusal("tuning-foreign", match="the record of no file"):
+        moe_configs.members(context, "vllm", "mini_vllm", "")
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from statistics import median
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -43,6 +44,10 @@ class TuningError(SparkwrightError):
             "Tune again on the stack's device with the stack's wheel (`sparkwright model tune`), "
             "or remove the file and its record.",
         ),
+        "tuning-slower": Advice(
+            "A tuned configuration was slower than the one that vLLM takes without it.",
+            "Tune again without --configurations, or remove the file and its record.",
+        ),
         "tuning-present": Advice(
             "The source has a configuration of this name already, which would be overwritten.",
             "Compare both on the device. To replace upstream's, remove it with a patch of the "
@@ -62,6 +67,11 @@ class BatchLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[int, Meta(ge=1)]
     before: Annotated[tuple[Microseconds, ...], Meta(min_length=1)]
     tuned: Annotated[tuple[Microseconds, ...], Meta(min_length=1)]
+
+    @property
+    def faster(self) -> bool:
+        """Whether the median is at most that without the file."""
+        return median(self.tuned) <= median(self.before)
 
 
 class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,11 +118,14 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         file-invalid: A file or record does not have its form.
         tuning-foreign: A file is for another device or release, or its record is another file's.
         tuning-present: The tree has a file of that name.
+        tuning-slower: A batch was slower with the file, by the medians of its record.
     """
     arch, result = context.project.spec.arch, dict[str, bytes]()
     versions = releases(context, fork)
     for path in context.tuned_files(fork):
         if path.suffix != ".json":
+            if not path.with_suffix(".json").exists():
+                raise TuningError("tuning-foreign", f"{path.name} is the record of no file.")
             continue
         record = strict_yaml.load(path.with_suffix(".yaml"), TuningRecord)
         read_json(path, dict[str, str | dict[str, int]])
@@ -132,6 +145,9 @@ def members(context: RunContext, fork: str, package: str, tree: str) -> dict[str
         if details := [fault for fault, present in faults.items() if present]:
             what = f"{path.name} is not a file for stack {context.project.stack}."
             raise TuningError("tuning-foreign", what, details=details)
+        if slower := [row.tokens for row in record.latencies if not row.faster]:
+            what = f"{path.name} is slower for batches of {', '.join(map(str, slower))} tokens."
+            raise TuningError("tuning-slower", what)
         member = f"{package}/{MOE_CONFIGS}/{path.name}"
         if context.objects.blob(tree, member) is not None:
             raise TuningError("tuning-present", f"The source has {member} already.")

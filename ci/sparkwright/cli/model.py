@@ -189,8 +189,9 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         datetime.datetime.now(datetime.UTC).date().isoformat(), arguments.configurations, latencies,
     )  # fmt: skip
     path = context.tuned_folder / name
-    context.store.write(path, content)
+    # A kill between both leaves a record that a build refuses, and not a file that it packs.
     context.store.write(path.with_suffix(".yaml"), strict_yaml.dump(record).encode())
+    context.store.write(path, content)
     _show_latencies(name, latencies)
     console.result(f"written: {path}")
     return {"path": str(path), "record": record}
@@ -204,8 +205,8 @@ def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
         spread = max(max(each) / min(each) - 1 for each in (row.before, row.tuned))
         figures = f"{before:.2f}", f"{tuned:.2f}", f"{before / tuned - 1:+.1%}", f"{spread:.1%}"
         rows.append([str(row.tokens), *figures])
-        if tuned > before:
-            console.warn(f"a batch of {row.tokens} tokens is slower with the file")
+        if not row.faster:
+            console.warn(f"a batch of {row.tokens} tokens is slower; a build refuses the file")
     columns = [">tokens", ">before, µs", ">tuned, µs", ">faster by", ">spread"]
     console.table(name, columns, rows, result=True)
 

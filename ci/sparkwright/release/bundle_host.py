@@ -239,6 +239,8 @@ class Command:
         self._mark, self._result = f"{root}:{self.name}", root / "results" / f"{self.name}.json"
         end_processes(self._mark)
         self._began, self._seconds = time.time(), plan["seconds"]
+        # Numbers of torch are those among the GPUs that this script may use.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         limits = ["taskset", "--cpu-list", ",".join(map(str, cpus))]
         limits += ["timeout", f"--kill-after={GRACE}", str(self._seconds)]
         with self._result.with_suffix(".log").open("wb") as log:
@@ -253,7 +255,7 @@ class Command:
                     **os.environ,
                     MARK: self._mark,
                     "SPT_NOENV": "1",
-                    "CUDA_VISIBLE_DEVICES": str(gpu),
+                    "CUDA_VISIBLE_DEVICES": visible[gpu] if visible[0] else str(gpu),
                 },
                 start_new_session=True,
             )

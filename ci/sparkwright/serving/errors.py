@@ -19,7 +19,7 @@ class ServeError(SparkwrightError):
         "loader-missing": Advice(
             "--load-format names a loader whose package the environment does not have.",
             "Leave the flag out: it changes how fast the model loads, not how fast it answers. Or "
-            "install a release, whose locked set has fastsafetensors, which vLLM requires.",
+            "install a release: vLLM requires fastsafetensors, so its locked set should have it.",
         ),
         "memory-held": Advice(
             "The machine is large enough, but running programs hold so much memory that the "

@@ -218,7 +218,7 @@ def _experts(package: Path, launch: LaunchPlan, model: LocalModel, gpu: str) -> 
     folders = [str(package / MOE_CONFIGS), launch.variables.get("VLLM_TUNED_CONFIG_FOLDER", "")]
     if any(Path(folder, name).is_file() for folder in filter(None, folders)):
         return f"tuned, {name}"
-    return f"no {name}: Triton's kernels take defaults (`sparkwright model tune`)"
+    return f"no {name}: if Triton serves them, it takes defaults (`sparkwright model tune`)"
 
 
 def _model_name(request: ServeRequest, recipe: Recipe | None) -> str:

@@ -30,11 +30,13 @@ class LoadCurve(msgspec.Struct, frozen=True):
 
 
 def load_curve(run: LoadResult, parts: int = PARTS) -> LoadCurve | None:
-    """Return how *run* went in that many parts; None if its times are none that a clock gives."""
-    whole = [one for one in run.requests if not one.error]
+    """Return how *run* went in that many parts; None if its times are implausible."""
+    whole = [request for request in run.requests if not request.error]
     if not whole or not 1e-6 < run.seconds < 1e9:
         return None
-    columns = [(one.start, one.ttft, one.latency, one.output_tokens) for one in whole]
+    columns = [
+        (request.start, request.ttft, request.latency, request.output_tokens) for request in whole
+    ]
     start, ttft, latency, count = np.array(columns, float).T
     with np.errstate(all="ignore"):
         after_first = np.maximum(latency - ttft, 1e-9)

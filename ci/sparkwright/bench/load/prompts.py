@@ -52,17 +52,17 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
             todo="Fetch it again, or leave out --sha256 to use the file as it is.",
         )
     with path.open("rb") as stream:
-        first = stream.readline(LONGEST_ENTRY).removeprefix(b"\xef\xbb\xbf").lstrip()
+        array = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     lines = path
     try:
-        if first.startswith(b"["):
+        if array:
             key = content_key("prompts", (digest, SHORTEST, LONGEST, MOST))
             lines = store.folder("prompts") / f"{key}.jsonl"
             if not lines.exists():
                 with translate_disk_full(lines.parent), store.replacing(lines) as output:
                     _extract(path, output)
         else:
-            msgspec.json.decode(first, type=_Line)
+            _check_lines(path)
     except (ValueError, RecursionError) as error:
         raise FileError(
             "file-invalid",
@@ -76,6 +76,18 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
     checked = "as expected" if sha256 else "of any origin, since no --sha256 was named"
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
     return lines
+
+
+def _check_lines(path: Path) -> None:
+    """Raise ValueError unless *path* has lines, each of them an object with a prompt."""
+    if not path.stat().st_size:
+        raise ValueError("there is none")
+    with path.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_ENTRY), b""), 1):
+            try:
+                msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"), type=_Line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"line {number}: {error}") from error
 
 
 def _extract(path: Path, output: Path) -> None:

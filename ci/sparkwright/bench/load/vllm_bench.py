@@ -145,10 +145,10 @@ class LoadResult(msgspec.Struct, frozen=True):
     itl_p90: float = 0.0
 
     def _tpot(self, percent: int) -> float:
-        return percentile([one.tpot for one in self.requests if one.output_tokens > 1], percent)
+        return percentile([each.tpot for each in self.requests if each.output_tokens > 1], percent)
 
     def _ttft(self, percent: int) -> float:
-        return percentile([one.ttft for one in self.requests], percent)
+        return percentile([request.ttft for request in self.requests], percent)
 
     @property
     def tpot(self) -> float:

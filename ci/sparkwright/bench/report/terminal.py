@@ -63,7 +63,9 @@ def show_quick(look: QuickLook, title: str, cell: str) -> None:
             f"{text.number(figure.low)} – {text.number(figure.high)}",
             figure.unit,
         ]
-        for figure in sorted(look.figures, key=lambda one: titles.index(one.name.split(",")[0]))
+        for figure in sorted(
+            look.figures, key=lambda figure: titles.index(figure.name.split(",")[0])
+        )
     ]
     console.table(title, ["", ">mean", ">95 % interval", ""], rows, result=True)
     _curves({cell: look.curve} if look.curve else {})
@@ -90,7 +92,7 @@ def _curves(curves: Mapping[str, LoadCurve]) -> None:
 def _ladder(view: View) -> None:
     """Print the throughput of each workload, those that differ in concurrency side by side."""
     cells = sorted(view.result.cells, key=compare.shape_of)
-    rates = {cell.name: one.median for cell in cells if (one := view.value(cell, "rate"))}
+    rates = {cell.name: rate.median for cell in cells if (rate := view.value(cell, "rate"))}
     rows = [
         [_name(cell), text.number(rate), "█" * round(_BARS * rate / max(rates.values()))]
         for cell, rate in list(rates.items())[:_ROWS]

@@ -204,10 +204,10 @@ class View:
         for cell, side in itertools.product(self.result.cells, self.sides):
             if loads := self.loads(cell, side):
                 for title, names in PERCENTILES.items():
-                    values = [_median([getattr(one, name) for one in loads]) for name in names]
+                    values = [_median([getattr(load, name) for load in loads]) for name in names]
                     first, second, third = (text.number(v and 1000 * v) for v in values)
                     rows.append((cell.name, side, f"{title}, ms", (first, second, third)))
-                rate = _median([one.requests_per_second for one in loads])
+                rate = _median([load.requests_per_second for load in loads])
                 rows.append((cell.name, side, "requests, 1/s", (text.number(rate), "–", "–")))
         return rows
 

@@ -348,9 +348,9 @@ def _kernels(
         graphs = Figure("kernels of decode steps in CUDA graphs", trace.graphs)
         layers.append(_profiled("graphs", trace.graphs, graphs))
     if contract.lines.get("compile") == "VLLM_COMPILE":
-        names = {kernel for phase in trace.values() for kernel in phase}
-        count = sum(bool(COMPILED.match(kernel)) for kernel in names)
-        layers.append(_profiled("compile", count, Figure("kernels of torch.compile", count)))
+        count = sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"])
+        figure = Figure("kernels of torch.compile in decode", count)
+        layers.append(_profiled("compile", count, figure))
     allowed = contract.allows
     fallbacks = [pattern for key, pattern in policy.fallback_kernels.items() if key not in allowed]
     samples = [

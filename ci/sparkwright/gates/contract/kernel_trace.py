@@ -143,7 +143,7 @@ def _phases(events: list[_Event]) -> KernelTrace:
         for event in events
         if event.cat in ("cuda_runtime", "cuda_driver") and event.args.correlation is not None
     }
-    graphs = {event.args.correlation for event in events if "GraphLaunch" in event.name}
+    graphs = {event.args.correlation for event in events if "GraphLaunch" in event.name} - {None}
     kernels = [event for event in events if event.cat == "kernel"]
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
     if kernels and not steps:
