@@ -20,7 +20,7 @@ plain=(
   --variable VLLM_USE_FLASHINFER_SAMPLER=0
 )
 # Negatives run at the same time, with logs of their own
-case $step in backend | byte | scale | cache | template) store=$root/mutants/$step/store ;; stock-soak) store=$root/recorded/$name/store ;; esac
+case $step in backend | byte | scale | cache | template | compiled) store=$root/mutants/$step/store ;; stock-soak) store=$root/recorded/$name/store ;; esac
 case $step in
   nvfp4 | moe | dense | experts)
     rm -rf "$root/models/$step"
@@ -44,6 +44,9 @@ case $step in
   ladder)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/dist" --keep-going --only G3 --only G4 --only G5 --only G6 $(served candidate) "${against[@]}" ;;
+  compiled)
+    gate "$candidate" --output "$root/compiled" --only G3 --python "$environments/candidate/bin/python" --serve "$root/models/$model" \
+      --recipe compiled-dense ;;
   backend)
     # shellcheck disable=SC2046
     gate "$candidate" --output "$root/mutants/backend" --only G3 $(served candidate) --flag=--attention-backend=TRITON_ATTN ;;
