@@ -176,6 +176,21 @@ def test_run_that_was_killed_continues(host: Host) -> None:
     assert (host.root / "results" / "first.log").read_text() == text
 
 
+def test_named_commands_run_with_those_that_they_come_after(host: Host) -> None:
+    """The others keep waiting; a name that is no command's runs nothing."""
+    host.change(commands=[
+        {"name": name, "words": ["true"], "seconds": 60, "after": after, "gpu": 0, "alone": False}
+        for name, after in (("model", []), ("other", []), ("soak", ["model"]), ("last", ["soak"]))
+    ])  # fmt: skip
+    assert host.script("setup", host.bundle, host.root)[0] == 0
+    status, _, stderr = host.script("run", host.root, "soak", "sok")
+    assert (status, stderr.split(": ")[1], results(host.root)) == (1, "command-unknown", {})
+    assert host.script("run", host.root, "soak")[0] == 0
+    assert set(results(host.root)) == {"model", "soak"}
+    assert host.script("run", host.root)[0] == 0
+    assert set(results(host.root)) == {"model", "soak", "other", "last"}
+
+
 @pytest.mark.parametrize(("allowed", "seen"), [("", ["0", "1", "0"]), ("5,7", ["5", "7", "5"])])
 def test_commands_for_other_gpus_run_beside_one_that_runs_alone(
     host: Host, monkeypatch: pytest.MonkeyPatch, allowed: str, seen: list[str]

@@ -2,7 +2,8 @@
 Set up a bundle on a host without a network, and run its commands: the standard library alone.
 
     python3 bundle_host.py setup BUNDLE ROOT     check host and files, and unpack them into ROOT
-    python3 bundle_host.py run ROOT              run the commands that have no result yet
+    python3 bundle_host.py run ROOT [NAME ...]   run the commands that have no result yet, or of
+                                                 these only the named and what they come after
     python3 bundle_host.py wait ROOT SECONDS     wait for them, and show their states
     python3 bundle_host.py collect ROOT FILE     pack the results
 
@@ -48,6 +49,10 @@ REFUSALS = {
     "bundle-unsafe": (
         "The bundle names a file outside its folder, so it was not packed by sparkwright.",
         "Do not unpack it by other means; ask who gave it to you.",
+    ),
+    "command-unknown": (
+        "The bundle has no command of that name.",
+        "Take a name from the list in this message.",
     ),
     "gpu-foreign": (
         "The wheels of the bundle are for another GPU than that of this host.",
@@ -277,9 +282,9 @@ class Command:
         return True
 
 
-def run(root: Path) -> None:
+def run(root: Path, names: Sequence[str] = ()) -> None:
     """
-    Run every command that has no result.
+    Run every command that has no result, or those of *names* and all that they come after.
 
     Commands for another GPU than the host has run on one that it has. Each GPU in use has its share
     of the processors, so that a measurement on one is not disturbed by the other's.
@@ -297,7 +302,12 @@ def run(root: Path) -> None:
         lanes, processors = sorted(set(gpus.values())), sorted(os.sched_getaffinity(0))
         share = max(1, len(processors) // max(1, len(lanes)))
         done = {path.stem for path in (root / "results").glob("*.json")}
-        waiting = [command for command in plan["commands"] if command["name"] not in done]
+        chosen = set(names or gpus)
+        if unknown := sorted(chosen - set(gpus)):
+            refuse("command-unknown", f"{', '.join(unknown)}; it has {', '.join(gpus)}")
+        for command in reversed(plan["commands"]):
+            chosen |= set(command["after"] if command["name"] in chosen else ())
+        waiting = [command for command in plan["commands"] if command["name"] in chosen - done]
         running = list[Command]()
         while waiting or running:
             for command in waiting[:]:
@@ -384,8 +394,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["setup", bundle, root]:
             setup(Path(bundle).absolute(), Path(root).absolute())
-        case ["run", root]:
-            run(Path(root).absolute())
+        case ["run", root, *names]:
+            run(Path(root).absolute(), names)
         case ["wait", root, seconds]:
             wait(Path(root), float(seconds))
         case ["collect", root, file]:
