@@ -34,6 +34,7 @@ from sparkwright.bench.load.vllm_bench import (
     VllmBench,
 )
 from sparkwright.bench.records import Reason
+from sparkwright.bench.report import terminal
 from sparkwright.cli import bench, main
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
@@ -72,6 +73,8 @@ def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path
     assert result.requests == (Request(0.0, 0.0, 0.0, 8, 0, 0, "HTTP 429"), Request(0.25, 0.5, 0.9, 8, 3, 3))
     figures = [result.itl_p50, result.itl_p90, result.itl_p99, result.tpot, result.ttft, result.ttft_p90, result.ttft_p99, result.rate]
     assert figures == pytest.approx([0.2, 0.28, 0.298, 0.2, 0.25, 0.45, 0.495, 3 / 1.15])
+    gapless = program(tmp_path, writes(itls=[[], []])).measure(SPEC)
+    assert (gapless.itl_p50, gapless.itl_p90, gapless.itl_p99) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +231,15 @@ def test_quick_look_has_the_interval_over_its_runs() -> None:
     assert look.warnings == ("machine-busy: others",)
     assert "not a gate" in look.disclaimer
     assert len({spec.seed for spec in generator.specs[1:]}) == 8
+
+
+def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
+    look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
+    absent = {figure.name for figure in look.figures if figure.mean is None}
+    terminal.show_quick(look, "toy", "8/1 c1")
+    shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
+    assert absent == shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
+    assert {(figure.low, figure.high) for figure in look.figures if figure.name in absent} == {(None, None)}
 
 
 def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:

@@ -365,6 +365,40 @@ def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
     assert "Percentiles over requests" in Page(pages["one"]).text
 
 
+def test_a_figure_that_an_old_record_lacks_is_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ROOT / "docs" / "rehearsal" / "2026-11-25" / "throughput.json"
+    assert b"itl_p90" not in path.read_bytes()
+    result = results.read(path)
+    loads = [leg.run for leg in result.legs if leg.run]
+    gaps = [row[3] for row in View(result).percentiles if row[2].startswith("gap")]
+    terminal.show(result)
+    terminal.compare_all([result, result])
+    rows = [
+        line.split()[-3:] for line in capsys.readouterr().out.splitlines() if " ITL ms " in line
+    ]
+    cells = re.findall("gap between events, ms</td>(.*?)</tr>", page.render([result]))
+
+    assert {load.itl_p90 for load in loads} == {None}
+    assert {row["itl_p90"] for row in msgspec.to_builtins(loads)} == {None}
+    assert all(load.itl_p50 for load in loads)
+    assert {p90 for _, p90, _ in gaps} == {"not measured"}
+    assert [row[1] for row in rows] == ["–"] * len(result.cells)
+    assert [cell.split("</td>")[1] for cell in cells] == ["<td>not measured"] * len(gaps)
+
+
+def test_an_answer_of_one_token_has_no_time_per_token() -> None:
+    run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
+    result = bench(LADDER[0], blocks=1)
+    single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
+    columns = compare.columns([View(single), View(bench(LADDER[0], seed=2, quantization="AWQ"))])
+    legs = Page(page.render([single])).text.split("Measurements")[-1]
+
+    assert compare.rows(columns)[0].entries[0].text == "not measured"
+    assert ("not measured" in legs, "0.000" in legs) == (True, False)
+
+
 def test_columns_have_distinct_names() -> None:
     views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
     names = [

@@ -31,13 +31,13 @@ DISCLAIMER = (
 
 
 class QuickFigure(msgspec.Struct, frozen=True):
-    """A figure: mean over the runs, and its 95 % t-interval."""
+    """A figure: mean over the runs, and its 95 % t-interval; None with fewer than two."""
 
     name: str
     unit: str
-    mean: float
-    low: float
-    high: float
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 class QuickLook(msgspec.Struct, frozen=True):
@@ -116,8 +116,10 @@ def quick_look(
             longest = max(longest, time.monotonic() - began)
     figures = []
     for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
-        values = [factor * getattr(result, name) for result in results]
-        figures.append(QuickFigure(title, unit, statistics.fmean(values), *mean_interval(values)))
+        # Answers of one token have neither a time per token nor a gap: None, or 0.
+        values = [factor * value for result in results if (value := getattr(result, name))]
+        mean = (statistics.fmean(values), *mean_interval(values)) if len(values) > 1 else ()
+        figures.append(QuickFigure(title, unit, *mean))
     return QuickLook(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
         generator.name, tuple(figures), load_curve(results[-1]), tuple(warnings),

@@ -102,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         start: Seconds since the first request began.
         ttft: Seconds to the first token. *latency*: seconds to the last one.
         prompt_tokens: Tokens of the prompt. *output_tokens*: of the answer, as the server counts.
-        chunks: Events that brought tokens; fewer than tokens with speculation, 0 if not known.
+        chunks: Events that brought tokens; fewer than tokens with speculation, None if not known.
         error: Error message; empty for success.
     """
 
@@ -111,7 +111,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     latency: float
     prompt_tokens: int
     output_tokens: int
-    chunks: int = 0
+    chunks: int | None = None
     error: str = ""
 
     @property
@@ -130,8 +130,8 @@ class LoadResult(msgspec.Struct, frozen=True):
         seconds: From the start of the first measured request to the end of the last.
         requests: The measured requests, by start.
         itl_p50, itl_p90, itl_p99: Percentiles of the gaps between the events of all streams, in
-            seconds. An event holds several tokens with speculation. 0 without gaps, and in records
-            of earlier versions.
+            seconds. An event holds several tokens with speculation. None without gaps, and if the
+            version that wrote the record did not measure it.
         request_rate: Requests per second that were ordered; None for a closed loop.
     """
 
@@ -139,10 +139,10 @@ class LoadResult(msgspec.Struct, frozen=True):
     sha256: str
     seconds: float
     requests: tuple[Request, ...]
-    itl_p50: float = 0.0
-    itl_p99: float = 0.0
+    itl_p50: float | None = None
+    itl_p99: float | None = None
     request_rate: float | None = None
-    itl_p90: float = 0.0
+    itl_p90: float | None = None
 
     def _tpot(self, percent: int) -> float:
         return percentile([each.tpot for each in self.requests if each.output_tokens > 1], percent)
@@ -314,16 +314,17 @@ class VllmBench(msgspec.Struct, frozen=True):
         first = min(detailed.start_times)
         requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
         gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
+        p50, p90, p99 = (percentile(gaps, percent) if gaps else None for percent in (50, 90, 99))
         return LoadResult(
             self.name,
             self.sha256,
             max(request.start + request.latency for request in requests),
             # The file has the order of the prompts, which is not that of the requests.
             tuple(sorted(requests, key=lambda request: request.start)),
-            percentile(gaps, 50),
-            percentile(gaps, 99),
+            p50,
+            p99,
             spec.request_rate,
-            percentile(gaps, 90),
+            p90,
         )
 
 

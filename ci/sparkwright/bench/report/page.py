@@ -70,7 +70,8 @@ def _legs(view: View, cell: CellResult) -> Iterator[tuple[str, tuple[str, ...]]]
     for leg in view.legs(cell):
         shot, run = leg.after or leg.before, leg.run
         figures = [
-            text.quantity(getattr(run, metric), metric) if run else "–" for metric in METRICS
+            text.quantity(getattr(run, metric) or None, metric) if run else "–"
+            for metric in METRICS
         ]
         machine = [text.number(value) if value else "–" for value in (
             (shot.temperature, shot.sm_clock) if shot else (None, None)

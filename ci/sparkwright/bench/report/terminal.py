@@ -60,7 +60,9 @@ def show_quick(look: QuickLook, title: str, cell: str) -> None:
         [
             figure.name,
             text.number(figure.mean),
-            f"{text.number(figure.low)} – {text.number(figure.high)}",
+            "–"
+            if figure.mean is None
+            else f"{text.number(figure.low)} – {text.number(figure.high)}",
             figure.unit,
         ]
         for figure in sorted(
