@@ -263,13 +263,18 @@ class FirstLight:
         Raises:
             first-light-failed, first-light-incomplete: The details are the other steps.
         """
-        steps = [(name, one) for name, one in self.records.items() if not one.finished]
-        if not steps:
+        # A missing GPU is one fact, however many steps it stops.
+        causes: dict[str, list[str]] = {}
+        for name, record in self.records.items():
+            if not record.finished:
+                causes.setdefault(f"{record.state}: {record.message}", []).append(name)
+        if not causes:
             return
         failed = self.state in ("fail", "invalid")
         reference = "first-light-failed" if failed else "first-light-incomplete"
-        what = f"{len(steps)} of {len(self.records)} steps did not pass."
-        details = [f"{name}: {one.state}: {one.message}" for name, one in steps]
+        count = sum(map(len, causes.values()))
+        what = f"{count} of {len(self.records)} steps did not pass."
+        details = [f"{', '.join(names)}: {cause}" for cause, names in causes.items()]
         raise FirstLightError(reference, what, details=details, data=data)
 
 
