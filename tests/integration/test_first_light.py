@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conftest import running
 
 from sparkwright.lab import first_light
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.toolchain
 
 #: What a machine without a GPU cannot do.
-ON_A_GPU = ("environments", "device", "serve", "quick")
+ON_A_GPU = ("install", "device", "serve", "quick")
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +53,6 @@ def run(demo: Demo, *words: str) -> tuple[dict[str, Any], set[str]]:
 def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(built_demo: Demo) -> None:
     """GPU steps are not-run with the reason, a killed run continues, a finished one repeats nothing, and the bundle is what its manifest says."""
     folder = built_demo.folder / "project" / "dist" / "first-light"
-    from tests.conftest import running
-
     with running(
         built_demo.command("first-light"), built_demo.environment(), built_demo.folder
     ) as child:
@@ -67,7 +66,7 @@ def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(built_de
     assert {
         name: step["state"] for name, step in steps.items() if name in ON_A_GPU
     } == dict.fromkeys(ON_A_GPU, "not-run")
-    assert "no GPU" in steps["quick"]["message"]
+    assert "GPU: none" in steps["quick"]["message"]
     assert [verdict["gate"] for verdict in steps["audit"]["verdicts"]] == ["G0"] * 3
     assert steps["doctor"]["state"] == steps["build"]["state"] == steps["audit"]["state"] == "pass"
     page = (folder / first_light.PAGE).read_text()

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
-from sparkwright.cli import main, options
-from sparkwright.cli.first_light import LAUNCHES, FirstSteps
+from sparkwright.cli import doctor, gate, main, options
+from sparkwright.cli.doctor import MachineCheck
+from sparkwright.cli.first_light import FirstSteps
 from sparkwright.core.errors import CommandError
 from sparkwright.core.store import Store
 from sparkwright.gates.core.verdict import Check, Verdict, not_run, passed
 from sparkwright.lab import first_light
-from sparkwright.lab.first_light import FirstLight, Step, StepRecord
+from sparkwright.lab.first_light import StepRecord
 
-
-def found(records: dict[str, StepRecord]) -> dict[str, tuple[str, str]]:
-    return {one.question: (one.state, one.text) for one in first_light.open_questions(records)}
+#: A step that did not run.
+ABSENT = StepRecord("not-run", "no GPU")
 
 
 def verdict(gate: str, *checks: Check) -> StepRecord:
@@ -36,25 +36,25 @@ def test_a_question_is_answered_by_its_check_alone() -> None:
         passed("fp4-conversion", "0 numbers differ"),
         passed("kernels-moe", "cutlass in decode"),
     )
-    answers = found(
-        {
-            "device": verdict("G2", probe),
-            "serve": verdict("G3", line, not_run("log", "none", "log")),
-        }
+    served = verdict("G3", line, not_run("log", "none", "log"))
+    answers = first_light.open_questions(
+        {"device": verdict("G2", probe), "serve": served, "quick": ABSENT}
     )
-    assert answers["Does the GPU run the native E2M1 conversion?"] == ("pass", "0 numbers differ")
+    assert answers["Does the GPU run the native E2M1 conversion?"] == (
+        "pass",
+        "fp4-conversion: 0 numbers differ",
+    )
     assert answers["Which backend serves?"] == ("pass", "kernels-moe: cutlass in decode")
-    without = found(
-        {"device": StepRecord("not-run", "no GPU"), "quick": StepRecord("not-run", "no model")}
+    without = first_light.open_questions(
+        {"device": verdict("G2", line), "serve": ABSENT, "quick": ABSENT}
     )
     assert {state for state, _ in without.values()} == {"not-run"}
-    assert without["How noisy is the machine (A/A)?"] == ("not-run", "no model")
+    assert without["How noisy is the machine (A/A)?"] == ("not-run", "no GPU")
 
 
-def test_the_quick_comparison_launches_ours_twice_and_the_baseline_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slower baseline shows, beside the difference of two launches of one wheel; a stock wheel does not answer for an architecture."""
+@pytest.fixture(name="steps")
+def _steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FirstSteps:
+    """Return the steps on a Spark that has the wheels, two environments and a model; the stock server is three times slower."""
     (tmp_path / "toy").mkdir()
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(quick_look, "RUN_S", 0.2)
@@ -62,59 +62,55 @@ def test_the_quick_comparison_launches_ours_twice_and_the_baseline_once(
         str(refserved.environment(tmp_path / name, Behaviour(ttft=0.01, tpot=tpot)))
         for name, tpot in (("ours", 0.004), ("stock", 0.012))
     ]
+    wheel = tmp_path / "vllm-0.33.0-py3-none-any.whl"
+    wheel.touch()
     words = [
-        "first-light", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--offline",
-        "--serve", str(tmp_path / "toy"), "--python", pythons[0], "--baseline-python", pythons[1],
+        "first-light", str(wheel), "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+        "--offline", "--serve", str(tmp_path / "toy"), "--python", pythons[0], "--baseline-python", pythons[1],
     ]  # fmt: skip
     arguments = main.parse(words)
-    context = options.checkout(arguments)
-    steps = FirstSteps(context, arguments, tmp_path / "out")
-    light = FirstLight(context.store, tmp_path / "out")
-    quick = next(step for step in steps.all() if step.name == "quick")
-    light.run([quick._replace(needs=str)])
-
-    record = light.records["quick"]
-    assert (record.state, tuple(record.looks)) == ("measured", LAUNCHES)
-    answers = found(light.records)
-    state, text = answers["Is our wheel faster than the baseline?"]
-    assert state == "measured"
-    assert -80 < float(text.split()[3].replace("−", "-")) < -40, text
-    assert answers["Is code for 12.1f faster than for 12.0f?"][0] == "not-run"
-    assert light.write({"stack": "2026.11"}, {}).is_file()
-    assert "Quick looks" in (tmp_path / "out" / first_light.PAGE).read_text()
+    steps = FirstSteps(options.checkout(arguments), arguments, tmp_path / "out")
+    gpu = MachineCheck("GPU", "ready", "NVIDIA GB10")
+    monkeypatch.setattr(doctor, "machine", lambda _: {"checks": [gpu]})
+    return steps
 
 
-def test_a_step_that_fails_is_recorded_tried_again_and_stops_no_other(tmp_path: Path) -> None:
-    calls = []
+def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
+    steps: FirstSteps,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The slower stock wheel shows, beside two launches of ours; what failed is tried again, and what is done is not."""
+    tried = []
 
-    def fail() -> StepRecord:
-        calls.append("fail")
+    def climb(*arguments: Any) -> None:
+        tried.append(arguments[3])
         raise CommandError("command-failed", "It broke.")
 
-    def work() -> StepRecord:
-        calls.append("work")
-        return StepRecord("pass", "done")
+    monkeypatch.setattr(gate, "climb", climb)
+    records = steps.run()
+    failing = ["audit", "numerics", "device", "serve"]
+    assert {name for name, record in records.items() if record.state == "fail"} == set(failing)
+    assert "command-failed: It broke." in records["serve"].message
+    assert (records["quick"].state, list(records["quick"].looks)) == (
+        "measured",
+        ["candidate", "baseline", "candidate again"],
+    )
+    state, text = first_light.open_questions(records)["Is our wheel faster than the stock one?"]
+    assert (state, text.startswith("time per token -")) == ("measured", True)
+    assert -80 < float(text.split()[3]) < -40
 
-    def run() -> FirstLight:
-        light = FirstLight(Store(tmp_path / "store"), tmp_path / "out")
-        steps = [
-            Step(name, "", first_light.NOT_MEASURED, step, inputs=lambda: 1)
-            for name, step in (("one", fail), ("two", work))
-        ]
-        light.run([*steps, Step("three", "", first_light.NOT_MEASURED, work, lambda: "no GPU")])
-        return light
-
-    run()
-    light = run()
-    assert calls == ["fail", "work", "fail"]
-    assert [record.state for record in light.records.values()] == ["fail", "pass", "not-run"]
-    with refusal("first-light-failed") as refused:
-        light.raise_for_state({})
-    assert refused.value.what == "2 of 3 steps did not pass."
-    del light.records["one"]
-    with refusal("first-light-incomplete") as refused:
-        light.raise_for_state({})
-    assert (refused.value.exit_code, refused.value.details) == (4, ("three: not-run: no GPU",))
+    bundle = first_light.write(
+        Store(tmp_path / "cache"), tmp_path / "out", records, {"stack": "2026.11"}, {}
+    )
+    assert "Quick looks" in bundle.with_name(first_light.PAGE).read_text()
+    assert tried == [("G0",), ("G1",), ("G2",), ("G3", "G4")]
+    capsys.readouterr()
+    again = steps.run()
+    assert again["quick"] == records["quick"]
+    assert len(tried) == 8
+    assert capsys.readouterr().err.count("not repeated") == 2  # install and quick
 
 
 @pytest.mark.parametrize(
