@@ -21,7 +21,7 @@ from sparkwright.builder import host_info, pipeline
 from sparkwright.builder.schedule import Costs
 from sparkwright.cli import bench, doctor, gate, options
 from sparkwright.core import process
-from sparkwright.core.console import console, duration
+from sparkwright.core.console import console, duration, one_line
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import content_key, read_json, sha256_file
 from sparkwright.forks.context import RunContext
@@ -38,6 +38,8 @@ STEPS = "steps.json"
 NOT_MEASURED = "not measured"
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
+#: Characters of the message of a failed step.
+LONGEST = 500
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -104,11 +106,15 @@ def first_light(arguments: argparse.Namespace) -> dict[str, Any]:
     console.result(f"page: {folder / page.PAGE}")
     console.result(f"bundle, which you may send: {bundle}, sha256 {sha256_file(bundle)}")
     document = {"steps": records, "bundle": str(bundle)}
-    if others := [f"{name}: {one.state}" for name, one in records.items() if not one.finished]:
+    if others := {name: one.state for name, one in records.items() if not one.finished}:
         failed = page.state(records) in ("fail", "invalid")
         reference = "first-light-failed" if failed else "first-light-incomplete"
         what = f"{len(others)} of {len(records)} steps did not pass."
-        raise FirstLightError(reference, what, details=others, data=document)
+        details = [
+            f"{state}: {', '.join(name for name in others if others[name] == state)}"
+            for state in dict.fromkeys(others.values())
+        ]
+        raise FirstLightError(reference, what, details=details, data=document)
     return document
 
 
@@ -204,9 +210,10 @@ class FirstSteps:
             record = work()
             key = self._key(name)
         except SparkwrightError as error:
-            says = " ".join((f"{error.reference}: {error.what}", *error.details[:3], error.todo))
             lacks = isinstance(error, FirstLightError)
-            record = StepRecord("not-run", error.what) if lacks else StepRecord("fail", says)
+            says = " ".join((f"{error.reference}: {error.what}", error.todo, *error.details))
+            failure = StepRecord("fail", one_line(says, LONGEST))
+            record = StepRecord("not-run", error.what) if lacks else failure
             key = f"{name} without a result"
         files = (*record.files, *self._logs(name, began))
         seconds, message = time.time() - began, redacted(record.message)
