@@ -124,6 +124,11 @@ class Costs:
         """Return the cost of *unit* on this machine, else as the stack ships it, else a guess."""
         return self.recorded.get(unit) or self._shipped.get(unit) or GUESS
 
+    @property
+    def total(self) -> float:
+        """The seconds of CPU of all units that were ever measured."""
+        return sum(self.expected(unit).seconds for unit in {**self._shipped, **self.recorded})
+
     def add(self, costs: Mapping[str, Cost]) -> None:
         """Add *costs* to this machine's record."""
         self.recorded |= costs

@@ -19,6 +19,7 @@ from sparkwright.bench.load.prompts import prompt_file
 from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec
 from sparkwright.bench.machine.monitor import Telemetry, server_processes
 from sparkwright.bench.machine.state_checks import MachinePolicy, start_reasons
+from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
@@ -183,9 +184,9 @@ def compare_published(recipe: Recipe, result: Result, tolerance: float) -> None:
 
 def quick(
     context: RunContext, spec: ExperimentSpec, rate: float | None = None, *, natural: bool = False
-) -> None:
+) -> QuickLook:
     """
-    Show and store a quick look at the first cell of the workloads of *spec*.
+    Show, store and return a quick look at the first cell of the workloads of *spec*.
 
     Args:
         rate: Requests per second; None for a closed loop.
@@ -255,3 +256,4 @@ def quick(
     name = f"{spec.served_name}.quick"
     path = gate.write_record(context.store, context.output, name, facts)
     console.document({**msgspec.to_builtins(facts), "file": str(path)})
+    return look

@@ -64,12 +64,13 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if arguments.root is None and config.checkout() is None:
         return client.doctor(arguments)
-    machine = _machine(options.checkout(arguments))
+    facts = machine(options.checkout(arguments))
     installed = Prefix(Path(arguments.prefix)).installed()
-    return {**machine, **client.doctor(arguments)} if installed else machine
+    return {**facts, **client.doctor(arguments)} if installed else facts
 
 
-def _machine(context: RunContext) -> dict[str, Any]:
+def machine(context: RunContext) -> dict[str, Any]:
+    """Print and return the checks of this machine for the stack of *context*, and its facts."""
     index = upstream = ""
     if not context.offline:
         # Without the part `full`, the index has no address.

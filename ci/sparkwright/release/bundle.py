@@ -146,10 +146,10 @@ def _write(contents: Mapping[str, Path], sink: IO[bytes]) -> None:
     ):
         for name, path in contents.items():
             with console.step(name):
-                archive.add(path, name, filter=_member)
+                archive.add(path, name, filter=anonymous_member)
 
 
-def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def anonymous_member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Return a member without its owner and time, so that the same files give the same bytes."""
     if "__pycache__" in PurePosixPath(info.name).parts:
         return None

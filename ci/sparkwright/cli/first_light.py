@@ -1,0 +1,375 @@
+"""``sparkwright first-light``: run all that one machine can, in order, and make a page of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkwright import __version__
+from sparkwright.bench import quick_look
+from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.server import wheel_identity
+from sparkwright.builder import host_info, pipeline
+from sparkwright.builder.schedule import Costs
+from sparkwright.cli import bench, doctor, gate, options
+from sparkwright.core import process
+from sparkwright.core.console import console, duration, one_line
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.files import content_key, read_json, sha256_file
+from sparkwright.forks.context import RunContext
+from sparkwright.gates.core.builder import GateBuilder
+from sparkwright.gates.core.ladder import machine_facts
+from sparkwright.gates.core.server_under_test import GateOptions, model_digest
+from sparkwright.gates.core.verdict import Verdict, worst
+from sparkwright.gates.throughput.experiment import Environment, ExperimentSpec
+from sparkwright.lab import first_light as page
+from sparkwright.lab.first_light import FirstLightError, StepRecord, redacted
+
+#: The file of the steps that ran in an output folder, by step and inputs.
+STEPS = "steps.json"
+NOT_MEASURED = "not measured"
+#: Bytes of a log that are kept, the last ones.
+LOG_BYTES = 1 << 20
+#: Characters of the message of a failed step.
+LONGEST = 500
+
+
+def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of ``first-light``."""
+    parser = parsers["first-light"]
+    parser.set_defaults(run=first_light)
+    add = parser.add_argument
+    add(
+        "wheels",
+        nargs="*",
+        type=Path,
+        metavar="WHEEL",
+        help="wheels that are built already, all those of one folder (default: build them)",
+    )
+    add("--recipe", default="", metavar="NAME", help="recipe of the model (ci/recipes)")
+    add("--serve", type=Path, metavar="DIR", help="serve the model in this folder, for G3 and G4")
+    add(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="Python of the environment that the wheel is installed in (default: make one)",
+    )
+    add(
+        "--baseline-python",
+        type=Path,
+        metavar="FILE",
+        help="Python of an environment with the official wheel (default: make one)",
+    )
+    add(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of page, evidence and bundle (default: dist/first-light)",
+    )
+
+
+def first_light(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Run the steps that are not done yet; write and show the page and the bundle.
+
+    Raises:
+        UsageError: A file does not exist, or the recipe has no model.
+        first-light-failed, first-light-incomplete: A step did not pass.
+    """
+    paths = (*arguments.wheels, arguments.serve, arguments.python, arguments.baseline_python)
+    options.refuse(
+        (arguments.recipe and not arguments.serve, "--recipe NAME needs --serve DIR."),
+        *((path and not path.exists(), f"There is no {path}.") for path in paths),
+    )
+    context = options.checkout(arguments)
+    dist = context.project.root / "dist"
+    folder = (arguments.output or dist / "first-light").absolute()
+    name = f"first-light-{content_key('output', str(folder))[:8]}"
+    with context.store.lock(name, wait=False):
+        steps = FirstSteps(dataclasses.replace(context, output=dist), arguments, folder)
+        records = steps.run()
+        about = {"stack": context.project.stack, "arch": context.project.spec.arch, **steps.facts}
+        wheels = {sha256_file(path): path.name for path in steps.wheels}
+        bundle = page.write(context.store, folder, records, about, wheels)
+    rows = [(name, one.state, duration(one.seconds), one.message) for name, one in records.items()]
+    console.table("Steps", ("step", "state", ">took", "result"), rows, result=True)
+    answers = [(question, *answer) for question, answer in page.open_questions(records).items()]
+    console.table("Open questions", ("question", "state", "found"), answers, result=True)
+    console.result(f"page: {folder / page.PAGE}")
+    console.result(f"bundle, which you may send: {bundle}, sha256 {sha256_file(bundle)}")
+    document = {"steps": records, "bundle": str(bundle)}
+    if others := {name: one.state for name, one in records.items() if not one.finished}:
+        failed = page.state(records) in ("fail", "invalid")
+        reference = "first-light-failed" if failed else "first-light-incomplete"
+        what = f"{len(others)} of {len(records)} steps did not pass."
+        details = [
+            f"{state}: {', '.join(name for name in others if others[name] == state)}"
+            for state in dict.fromkeys(others.values())
+        ]
+        raise FirstLightError(reference, what, details=details, data=document)
+    return document
+
+
+class FirstSteps:
+    """
+    The steps, by the functions behind the other commands.
+
+    A step that passed or measured is not repeated for the same inputs. Every other one is tried
+    again, and one that fails stops only those that need its result.
+
+    Args:
+        folder: Where evidence is written.
+
+    Attributes:
+        facts: Of the machine.
+
+    Raises:
+        file-invalid: The file of the earlier steps cannot be read.
+    """
+
+    def __init__(self, context: RunContext, arguments: argparse.Namespace, folder: Path) -> None:
+        self._context, self._arguments, self._folder = context, arguments, folder
+        self.facts, self._no_gpu = machine_facts(), "doctor did not run"
+        path = folder / STEPS
+        self._earlier = read_json(path, dict[str, StepRecord]) if path.exists() else {}
+
+    @property
+    def steps(self) -> dict[str, tuple[str, str, Callable[[], StepRecord]]]:
+        """Step → its title, how long it takes with the source of that, and its function."""
+        limit, looks = host_info.PATIENCE, quick_look.BUDGET_S
+        steps: dict[str, tuple[str, str, Callable[[], StepRecord]]] = {
+            "doctor": (
+                "what this machine has and lacks",
+                f"{limit:g} s at most, the time limit of its probes",
+                self._doctor,
+            ),
+            "build": ("build the wheels", self._compile_time(), self._build),
+            "audit": (
+                "G0: the machine code inside",
+                NOT_MEASURED,
+                lambda: self._gates("G0", wheels=self.wheels),
+            ),
+            "numerics": (
+                "G1: NVFP4 in the patched sources",
+                "7 s where the wheel of docs/rehearsal was built",
+                lambda: self._gates("G1"),
+            ),
+            "install": ("environments of ours and the stock wheel", NOT_MEASURED, self._install),
+            "device": (
+                "G2: the wheel on the GPU",
+                "99 s on an H100 (docs/explanation/gates.md)",
+                self._device,
+            ),
+            "serve": ("G3 and G4: a served model", NOT_MEASURED, self._serve),
+            "quick": (
+                "quick A/B against the stock wheel",
+                f"3 looks of {looks:g} s at most, their time limit; launches {NOT_MEASURED}",
+                self._quick,
+            ),
+        }
+        if self._arguments.wheels:
+            del steps["build"]
+        return steps
+
+    def run(self) -> dict[str, StepRecord]:
+        """Say how long the steps take, and run them in order; return their records."""
+        last = {key.split()[0]: record for key, record in self._earlier.items() if record.finished}
+        rows = [
+            (
+                name,
+                title,
+                f"{duration(last[name].seconds)}, the last run here" if name in last else estimate,
+            )
+            for name, (title, estimate, _) in self.steps.items()
+        ]
+        console.table("first-light", ("step", "what it does", "how long"), rows)
+        records = {}
+        for name, (title, _, work) in self.steps.items():
+            with console.step(f"{name}: {title}"):
+                records[name] = self._record(name, work)
+                console.note(f"{records[name].state}: {records[name].message}")
+        return records
+
+    def _record(self, name: str, work: Callable[[], StepRecord]) -> StepRecord:
+        """Return the finished record of a step for the same inputs; else run and store it."""
+        began = time.time()
+        try:
+            earlier = self._earlier.get(self._key(name))
+            files = earlier.files if earlier and earlier.finished else ("none",)
+            if earlier and all((self._folder / file).is_file() for file in files):
+                console.note("not repeated: nothing changed since it was done")
+                return earlier
+            record = work()
+            key = self._key(name)
+        except SparkwrightError as error:
+            lacks = isinstance(error, FirstLightError)
+            says = " ".join((f"{error.reference}: {error.what}", error.todo, *error.details))
+            failure = StepRecord("fail", one_line(says, LONGEST))
+            record = StepRecord("not-run", error.what) if lacks else failure
+            key = f"{name} without a result"
+        files = (*record.files, *self._logs(name, began))
+        seconds, message = time.time() - began, redacted(record.message)
+        record = replace(record, message=message, files=files, seconds=seconds)
+        self._earlier[key] = record
+        self._context.store.write(self._folder / STEPS, msgspec.json.encode(self._earlier))
+        return record
+
+    def _key(self, name: str) -> str:
+        """Return the step *name* with the digest of what determines its result."""
+        project, model = self._context.project, self._arguments.serve
+        served, policies = name in ("serve", "quick"), sorted((project.root / "ci").rglob("*.yaml"))
+        inputs = (
+            (__version__, project.stack, project.spec.arch, self.facts["gpu"]),
+            [(path.name, sha256_file(path)) for path in policies],
+            [self._context.source_inputs(fork) for fork in self._context.forks],
+            [sha256_file(path) for path in self.wheels],
+            # What a machine has may change at any time.
+            time.time() if name == "doctor" else "",
+            [path and wheel_identity.version(path) for path in self._pythons]
+            if served or name in ("install", "device")
+            else [],
+            (self._arguments.recipe, model_digest(model)) if served and model else (),
+        )
+        return f"{name} {content_key('first-light', inputs)}"
+
+    def _logs(self, step: str, began: float) -> Iterator[str]:
+        """Copy the end of each log of the store that was written since *began*, without secrets."""
+        logs = self._context.store.folder("logs")
+        for path in sorted(logs.rglob("*.log")):
+            # The clock of a file system is coarser.
+            if path.stat().st_mtime > began - 0.1:
+                end = path.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace")
+                name = f"logs/{step}-{path.relative_to(logs).as_posix().replace('/', '-')}"
+                self._context.store.write(self._folder / name, redacted(end).encode())
+                yield name
+
+    # What the steps work on.
+
+    @property
+    def wheels(self) -> list[Path]:
+        """The wheels that were named, else those of the last build."""
+        built = (pipeline.last_wheel(self._context, fork) for fork in self._context.forks)
+        return self._arguments.wheels or [path for path in built if path]
+
+    @property
+    def _graft(self) -> Path | None:
+        """The wheel that serves: that of a grafted fork."""
+        forks = self._context.project.spec.forks.items()
+        globs = [f"*{fork}-*.whl" for fork, spec in forks if spec.build == "graft"]
+        return next((path for path in self.wheels if any(map(path.match, globs))), None)
+
+    @property
+    def _pythons(self) -> tuple[Path | None, Path | None]:
+        """The Pythons of our environment and of the stock one; None where there is none."""
+        own = [self._folder / name / "bin" / "python" for name in ("ours/current", "stock")]
+        ours, stock = (path if path.exists() else None for path in own)
+        return self._arguments.python or ours, self._arguments.baseline_python or stock
+
+    def _require(self, *, gpu: bool = True, model: bool = False) -> None:
+        """
+        Raise if something is lacking that a step needs, beside a wheel with device code.
+
+        Raises:
+            first-light-incomplete: It is.
+        """
+        for lacking, what in (
+            (not self._graft, "no wheel with device code was built or named"),
+            (gpu and self._no_gpu, self._no_gpu),
+            (model and not self._arguments.serve, "no model: name --serve DIR, and its --recipe"),
+            (model and not all(self._pythons), "there are no environments; see the step install"),
+        ):
+            if lacking:
+                raise FirstLightError("first-light-incomplete", what)
+
+    # The steps.
+
+    def _doctor(self) -> StepRecord:
+        document = doctor.machine(self._context)
+        text = redacted(msgspec.json.format(msgspec.json.encode(document)).decode())
+        path = self._context.store.write(self._folder / "doctor.json", text.encode())
+        checks = document["checks"]
+        gpus = {check.state: check for check in checks if check.subject == "GPU"}
+        unfit = next(iter(gpus.values()))
+        self._no_gpu = "" if "ready" in gpus else f"GPU: {unfit.observed}; {unfit.meaning}"
+        others = [f"{check.subject}: {check.state}" for check in checks if check.state != "ready"]
+        message = ", ".join((f"{len(checks) - len(others)} of {len(checks)} ready", *others))
+        missing = any(check.state == "missing" for check in checks)
+        return StepRecord("fail" if missing else "pass", message, files=(path.name,))
+
+    def _compile_time(self) -> str:
+        """Return how long the units take to compile, by their cost records."""
+        seconds = sum(Costs.of(self._context, fork).total for fork in self._context.forks)
+        cores, stack = int(self.facts["cores"]), self._context.project.stack
+        source = f"to compile on {cores} cores, by build/{stack}/costs.yaml and builds here"
+        return f"{duration(seconds / cores)} {source}" if seconds else NOT_MEASURED
+
+    def _build(self) -> StepRecord:
+        built = [pipeline.build(self._context, fork) for fork in self._context.forks]
+        return StepRecord("pass", ", ".join(wheel.filename for wheel in built))
+
+    def _device(self) -> StepRecord:
+        self._require(gpu=False)
+        return self._gates("G2", python=self._pythons[0])
+
+    def _serve(self) -> StepRecord:
+        self._require(model=True)
+        given, python = self._arguments, self._pythons[0]
+        return self._gates("G3", "G4", python=python, serve=given.serve, recipe=given.recipe)
+
+    def _gates(self, *names: str, wheels: list[Path] | None = None, **given: Any) -> StepRecord:
+        """Run the gates *names* on *wheels*, by default on the one that serves."""
+        if not self.wheels:
+            raise FirstLightError("first-light-incomplete", "there is no wheel")
+        verdicts: tuple[Verdict, ...] = ()
+        files: list[str] = []
+        for path in wheels or [self._graft or self.wheels[0]]:
+            # Another wheel of the same name must not replace this one's verdicts.
+            output = self._folder / sha256_file(path)[:12]
+            context = dataclasses.replace(self._context, output=output)
+            inputs = GateOptions(wheel=path, **given)
+            with GateBuilder(context, inputs, self.facts) as builder:
+                verdicts += gate.climb(context, inputs, builder, names, self.facts).verdicts
+            files += [str(file.relative_to(self._folder)) for file in sorted(output.iterdir())]
+        state = worst(verdict.state for verdict in verdicts)
+        says = [f"{verdict.label} {verdict.state}" for verdict in verdicts]
+        checks = [check for verdict in verdicts for check in verdict.checks if check.required]
+        says += [f"{one.name}: {one.message}" for one in checks if one.state == state != "pass"][:2]
+        return StepRecord(state, "; ".join(says), verdicts, files=tuple(files))
+
+    def _install(self) -> StepRecord:
+        from sparkwright.release import staging
+
+        self._require()
+        if not self._arguments.python:
+            staging.install_built(self._context, self.wheels[0].parent, self._folder / "ours")
+        if not self._arguments.baseline_python:
+            stock = self._folder / "stock"
+            log = self._context.store.folder("logs") / "venv.log"
+            process.run([sys.executable, "-m", "venv", stock], log=log)
+            staging.install_stock(self._context, stock)
+        return StepRecord("pass", "both are installed")
+
+    def _quick(self) -> StepRecord:
+        self._require(model=True)
+        given, (ours, stock) = self._arguments, self._pythons
+        recipe = recipes.load(self._context.project.root, given.recipe) if given.recipe else None
+        sides = {"candidate": ours, "baseline": stock, "candidate again": ours}
+        looks = {}
+        for launch, python in sides.items():
+            assert python
+            side = Environment(python, None if python == stock else self._graft)
+            spec = ExperimentSpec("bench", side, model=given.serve, recipe=recipe)
+            output = self._folder / "quick" / launch.replace(" ", "-")
+            with console.step(launch):
+                own = dataclasses.replace(self._context, output=output)
+                looks[launch] = bench.quick(own, spec)
+        message = f"{len(looks)} launches, one after the other; not a gate"
+        return StepRecord("measured", message, looks=looks)

@@ -1,0 +1,141 @@
+"""The page of a first run: what its steps found for the open questions, the quick A/B, and logs without secrets."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import refserved
+from tests.support.fake_openai_server import Behaviour
+from tests.support.thread_load import ThreadLoad
+
+from sparkwright.bench import quick_look
+from sparkwright.bench.load import vllm_bench
+from sparkwright.cli import doctor, gate, main, options
+from sparkwright.cli.doctor import MachineCheck
+from sparkwright.cli.first_light import FirstSteps
+from sparkwright.core.errors import CommandError
+from sparkwright.core.store import Store
+from sparkwright.gates.core.verdict import Check, Verdict, not_run, passed
+from sparkwright.lab import first_light
+from sparkwright.lab.first_light import StepRecord
+
+#: A step that did not run.
+ABSENT = StepRecord("not-run", "no GPU")
+
+
+def verdict(gate: str, *checks: Check) -> StepRecord:
+    return StepRecord("pass", "", (Verdict(gate, "", "", "", checks),))
+
+
+def test_a_question_is_answered_by_its_check_alone() -> None:
+    """A gate that ran without the check, or not at all, answers nothing."""
+    probe, line = (
+        passed("fp4-conversion", "0 numbers differ"),
+        passed("kernels-moe", "cutlass in decode"),
+    )
+    served = verdict("G3", line, not_run("log", "none", "log"))
+    answers = first_light.open_questions(
+        {"device": verdict("G2", probe), "serve": served, "quick": ABSENT}
+    )
+    assert answers["Does the GPU run the native E2M1 conversion?"] == (
+        "pass",
+        "fp4-conversion: 0 numbers differ",
+    )
+    assert answers["Which backend serves?"] == ("pass", "kernels-moe: cutlass in decode")
+    without = first_light.open_questions(
+        {"device": verdict("G2", line), "serve": ABSENT, "quick": ABSENT}
+    )
+    assert {state for state, _ in without.values()} == {"not-run"}
+    assert without["How noisy is the machine (A/A)?"] == ("not-run", "no GPU")
+
+
+@pytest.fixture(name="steps")
+def _steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FirstSteps:
+    """Return the steps on a Spark that has the wheels, two environments and a model; the stock server is three times slower."""
+    (tmp_path / "toy").mkdir()
+    monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
+    monkeypatch.setattr(quick_look, "RUN_S", 0.2)
+    pythons = [
+        str(refserved.environment(tmp_path / name, Behaviour(ttft=0.01, tpot=tpot)))
+        for name, tpot in (("ours", 0.004), ("stock", 0.012))
+    ]
+    wheel = tmp_path / "vllm-0.33.0-py3-none-any.whl"
+    wheel.touch()
+    words = [
+        "first-light", str(wheel), "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
+        "--offline", "--serve", str(tmp_path / "toy"), "--python", pythons[0], "--baseline-python", pythons[1],
+    ]  # fmt: skip
+    arguments = main.parse(words)
+    steps = FirstSteps(options.checkout(arguments), arguments, tmp_path / "out")
+    gpu = MachineCheck("GPU", "ready", "NVIDIA GB10")
+    monkeypatch.setattr(doctor, "machine", lambda _: {"checks": [gpu]})
+    return steps
+
+
+def test_a_spark_with_a_model_is_measured_and_a_failed_step_stops_no_other(
+    steps: FirstSteps,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The slower stock wheel shows, beside two launches of ours; what failed is tried again, and what is done is not."""
+    tried = []
+
+    def climb(*arguments: Any) -> None:
+        tried.append(arguments[3])
+        raise CommandError("command-failed", "It broke.")
+
+    monkeypatch.setattr(gate, "climb", climb)
+    records = steps.run()
+    failing = ["audit", "numerics", "device", "serve"]
+    assert {name for name, record in records.items() if record.state == "fail"} == set(failing)
+    assert "command-failed: It broke." in records["serve"].message
+    assert (records["quick"].state, list(records["quick"].looks)) == (
+        "measured",
+        ["candidate", "baseline", "candidate again"],
+    )
+    state, text = first_light.open_questions(records)["Is our wheel faster than the stock one?"]
+    assert (state, text.startswith("time per token -")) == ("measured", True)
+    assert -80 < float(text.split()[3]) < -40
+
+    bundle = first_light.write(
+        Store(tmp_path / "cache"), tmp_path / "out", records, {"stack": "2026.11"}, {}
+    )
+    assert "Quick looks" in bundle.with_name(first_light.PAGE).read_text()
+    assert tried == [("G0",), ("G1",), ("G2",), ("G3", "G4")]
+    capsys.readouterr()
+    again = steps.run()
+    assert again["quick"] == records["quick"]
+    assert len(tried) == 8
+    assert capsys.readouterr().err.count("not repeated") == 2  # install and quick
+
+
+@pytest.mark.parametrize(
+    ("log", "kept"),
+    [
+        ("GET https://me:pw@host.example/x", "GET https://host.example/x"),
+        ("HF_TOKEN=hf_abcdefghijklmnop", "HF_TOKEN=***"),
+        ('"api_key": "sk-1234"', '"api_key": "***"'),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("key ghp_abcdefghijklmnop here", "key *** here"),
+        ("the value is swordfish-9", "the value is ***"),
+        (
+            "output token throughput: 12 tok/s, max_tokens=5",
+            "output token throughput: 12 tok/s, max_tokens=5",
+        ),
+    ],
+)
+def test_a_log_keeps_no_secret(log: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", "swordfish-9")
+    assert first_light.redacted(log) == kept
+
+
+def test_a_log_names_neither_home_nor_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "spark")
+    assert (
+        first_light.redacted(f"spark: {Path.home()}/models of sparkwright +spark.2026")
+        == "HOST: ~/models of sparkwright +spark.2026"
+    )
