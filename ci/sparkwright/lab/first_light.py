@@ -114,6 +114,7 @@ def open_questions(records: Mapping[str, StepRecord]) -> dict[str, tuple[StepSta
         changes = [
             f"{old.name} {text.signed(new.mean / old.mean - 1)}"
             for old, new in list(pairs)[: len(METRICS)]
+            if old.mean and new.mean
         ]
         return "measured", f"{', '.join(changes)}: {note}"
 

@@ -237,9 +237,7 @@ class Command:
     It sees the GPU *gpu* alone, and runs on the processors *cpus*.
     """
 
-    def __init__(
-        self, root: Path, plan: Mapping[str, Any], gpu: int, cpus: Sequence[int]
-    ) -> None:
+    def __init__(self, root: Path, plan: Mapping[str, Any], gpu: int, cpus: Sequence[int]) -> None:
         self.name, self.alone, self.gpu = plan["name"], plan["alone"], gpu
         self._mark, self._result = f"{root}:{self.name}", root / "results" / f"{self.name}.json"
         end_processes(self._mark)
