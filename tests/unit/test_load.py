@@ -324,6 +324,8 @@ def test_real_program_makes_what_was_ordered(real: VllmBench, tokenizer: Path, w
         texts = real.measure(replace(spec, tokenizer=tokenizer, prompt_file=prompts, natural_length=True))
     counted = [(one.prompt_tokens, one.output_tokens, one.chunks, one.error) for one in result.requests]
     assert counted == [(33, 10, 4, "")] * 4
+    assert result.itl_p50
+    assert result.itl_p99
     assert 0 < result.itl_p50 <= result.itl_p99
     assert sorted(one.prompt_tokens for one in texts.requests) == [3, 4, 5, 5]
 
