@@ -4,7 +4,8 @@ Skipping zero tiles of NVFP4 weights in a matrix-vector product: exact, and at w
     sparse_fp4.py measure --output FILE    sparse_fp4.cu on this machine's GPU; needs torch and nvcc
     sparse_fp4.py count FOLDER...          zero weights, blocks and tiles of NVFP4 checkpoints;
                                            needs torch and safetensors
-    sparse_fp4.py count --gaussian         the same for 4096 x 4096 normal weights
+    sparse_fp4.py count --gaussian         the same for 4096 x 4096 normal weights (seed 1)
+                        --output FILE      also as JSON, with the digest of what was counted
 
 A tile is what the mask has a bit for: four rows of 16, 32 or 64 values, whose codes are 32, 64 or
 128 contiguous bytes. Nothing of sparkwright is imported, so that the GPU's machine needs none of
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import hashlib
 import json
 import math
 import platform
@@ -560,8 +562,16 @@ def gaussian() -> tuple[Bytes, Bytes]:
 
 def count(options: argparse.Namespace) -> int:
     """Print the shares of zeros of each quantised weight in the checkpoints."""
+    counted = []
+
+    def show(name: str, packed: Bytes, scales: Bytes) -> None:
+        digest = hashlib.sha256(packed.tobytes() + scales.tobytes()).hexdigest()
+        shown = {"weights": name, "shape": [packed.shape[0], 2 * packed.shape[1]]}
+        counted.append({**shown, "sha256": digest, "zeros": shares(packed, scales)})
+        print(f"{name}:", json.dumps(counted[-1]["zeros"]))
+
     if options.gaussian:
-        print("normal weights:", json.dumps(shares(*gaussian())))
+        show("normal weights, seed 1", *gaussian())
     for folder in options.folders:
         import torch
         from safetensors.torch import load_file
@@ -572,7 +582,12 @@ def count(options: argparse.Namespace) -> int:
                 prefix, dot, kind = name.rpartition(".")
                 if kind == "weight_packed":
                     scales = tensors[f"{prefix}{dot}weight_scale"].view(torch.uint8).numpy()
-                    print(f"{name}:", json.dumps(shares(tensors[name].numpy(), scales)))
+                    show(name, tensors[name].numpy(), scales)
+    if options.output:
+        folders = [f"FOLDER{number}" for number, _ in enumerate(options.folders, 1)]
+        words = ["sparse_fp4.py", "count", *["--gaussian"] * options.gaussian, *folders]
+        versions = {"python": platform.python_version(), "numpy": np.__version__}
+        write(options.output, {"schema": 1, "command": " ".join(words), **versions, "counted": counted})
     return 0
 
 
@@ -587,6 +602,7 @@ def main() -> int:
     counted = commands.add_parser("count", help="count zeros in checkpoints")
     counted.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     counted.add_argument("--gaussian", action="store_true", help="also of normal weights")
+    counted.add_argument("--output", type=Path, metavar="FILE", help="also write them as JSON")
     options = parser.parse_args()
     return measure(options) if options.command == "measure" else count(options)
 

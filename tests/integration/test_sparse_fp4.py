@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import runpy
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-benchmark = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "ci" / "bench" / "sparse_fp4.py")))
+ROOT = Path(__file__).parents[2]
+benchmark = SimpleNamespace(**runpy.run_path(str(ROOT / "ci" / "bench" / "sparse_fp4.py")))
 
 
 @pytest.fixture(scope="module", name="product")
@@ -42,6 +45,12 @@ def test_only_a_tile_of_zeros_counts_as_one() -> None:
     shares = benchmark.shares(packed, scales)
     assert 0.05 < shares["weights"] < 0.1
     assert shares["blocks"] == shares["tiles of 32 bytes"] == 0
+    counted = json.loads((ROOT / "docs" / "experiments" / "sparse-fp4-zeros.json").read_text())["counted"]
+    assert counted[0]["sha256"] == hashlib.sha256(packed.tobytes() + scales.tobytes()).hexdigest()
+    assert counted[0]["zeros"] == shares
+    assert len(counted) == 15
+    assert {row["zeros"][kind] for row in counted for kind in shares if kind != "weights"} == {0.0}
+    assert all(0.063 <= row["zeros"]["weights"] < 0.0715 for row in counted)
     # −0 in four rows of 16 values; a scale of NaN is no zero.
     packed[:4, :16] = 0x88
     scales[0, 1] = 0x7F

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import base64
+import csv
+import hashlib
 import json
 import os
 import zipfile
@@ -11,19 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import standin
+from tests.support import standin, wheels
 from tests.support.checkpoints import moe, write
 
 from sparkwright.bench.model import checkpoint, modules, tuning
-from sparkwright.builder import moe_configs
+from sparkwright.builder import moe_configs, toolchain
 from sparkwright.builder.moe_configs import TuningRecord
+from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
 from sparkwright.forks.stack import MOE_CONFIGS
+from sparkwright.serving import launch, preflight
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Cli, Mini
 
+ROOT = Path(__file__).parents[2]
 #: The module in which vLLM's kernels look up a file; it keeps what it read, as vLLM does.
 READER = """
 import functools, json, os, pathlib
@@ -214,6 +220,47 @@ def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
     assert source_tree(mini.context(), "vllm").tree not in (plain.tree, tuned.tree)
     with refusal("tuning-present"):
         moe_configs.members(mini.context(), "vllm", "mini_vllm", tuned.tree)
+
+
+def test_file_is_in_the_wheel_at_the_path_where_serve_looks_for_it(mini: Mini, tmp_path: Path) -> None:
+    """A real wheel, written by the functions of a graft; no library is compiled, so the base keeps its own."""
+    name = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
+    content = b'{"triton_version": "3.6.0", "1": {"BLOCK_SIZE_M": 16}}'
+    mini.edit("build/demo/environment.yaml", "package: mini_vllm", "package: vllm")
+    mini.edit("build/demo/environment.yaml", "[mini_vllm/_version.py]", "[vllm/_version.py]")
+    record(mini.root / "build" / "demo" / "moe", content, name)
+    context = mini.context()
+    source, settings = source_tree(context, "vllm"), toolchain.settings(context, "vllm")
+    official = archive.WheelName.of("vllm-0.33.0-py3-none-any.whl")
+    members = {"vllm/_version.py": b"__version__ = '0.33.0'\n", "vllm/other.py": b""}
+    base = archive.write(tmp_path, official, members, wheels.metadata("vllm", "0.33.0"), pure=True)
+    changed, manifest = graft.changes(context, source, base, tmp_path, {}, settings)
+    files = sbom.DistInfoFiles(b"{}", sbom.gather(context, source))
+    (tmp_path / "dist").mkdir()
+    wheel = graft.write(base, tmp_path / "dist", "spark.1", changed, manifest, settings, files)
+
+    member = f"vllm/model_executor/layers/fused_moe/configs/{name}"
+    with zipfile.ZipFile(wheel) as packed:
+        assert packed.testzip() is None
+        written = {each: packed.read(each) for each in packed.namelist()}
+        (row,) = [each for each in csv.reader(written["vllm-0.33.0+spark.1.dist-info/RECORD"].decode().splitlines()) if each[0] == member]
+        python = standin.environment(tmp_path / "environment")
+        site = next((tmp_path / "environment").glob("lib/python3.*/site-packages"))
+        model = moe(tmp_path / "model", "F8_E4M3", 256, 512, quantization_config=FP8)
+
+        def experts(gpu: str) -> str:
+            machine = preflight.Machine(119.7, gpus=1, unified=True, gpu=gpu)
+            return launch.plan(launch.ServeRequest(model=str(model)), python, ROOT, machine=machine).experts
+
+        assert experts("NVIDIA GB10").startswith(f"no {name}")
+        packed.extractall(site, [each for each in packed.namelist() if each.startswith("vllm/model_executor/")])
+    assert manifest.replaced == (member,)
+    assert written[member] == content
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    assert row == [member, f"sha256={digest}", str(len(content))]
+    assert b"0.33.0+spark.1" in written["vllm/_version.py"]
+    assert experts("NVIDIA GB10") == f"tuned, {name}"
+    assert experts("NVIDIA H100 80GB HBM3").startswith("no E=256,N=512,device_name=NVIDIA_H100_80GB_HBM3,")
 
 
 def test_file_that_is_slower_and_record_without_a_file_are_refused(mini: Mini) -> None:
