@@ -7,12 +7,13 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.refusals import refusal
 from tests.support import standin
 from tests.support.checkpoints import moe, write
+from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules, tuning
 from sparkwright.builder import moe_configs
@@ -20,9 +21,6 @@ from sparkwright.builder.moe_configs import TuningRecord
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
 from sparkwright.forks.stack import MOE_CONFIGS
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Mini
 
 #: The module in which vLLM's kernels look up a file; it keeps what it read, as vLLM does.
 READER = """
