@@ -326,7 +326,7 @@ def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch:
     with watched(1, kills, log, monkeypatch), log.open("a") as stream:
         time.sleep(0.2)
         # Further fields of a record are no messages of the kernel.
-        stream.write(record.format("usb 1-1: new device") + " SUBSYSTEM=;NVRM: Xid (x): 1\n")
+        stream.write(record.format("usb 1-1: new device") + " SUBSYSTEM=;NVRM: x: NV_ERR_NO_MEMORY\n")
         stream.flush()
         time.sleep(0.3)
         assert kills.empty()
