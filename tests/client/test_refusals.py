@@ -153,18 +153,15 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @pytest.mark.parametrize("case", LOCKS)
-def test_hostile_lock_is_refused(world: World, case: str, record_property: Record) -> None:
+def test_hostile_lock_is_refused(settled: User, case: str, record_property: Record) -> None:
     """A lock names wheels by hash at an address, of exactly the release's versions, for this machine."""
     expected, change = LOCKS[case]
-    demo, other = wheel("demo", "1.1"), wheel("other", "2.0")
-    world.publish(ONE, [wheel("demo", "1.0")])
-    user = world.user()
-    user.install()
+    world, demo, other = settled.world, wheel("demo", "1.1"), wheel("other", "2.0")
     text = world.lock([demo], [other]).decode()
     assert change(text) != text
-    world.publish(TWO, [demo], [other], lock=change(text).encode())
+    world.publish(world.next_name(), [demo], [other], lock=change(text).encode())
 
-    assert refusal_of(user, record_property) == expected
+    assert refusal_of(settled, record_property) == expected
 
 
 def answer(

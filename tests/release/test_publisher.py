@@ -380,9 +380,11 @@ def test_pip_and_uv_install_the_locked_set(
             owner.publish(made)
             [lock] = owner.index.entries["2026.11.1"].release.locks
             python = installers.environment(tmp_path / "env")
-            uv = ["uv", "pip", "sync", "--quiet", "--python", python, f"{owner.url}{lock.path}"]
-            pip = [*installers.install("pip", python), "-r", owner.root / lock.path]
-            subprocess.run(uv if installer == "uv" else pip, check=True)
+            command = [*installers.install("pip", python), "-r", owner.root / lock.path]
+            if installer == "uv":
+                command = ["uv", "pip", "sync", "--quiet", "--python", python]
+                command.append(f"{owner.url}{lock.path}")
+            subprocess.run(command, check=True)
             assert {
                 info.name.partition("-")[0]
                 for info in tmp_path.glob("env/lib/*/site-packages/*.dist-info")

@@ -243,7 +243,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, count: int, listed: Callable[[int], 
 
 def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the driver's count on all GPUs."""
-    nvml = driver(monkeypatch, 2, [[(7, 100), (8, 10)], [(7, 5), (9, None)]].__getitem__)
+    entries: list[list[tuple[int, int | None]]] = [[(7, 100), (8, 10)], [(7, 5), (9, None)]]
+    nvml = driver(monkeypatch, 2, entries.__getitem__)
 
     assert [loads.gpu_memory(pids) for pids in ({7}, {8}, {1}, {7, 9})] == [105, 10, 0, 0]
     monkeypatch.setattr(nvml, "nvmlInit", lambda: (_ for _ in ()).throw(RuntimeError))
