@@ -129,7 +129,7 @@ def page_of(name: str) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(f"{name}_page.py"))))
 
 
-@pytest.mark.parametrize("name", ["errors", "files", "verbs"])
+@pytest.mark.parametrize("name", ["errors", "files", "gates", "thresholds", "verbs"])
 def test_generated_page_is_up_to_date(name: str) -> None:
     """`python tests/unit/NAME_page.py` writes it anew."""
     page = page_of(name)
