@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -402,35 +401,18 @@ def test_client_of_the_index_is_published_with_it(
     owner.publish([wheels.vllm(tmp_path / "third", label="spark.2026.11.3")], "candidate")
     second = list(owner.index.facts.clients)[-1]
     owner.publisher().prune(1)
+    command = installers.install("uv", Path(sys.executable))
     with tufindex.serve(owner.root) as url:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-cache-dir",
-            "--dest",
-            str(tmp_path / "client"),
-        ]
-        for wheel in (first, second):
-            subprocess.run(
-                [
-                    *command,
-                    "--index-url",
-                    f"{url}simple/verified/",
-                    f"sparkwright-install=={wheel.version}",
-                ],
-                check=True,
-            )
-    for number, wheel in enumerate((first, second), 1):
-        with zipfile.ZipFile(tmp_path / "client" / wheel.name) as archive:
-            assert (
-                archive.read("sparkwright/client/root.json")
-                == (owner.root / "metadata" / f"{number}.root.json").read_bytes()
-            )
-            carried = archive.read("sparkwright/client/index.txt").decode().split()
+        for number, wheel in enumerate((first, second), 1):
+            place = tmp_path / "client" / wheel.version
+            words: list[str | Path] = ["--no-deps", "--target", place]
+            words += ["--index-url", f"{url}simple/verified/"]
+            name = f"sparkwright-install=={wheel.version}"
+            subprocess.run([*command, *words, name], check=True)
+            client = place / "sparkwright" / "client"
+            root = owner.root / "metadata" / f"{number}.root.json"
+            assert (client / "root.json").read_bytes() == root.read_bytes()
+            carried = (client / "index.txt").read_text().split()
             assert carried == [publisher.URL, owner.index.fingerprint]
     assert f"sparkwright-install=={second.version}" in (owner.root / "index.html").read_text()
 
