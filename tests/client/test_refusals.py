@@ -525,7 +525,7 @@ def test_damaged_trust_is_not_taken_for_none(world: World, record_property: Reco
     assert refusal_of(user, record_property) == "file-invalid"
 
 
-@pytest.mark.parametrize("text", ["yes | head -c 2000000000", "exit 0", "echo '{}'"])
+@pytest.mark.parametrize("text", ['head -c 2000000 /dev/zero && touch "$0.flooded"', "exit 0", "echo '{}'"])
 def test_a_python_that_floods_or_says_nothing_is_refused(
     world: World, text: str, record_property: Record
 ) -> None:
@@ -534,6 +534,9 @@ def test_a_python_that_floods_or_says_nothing_is_refused(
     user = world.user()
     assert user.install("--dry-run").code == 0
     python = user.folder / "python"
-    python.write_text(f"#!/bin/sh\n{text}\n")
+    # uv is answered as by a sound one: it has no limit of bytes, and reads a flood for a minute.
+    sound = f'[[ $2 == -S ]] || exec -a "$0" {sys._base_executable} "$@"'  # type: ignore[attr-defined]
+    python.write_text(f"#!/bin/bash\n{sound}\n{text}\n")
     python.chmod(0o755)
     assert refusal_of(user, record_property, "--python", python) == "environment-unusable"
+    assert not python.with_name("python.flooded").exists()
