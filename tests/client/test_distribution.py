@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -128,26 +127,3 @@ def test_the_client_needs_exactly_its_modules_and_requirements(
 def _folder(path: Path) -> Path:
     path.mkdir()
     return path
-
-
-def test_nothing_to_do_takes_half_a_second(world: World) -> None:
-    """The time of the processor, as this machine may be busy: imports, the index over HTTP, and one look."""
-    world.publish("2026.11.1", [wheel("demo")])
-    user = world.user()
-    assert user.install().code == 0
-    command = [sys.executable, "-c", "import resource, sys; from sparkwright.client.main import main; main(['install']); "
-               "usage = resource.getrusage(resource.RUSAGE_SELF); print(usage.ru_utime + usage.ru_stime)"]  # fmt: skip
-    # An installed program has its modules compiled, which some environments of tests forbid.
-    environment = {
-        **user.environment,
-        "PYTHONPATH": ":".join(sys.path),
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(user.folder / "pyc"),
-    }
-    times = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
-        assert "already" in done.stdout
-        times.append(min(float(done.stdout.split()[-1]), time.monotonic() - began))
-    assert min(times) < 0.5, times

@@ -153,18 +153,15 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @pytest.mark.parametrize("case", LOCKS)
-def test_hostile_lock_is_refused(world: World, case: str, record_property: Record) -> None:
+def test_hostile_lock_is_refused(settled: User, case: str, record_property: Record) -> None:
     """A lock names wheels by hash at an address, of exactly the release's versions, for this machine."""
     expected, change = LOCKS[case]
-    demo, other = wheel("demo", "1.1"), wheel("other", "2.0")
-    world.publish(ONE, [wheel("demo", "1.0")])
-    user = world.user()
-    user.install()
+    world, demo, other = settled.world, wheel("demo", "1.1"), wheel("other", "2.0")
     text = world.lock([demo], [other]).decode()
     assert change(text) != text
-    world.publish(TWO, [demo], [other], lock=change(text).encode())
+    world.publish(world.next_name(), [demo], [other], lock=change(text).encode())
 
-    assert refusal_of(user, record_property) == expected
+    assert refusal_of(settled, record_property) == expected
 
 
 def answer(
@@ -528,7 +525,7 @@ def test_damaged_trust_is_not_taken_for_none(world: World, record_property: Reco
     assert refusal_of(user, record_property) == "file-invalid"
 
 
-@pytest.mark.parametrize("text", ["yes | head -c 2000000000", "exit 0", "echo '{}'"])
+@pytest.mark.parametrize("text", ['head -c 2000000 /dev/zero && touch "$0.flooded"', "exit 0", "echo '{}'"])
 def test_a_python_that_floods_or_says_nothing_is_refused(
     world: World, text: str, record_property: Record
 ) -> None:
@@ -537,6 +534,9 @@ def test_a_python_that_floods_or_says_nothing_is_refused(
     user = world.user()
     assert user.install("--dry-run").code == 0
     python = user.folder / "python"
-    python.write_text(f"#!/bin/sh\n{text}\n")
+    # uv is answered as by a sound one: it has no limit of bytes, and reads a flood for a minute.
+    sound = f'[[ $2 == -S ]] || exec -a "$0" {sys._base_executable} "$@"'  # type: ignore[attr-defined]
+    python.write_text(f"#!/bin/bash\n{sound}\n{text}\n")
     python.chmod(0o755)
     assert refusal_of(user, record_property, "--python", python) == "environment-unusable"
+    assert not python.with_name("python.flooded").exists()

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.client.world import SITE, Outcome, User, Wheel, World, wheel
+from tests.client.world import SITE, Outcome, User, Wheel, wheel
 from tests.support import mounts, refused
-
-ONE = "2026.11.1"
 
 
 def with_file(name: str, data: bytes = b"x") -> Callable[[], Wheel]:
@@ -183,21 +181,18 @@ def torch() -> Wheel:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", CASES)
 def test_hostile_wheel_is_refused_and_nothing_is_created(
-    world: World, case: str, record_property: Callable[[str, object], None]
+    settled: User, case: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Signed by the publisher and known by hash, it is refused all the same; the release before stays as it was."""
     expected, make = CASES[case]
-    world.publish(ONE, [torch()])
-    user = world.user()
-    assert user.install().code == 0
-    before = user.listing()
-    world.publish("2026.11.2", [torch()], [make()])
+    before = settled.listing()
+    settled.world.publish(settled.world.next_name(), [torch()], [make()])
 
-    outcome = confined(user, "install")
+    outcome = confined(settled, "install")
 
-    row = refused.record(record_property, outcome.reference, before, user.listing())
+    row = refused.record(record_property, outcome.reference, before, settled.listing())
     assert row == (expected, "nothing"), outcome.said
-    assert not list(user.prefix.glob("releases/.*")) + list(world.folder.rglob("escaped"))
+    assert not list(settled.prefix.glob("releases/.*")) + list(settled.world.folder.rglob("escaped"))
 
 
 def confined(user: User, *words: str) -> Outcome:

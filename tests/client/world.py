@@ -207,6 +207,10 @@ class World:
             )
         return ("\n".join(lines) + "\n").encode()
 
+    def next_name(self) -> str:
+        """Return the name of a release that comes after all others."""
+        return f"2026.11.{len(IndexFolder(self.root).entries) + 1}"
+
     def publish(
         self,
         name: str,

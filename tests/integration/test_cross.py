@@ -15,16 +15,14 @@ import subprocess
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.integration.conftest import Demo
 
 from sparkwright.builder import toolchain
 from sparkwright.demo import upstreams
 from sparkwright.forks.stack import MACHINES
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Demo
 
 HERE = platform.machine()
 OTHER = next(machine for machine in MACHINES if machine != HERE)

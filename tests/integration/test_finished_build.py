@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.conftest import Demo
 from uv import find_uv_bin
 
 from sparkwright.core import process
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Demo
 
 pytestmark = pytest.mark.toolchain
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.integration.conftest import Demo
 
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Demo
-
 
 pytestmark = pytest.mark.toolchain
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Demo
+from tests.integration.conftest import Demo
 
 pytestmark = pytest.mark.toolchain
 

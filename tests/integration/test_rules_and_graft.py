@@ -8,17 +8,15 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.integration.conftest import Demo
 
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.forks.lock import FileLock, Lock
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Demo
 
 pytestmark = pytest.mark.toolchain
 

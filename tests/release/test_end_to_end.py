@@ -40,8 +40,6 @@ def test_releases_from_publisher_to_user(
         return run
 
     with publisher.index_owner(tmp_path) as owner:
-        for name, value in owner.environment.items():
-            monkeypatch.setenv(name, value)
         owner.root.mkdir()
         with tufindex.serve(owner.root) as url:
             owner.url, run = url, user(url)

@@ -32,9 +32,7 @@ def _files(tmp_path: Path) -> dict[ReleaseFile, Path]:
 
 
 @pytest.fixture(name="world")
-def _world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "PIP_CERT", "SSL_CERT_FILE"):
-        monkeypatch.delenv(name, raising=False)
+def _world() -> Iterator[World]:
     with githubapi.serve() as world:
         yield world
 

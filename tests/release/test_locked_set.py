@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from packaging.markers import default_environment
 from packaging.pylock import Pylock
 from tests.refusals import refusal
 from tests.support import verdicts, wheels
-from uv import find_uv_bin
 
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
@@ -186,27 +184,6 @@ def test_the_lock_is_a_pylock(index: Index, ours: list[Path], tmp_path: Path) ->
     assert str(tmp_path / "release") not in resolved(index, ours, tmp_path).lock.decode()
 
 
-def test_uv_takes_the_lock(index: Index, ours: list[Path], tmp_path: Path) -> None:
-    """uv installs the lock itself."""
-    file = tmp_path / f"pylock.{MACHINE}.toml"
-    file.write_bytes(resolved(index, ours, tmp_path).lock)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
-    python = tmp_path / "env" / "bin" / "python"
-    command: list[str | Path] = [
-        find_uv_bin(),
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--preview-features",
-        "pylock",
-    ]
-    subprocess.run(
-        [*command, "--python", python, "--cache-dir", tmp_path / "cache", "-r", file], check=True
-    )
-    assert len(list((tmp_path / "env").glob("lib/*/site-packages/*.dist-info"))) == 7
-
-
 def test_every_package_has_one_version_for_all_pythons(
     index: Index, ours: list[Path], tmp_path: Path
 ) -> None:
@@ -285,16 +262,6 @@ def test_another_torch_is_a_mixed_set(index: Index, tmp_path: Path) -> None:
         ]
         == "2.14.0"
     )
-
-
-def test_further_requirements_belong_to_the_set(index: Index, tmp_path: Path) -> None:
-    """What the stack's rule names besides is in the set."""
-    index.offer("nvidia-cutlass-dsl", "4.4.2")
-    index.offer("nvidia-cutlass-dsl", "4.8.0")
-    made = resolved(
-        index, [wheels.cutlass(tmp_path / "c")], tmp_path, requires=("nvidia-cutlass-dsl==4.4.2",)
-    )
-    assert made.packages["nvidia-cutlass-dsl"] == "4.4.2"
 
 
 def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ FEWER = {
 }
 
 
+#: Recipes of the rehearsal that no release is verified for: the official wheel fails their soak, too.
+FAULTY = {"rehearsal-nvfp4-marlin", "rehearsal-moe-nvfp4-marlin"}
+
+
 @pytest.fixture(name="owner")
 def _owner(tmp_path: Path) -> Iterator[IndexOwner]:
     with publisher.index_owner(tmp_path / "world") as owner:
@@ -61,6 +65,8 @@ def test_policy_of_another_gpu_asks_for_every_gate_and_every_recipe() -> None:
     assert spark.throughput.policy == other.throughput.policy
     assert [cell.name for cell in other.throughput.cells] == ["32/128 c8"]
     recipes = {path.stem for path in (wheels.ROOT / "ci" / "recipes").glob("rehearsal-*.yaml")}
+    assert recipes > FAULTY
+    recipes -= FAULTY
     assert sorted(other.file.recipes.values()) == [(name,) for name in sorted(recipes)]
     assert not recipes & {name for group in spark.file.recipes.values() for name in group}
     assert {f"{gate} {name}" for gate in ("G3", "G4", "G5", "G6", "G7") for name in recipes} <= set(

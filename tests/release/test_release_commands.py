@@ -14,6 +14,7 @@ from tests.support.publisher import IndexOwner
 
 from sparkwright.cli import main
 from sparkwright.core.console import console
+from sparkwright.core.store import UNFINISHED
 
 Run = Callable[..., Any]
 
@@ -88,7 +89,9 @@ def test_index_from_the_first_key_to_the_last_command(run: Run, tmp_path: Path) 
     assert run("release", "refresh", "--keys", tmp_path / "new")["changed"]["version"] == 5
     both = (*held, "--keys", tmp_path / "new")
     assert run("release", "prune", "--keep", 1, *both)["changed"]["releases"] == ["2026.11.1"]
-    (tmp_path / "index" / f"files/{'0' * 64}").mkdir()
+    stray = tmp_path / "index" / f"files/{'0' * 64}"
+    stray.mkdir()
+    (stray / f"{UNFINISHED}x").write_bytes(b"killed")
     assert run("release", "refresh", *both)["changed"]["removed"][0] == f"files/{'0' * 64}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,59 +45,10 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_client_reads_releases_and_their_states(folder: Path, held: Keys, tmp_path: Path) -> None:
-    with tufindex.serve(folder) as url:
-        reader = Reader(url, tmp_path / "client", root_of(folder))
-        assert {name: state.channel for name, (_, state) in reader.read().items()} == {
-            NAME: "candidate"
-        }
-        second = tufindex.publish(folder, held, "2026.11.2", channel="verified")
-        index = IndexFolder(folder)
-        with index.changing(held, ROLES) as change:
-            change.set_state(
-                NAME, msgspec.structs.replace(index.entry(NAME).state, yanked="it hangs")
-            )
-        seen = reader.read()
-    assert seen["2026.11.2"][0] == second
-    assert (seen["2026.11.2"][1].channel, seen[NAME][1].yanked) == ("verified", "it hangs")
-    assert (folder / second.wheels[0].path).read_bytes() == b"2026.11.2 0"
-
-
-def test_targets_metadata_keeps_url_and_retired_names(folder: Path, held: Keys) -> None:
-    index = IndexFolder(folder)
-    release = index.entry(NAME).release
-    with index.changing(held, ROLES) as change:
-        change.facts = msgspec.structs.replace(change.facts, url="https://wheels.example/")
-        change.remove(release)
-    removed = repository.remove_unreferenced(IndexFolder(folder))
-    assert IndexFolder(folder).facts == repository.IndexFacts(
-        "https://wheels.example/", {release.wheels[0].name: release.wheels[0].sha256}
-    )
-    assert [name for name in removed if name.startswith("files/")] == [
-        f"files/{release.wheels[0].sha256}"
-    ]
-    assert not list(folder.glob("files/*"))
-
-
-def test_second_publisher_is_refused(folder: Path, held: Keys) -> None:
-    late, before = IndexFolder(folder), IndexFolder(folder)
-    with before.changing(held, ROLES) as change:
-        change.schedule_signing()
-        with refusal("index-busy"), late.changing(held, ROLES):
-            pass
-    published = files(folder)
-    with refusal("index-moved"), late.changing(held, ROLES) as change:
-        change.schedule_signing("targets")
-    assert files(folder) == published
-
-
 def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
     with refusal("publish-failed"), IndexFolder(folder).changing(held, ROLES) as change:
         change.put(release.wheels[0], b"other bytes")
-    with refusal("release-unknown"), IndexFolder(folder).changing(held, ROLES) as change:
-        change.schedule_signing("targets")
-        IndexFolder(folder).entry("2026.11.9")
     assert files(folder) == before
 
 
@@ -114,17 +64,6 @@ def test_change_needs_keys_of_its_roles(
     assert files(folder) == before
 
 
-def test_online_keys_alone_refresh(folder: Path, tmp_path: Path) -> None:
-    before = IndexFolder(folder)
-    with IndexFolder(folder).changing(
-        keys.load([tmp_path / "keys" / "online.pem"]), ROLES
-    ) as change:
-        assert not change.holds("targets")
-        change.schedule_signing()
-    after = IndexFolder(folder)
-    assert (after.version, after.snapshot.signed.version, after.targets) == (2, 2, before.targets)
-
-
 def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> None:
     short = msgspec.structs.replace(
         ROLES, timestamp=msgspec.structs.replace(ROLES.timestamp, days=-1)
@@ -138,13 +77,6 @@ def test_expired_index_is_renewed(folder: Path, held: Keys, tmp_path: Path) -> N
         with IndexFolder(folder).changing(held, ROLES) as change:
             change.schedule_signing()
         assert NAME in reader.read()
-
-
-def test_policy_pins_root(folder: Path) -> None:
-    fingerprint = IndexFolder(folder).fingerprint
-    assert IndexFolder(folder, pin=fingerprint).exists
-    with refusal("index-damaged"):
-        IndexFolder(folder, pin="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -181,40 +113,6 @@ def test_replaced_index_is_not_signed(
             change.rotate(["root"], [signer.public_key for signer in mine.by_file["root"]])
     row = refused.record(record_property, "index-unpinned", before, refused.tree(evil))
     assert row[1] == "nothing"
-
-
-@pytest.mark.parametrize(
-    ("names", "roles"),
-    [
-        (("root",), ("root",)),
-        (("targets",), ("targets",)),
-        (("online",), ("snapshot", "timestamp")),
-    ],
-)
-def test_old_client_follows_rotation_and_refuses_revoked_keys(
-    folder: Path, held: Keys, tmp_path: Path, names: tuple[str, ...], roles: tuple[str, ...]
-) -> None:
-    new = tufindex.make_keys(tmp_path / "new", *names)
-    both = keys.load([tmp_path / "keys", tmp_path / "new"])
-    before = shutil.copytree(folder, tmp_path / "before")
-    with tufindex.serve(folder) as url:
-        reader = Reader(url, tmp_path / "client", root_of(folder))
-        assert NAME in reader.read()
-        with IndexFolder(folder).changing(both, ROLES) as change:
-            change.rotate(roles, [signer.public_key for signer in new.signers.values()])
-        assert IndexFolder(folder).root.signed.version == 2  # type: ignore[union-attr]
-        tufindex.publish(folder, both, "2026.11.2")
-        assert (
-            len(reader.read()) == len(Reader(url, tmp_path / "fresh", root_of(folder)).read()) == 2
-        )
-        if names != ("root",):
-            with refusal("key-missing"), IndexFolder(folder).changing(held, ROLES) as change:
-                change.schedule_signing("targets")
-            (before / "metadata" / "2.root.json").write_bytes(
-                (folder / "metadata" / "2.root.json").read_bytes()
-            )
-            with tufindex.serve(before) as old, pytest.raises(UnsignedMetadataError):
-                Reader(old, tmp_path / "third", root_of(folder)).read()
 
 
 def test_root_is_renewed_with_its_own_keys(folder: Path, held: Keys, tmp_path: Path) -> None:
@@ -282,21 +180,6 @@ def test_new_root_signs_roles_of_raised_threshold(tmp_path: Path, role: str, oth
                 url, tmp_path / "client", (folder / "metadata" / "1.root.json").read_bytes()
             ).read()
         )
-
-
-def test_rotation_without_the_lost_key(folder: Path, tmp_path: Path) -> None:
-    new = tufindex.make_keys(tmp_path / "new", "online")
-    (tmp_path / "keys" / "online.pem").unlink()
-    with tufindex.serve(folder) as url:
-        reader = Reader(url, tmp_path / "client", root_of(folder))
-        reader.read()
-        with IndexFolder(folder).changing(
-            keys.load([tmp_path / "keys", tmp_path / "new"]), ROLES
-        ) as change:
-            change.rotate(
-                ["snapshot", "timestamp"], [signer.public_key for signer in new.signers.values()]
-            )
-        assert NAME in reader.read()
 
 
 #: Audit events of the interpreter that change the file system.

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.refusals import refusal
 from tests.support import publisher, wheels
 
 from sparkwright.release import staging
 
 
-def test_set_around_built_wheels_is_current(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_around_built_wheels_is_current(tmp_path: Path) -> None:
     with publisher.index_owner(tmp_path) as owner:
-        for name, value in owner.environment.items():
-            monkeypatch.setenv(name, value)
         context = owner.publisher().context
         with refusal("usage"):
             staging.install_built(context, tmp_path / "dist", tmp_path / "gate")

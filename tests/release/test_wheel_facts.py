@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
-import sys
-import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -14,9 +10,8 @@ from typing import Literal
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import fatbins, wheels
+from tests.support import fatbins, installers, wheels
 
-from sparkwright.audit import policy
 from sparkwright.audit import wheel as auditing
 from sparkwright.audit.policy import AuditPolicy, DistributionPolicy, LibraryPolicy
 from sparkwright.builder.wheel.archive import WheelName
@@ -129,9 +124,6 @@ EDITS: dict[str, tuple[Callable[[Members], object], str, str]] = {
     "a second .dist-info": (lambda found: found.update({"torch-1.dist-info/METADATA": b""}), "wheel-mismatch", "another wheel"),
     "a .data of another wheel": (lambda found: found.update({"torch-1.data/purelib/torch.py": b""}), "wheel-mismatch", "another wheel"),
     "no METADATA": (lambda found: found.pop(member(found, "METADATA")), "wheel-invalid", "METADATA"),
-    "a name that leaves the folder": (lambda found: found.update({"../evil.py": b""}), "archive-unsafe", "leave"),
-    "an absolute name": (lambda found: found.update({"/etc/evil": b""}), "archive-unsafe", "leave"),
-    "a name with a backslash": (lambda found: found.update({"vllm\\..\\evil.py": b""}), "archive-unsafe", "leave"),
 }  # fmt: skip
 
 
@@ -197,51 +189,6 @@ def test_a_renamed_wheel_is_refused(tmp_path: Path, name: str) -> None:
         ).reference
         == "wheel-mismatch"
     )
-
-
-def test_a_name_twice_is_refused(tmp_path: Path) -> None:
-    """A member that is there twice, of which installers take different ones, is refused."""
-    path = wheels.vllm(tmp_path)
-    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as archive:
-        warnings.simplefilter("ignore")
-        archive.writestr("vllm/__init__.py", b"import os")
-    assert refused(path).reference == "wheel-invalid"
-
-
-def test_a_link_is_refused(tmp_path: Path) -> None:
-    """A symbolic link is refused."""
-    path = wheels.vllm(tmp_path)
-    with zipfile.ZipFile(path, "a") as archive:
-        link = zipfile.ZipInfo("vllm/passwd")
-        link.external_attr = 0o120777 << 16
-        archive.writestr(link, "/etc/passwd")
-    assert refused(path).reference == "archive-unsafe"
-
-
-def test_a_member_larger_than_it_admits_is_refused(tmp_path: Path) -> None:
-    """A directory that states fewer bytes than a member has is refused: the bytes are not what it promises."""
-    path = wheels.vllm(tmp_path, files={"vllm/large.txt": b"x" * 100_000})
-    data = bytearray(path.read_bytes())
-    at = data.rindex(b"vllm/large.txt") - 46
-    assert data[at : at + 4] == b"PK\x01\x02"
-    assert struct.unpack_from("<I", data, at + 24) == (100_000,)
-    struct.pack_into("<I", data, at + 24, 10)
-    path.write_bytes(data)
-    assert refused(path).reference in {"wheel-invalid", "archive-unsafe", "wheel-mismatch"}
-
-
-def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
-    """A directory that points twice at the same bytes is refused."""
-    path = wheels.packed(
-        tmp_path / WheelName("x", "1", "py3-none-any").filename,
-        {"x/a.py": b"1" * 999, "x/b.py": b"2" * 999},
-    )
-    data = bytearray(path.read_bytes())
-    first = data.index(b"PK\x01\x02")
-    second = data.index(b"PK\x01\x02", first + 4)
-    struct.pack_into("<I", data, second + 42, struct.unpack_from("<I", data, first + 42)[0])
-    path.write_bytes(data)
-    assert refused(path).reference == "wheel-invalid"
 
 
 @pytest.mark.parametrize(
@@ -315,14 +262,6 @@ def test_device_code_is_the_audits(tmp_path: Path, role: Literal["target", "base
     assert read(path).device_code == ""
 
 
-def test_the_repositorys_policies_load() -> None:
-    """Both stacks' audit policies can be given to `inspect`."""
-    for stack in ("2026.11", "2026.05"):
-        assert (
-            policy.load(wheels.ROOT / "ci" / "audit" / f"{stack}.yaml", "12.1f").target == "sm_121f"
-        )
-
-
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer: str) -> None:
     name = WheelName(
@@ -339,16 +278,8 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     }
     path = wheels.vllm(tmp_path, files=files)
     theirs = wheels.plain(tmp_path, "theirs", "1.0")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
-    python = str(tmp_path / "env" / "bin" / "python")
-    command = (
-        [sys.executable, "-m", "pip", "--python", python, "install", "--compile"]
-        if installer == "pip"
-        else ["uv", "pip", "install", "--python", python]
-    )
-    subprocess.run(
-        [*command, "--quiet", "--no-index", "--no-deps", str(path), str(theirs)], check=True
-    )
+    command = installers.install(installer, installers.environment(tmp_path / "env"))
+    subprocess.run([*command, "--no-index", "--no-deps", path, theirs], check=True)
     [site] = tmp_path.glob("env/lib/*/site-packages")
     expected = {"content vllm": read(path).content}
     assert wheel_content.of_environment(site) == expected

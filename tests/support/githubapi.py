@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pytest
 from tests.support import loopback
 from tests.support.loopback import page
 
@@ -259,8 +260,10 @@ def unheard(handler: Handler) -> None:
 
 @contextlib.contextmanager
 def serve() -> Iterator[World]:
-    """Yield a world whose hosts answer until the block ends; their threads end with it."""
+    """Yield a world whose hosts answer, without a proxy, until the block ends; their threads end with it."""
     world = World()
     world.hosts = {name: Server(name, world) for name in ("api", "uploads", "storage")}
-    with loopback.serving(*world.hosts.values()):
+    with loopback.serving(*world.hosts.values()), pytest.MonkeyPatch.context() as patch:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "PIP_CERT", "SSL_CERT_FILE"):
+            patch.delenv(name, raising=False)
         yield world

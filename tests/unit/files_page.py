@@ -191,7 +191,7 @@ def _record(one: types.StructType, seen: set[Any]) -> Iterator[str]:
                 yield from _record(full, seen)
 
 
-def page() -> str:
+def render() -> str:
     """Return the page."""
     parts = [HEAD, "|file|written by|", "|---|---|"]
     parts += [f"|`{name}`|{by}|" for name, (_, by) in FILES.items()]
@@ -206,4 +206,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(render(), "utf-8")

@@ -54,7 +54,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
     return "".join(["\n|reason|meaning, and what to do|\n|---|---|\n", *cells])
 
 
-def page() -> str:
+def render() -> str:
     """Return the page; a reason with one meaning in several gates comes once."""
     gates: dict[tuple[str, str], list[str]] = {}
     for gate in GATES:
@@ -87,5 +87,5 @@ def schema() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(render(), "utf-8")
     SCHEMA.write_text(json.dumps(schema(), indent=1) + "\n", "utf-8")

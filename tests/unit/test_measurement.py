@@ -110,28 +110,22 @@ FAULTS: dict[Fault, set[str]] = {
         "server-silent",
         "server-slow",
     },
+    # Given up within the patience.
+    "silent": {"generator-late", "server-silent", "server-slow"},
+    "trickles": {"generator-late", "server-silent", "server-slow"},
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_that_is_wrong_gives_no_figure(fault: Fault) -> None:
     """From the third request on it is wrong in one way; only failed requests are repeated."""
-    found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}))
+    patience = 2.0 if fault in ("silent", "trickles") else POLICY.timeout_s
+    policy = msgspec.structs.replace(POLICY, timeout_s=patience)
+    found = leg(msgspec.structs.replace(QUICK, faults={fault: 3}), policy=policy)
     assert not found.counts
     references = {one.reference for one in found.reasons}
     assert references & FAULTS[fault], found.reasons
     assert not found.discarded or references <= measurement.REPEATED
-
-
-@pytest.mark.parametrize("fault", ["silent", "trickles"])
-def test_a_server_that_hangs_is_given_up(fault: Fault) -> None:
-    """A server that no longer answers ends the leg within its patience."""
-    found = leg(
-        msgspec.structs.replace(QUICK, faults={fault: 3}),
-        policy=msgspec.structs.replace(POLICY, timeout_s=2.0),
-    )
-    assert not found.counts
-    assert found.reasons
 
 
 class Throttled(Still):

@@ -9,11 +9,11 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
 from tests.support import badserver, forked
+from tests.unit.conftest import Repository
 
 from sparkwright.core import git
 from sparkwright.core.console import Console
@@ -23,9 +23,6 @@ from sparkwright.forks import mirror
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.mirror import Mirror
 from sparkwright.forks.stack import Project
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Repository
 
 ROOT = Path(__file__).parents[2]
 URL = "https://upstream.example/mini.git"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import allowed, refusal
 from tests.support.checkpoints import Told, write
+from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import Tensor
@@ -20,8 +21,6 @@ from sparkwright.bench.model.decode_bytes import distinct_experts
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight
 
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Mini
 
 def plain(name: str, rows: int, columns: int) -> list[Told]:
     return [(f"{name}.weight", "BF16", [rows, columns])]

@@ -80,16 +80,6 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert told[0].result == "did not end (all lines had 1 s)"
 
 
-def test_the_table_shows_each_line() -> None:
-    """One row a line, with what it did, how long, and pytest's own summary."""
-    told = [Line("nox -s build", "skip"), Line("nox -s tests", "passed", 61.0, ["5 passed"])]
-    shown = newcomer.table([("Debian 12", "background", told)])
-
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()]
-    assert rows[2][3].startswith("not run here")
-    assert rows[3] == ["Debian 12", "background", "nox -s tests", "passed", "1:01", "5 passed"]
-
-
 def test_folders_of_this_machine_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of pip's settings, those go along by which an index is reached."""
     lines = ("[global]", "index-url = https://a.example/", "extra-index-url = file:///srv/x https://b.example/", "find-links = /srv")

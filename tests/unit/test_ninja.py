@@ -10,15 +10,15 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from tests.refusals import refusal
 from tests.support import endings
+from tests.support.waiting import until
+from tests.unit.conftest import Mini
 
 from sparkwright.builder import ninja
 from sparkwright.builder.ninja import BuildFolder
@@ -29,14 +29,10 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
-
 #: Of the test environment, else of the machine.
 NINJA = Path(
     shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
 )
-PATIENCE = 90
 ROOT = Path(__file__).parents[2]
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
 COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
@@ -105,14 +101,6 @@ class Work:
 @pytest.fixture(name="work")
 def _work(tmp_path: Path) -> Work:
     return Work(tmp_path / "work")
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until *condition* is true."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_second_run_compiles_what_changed(work: Work) -> None:
@@ -202,7 +190,7 @@ def started(work: Work) -> ForkProcess:
 
     process = multiprocessing.get_context("fork").Process(target=compile_units)
     process.start()
-    wait_for(lambda: flag.exists() and "- done.cu" in work.events())
+    until(lambda: flag.exists() and "- done.cu" in work.events())
     return process
 
 
@@ -216,7 +204,7 @@ def test_a_half_written_object_is_made_again_after_everything_was_killed(work: W
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     run.join()
-    wait_for(lambda: not work.processes())
+    until(lambda: not work.processes())
     assert (work.build / "half.cu.o").read_text() == "half\n"
 
     assert work.compile() == ["half.cu"]
@@ -229,9 +217,9 @@ def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
     """However the build is ended, nothing goes on compiling."""
     run = started(work)
     psutil.Process(run.pid).send_signal(by)
-    run.join(PATIENCE)
+    run.join(90)
 
-    wait_for(lambda: not work.processes())
+    until(lambda: not work.processes())
 
 
 OWN = {"CCACHE_DIR": "/mine", "CCACHE_DISABLE": "1", "PATH": "/bin"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
+from tests.support.waiting import until
 
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import strict_yaml
@@ -120,7 +120,7 @@ def test_a_converter_without_results_is_invalid(tmp_path: Path, body: str, reaso
     """PTX that is not defined, a program that does not compile, loops, crashes or takes all."""
     includes = "#include <cstdint>\n#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
     header = f"{includes}inline unsigned convert(float (&x)[2]) {{ {body} return 0; }}"
-    check = judged(tmp_path, header, seconds=20 if reason == "converter-slow" else 240)
+    check = judged(tmp_path, header, seconds=10 if reason == "converter-slow" else 240)
     assert (check.state, check.reason) == ("invalid", reason)
     assert str(tmp_path) not in check.message
 
@@ -132,10 +132,7 @@ def test_nothing_that_a_converter_starts_goes_on(tmp_path: Path) -> None:
         'if (!fork()) { execl("/bin/sleep", "sleep", "318", nullptr); }\nstd::exit(7);\n}\n'
     )
     assert judged(tmp_path, header).reason == "converter-crashed"
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and _sleeping():
-        time.sleep(0.05)
-    assert not _sleeping()
+    until(lambda: not _sleeping(), 10)
 
 
 def _sleeping() -> bool:
@@ -159,14 +156,20 @@ def test_a_link_that_leaves_the_tree_is_not_followed(tmp_path: Path, name: str) 
     assert wrong == (python if name == PYTHON else {check.name for check in checks} - python)
 
 
-@pytest.mark.parametrize("text", ["x = 1", "VALUES = [1, 2, x]", "VALUES = [" + "(" * 100_000])
-def test_a_file_or_value_that_is_gone_fails_and_leaves_the_others(
-    tmp_path: Path, text: str
-) -> None:
+@pytest.mark.parametrize("text", ["VALUES = [1, 2, x]", "VALUES = [" + "(" * 100_000])
+def test_values_that_cannot_be_read_fail(tmp_path: Path, text: str) -> None:
+    policy = msgspec.structs.replace(POLICY, units=POLICY.units[1:])
+    checks = run(converters.tree(tmp_path / "tree", {PYTHON: text}), policy, tmp_path / "scratch")
+    assert {checks[name].reason for name in ("mini-python-table", "mini-dsl-sweep")} == {
+        "converter-missing"
+    }
+
+
+def test_a_file_or_value_that_is_gone_fails_and_leaves_the_others(tmp_path: Path) -> None:
     """A converter whose name is gone, a Python file without the values, and a header."""
     code = converters.CPP.replace("unsigned encode(", "unsigned other_encode(", 1)
     code = code.replace("{encode(x[i] * by)}", "{other_encode(x[i] * by)}")
-    tree = converters.tree(tmp_path / "tree", {PYTHON: text, HEADER: code})
+    tree = converters.tree(tmp_path / "tree", {PYTHON: "x = 1", HEADER: code})
     checks = run(tree, POLICY, tmp_path / "scratch")
     gone = {name for name, check in checks.items() if check.state != "pass"}
     assert gone == {"mini-sweep", "mini-python-table", "mini-dsl-sweep"}

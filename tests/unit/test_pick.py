@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
+from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import pick, series
 from sparkwright.cherry_picks.apply import PatchedTree
@@ -21,9 +21,6 @@ from sparkwright.core import github
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Host
 
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
 LOGIN_PAGE = b"<html><title>Sign in to the guest network</title></html>"

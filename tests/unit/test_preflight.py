@@ -6,10 +6,10 @@ import dataclasses
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from tests.refusals import refusal
+from tests.unit.conftest import Mini
 
 from sparkwright.builder import BuildError, pipeline, preflight
 from sparkwright.builder.wheel import archive
@@ -21,9 +21,6 @@ from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
 
 PROJECT = '[build-system]\nrequires = ["setuptools>=77", "ninja"]\n[project]\nname = "mini-vllm"\nrequires-python = ">=3.9"\n'
 FILES = {

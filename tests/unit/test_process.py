@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
+from tests.support.waiting import until
 
 from sparkwright.builder import BuildError
 from sparkwright.core import process
@@ -78,10 +78,8 @@ def test_a_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         number = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{number}").exists() and "State:\tZ" not in Path(f"/proc/{number}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    status = Path(f"/proc/{number}/status")
+    until(lambda: not status.exists() or "State:\tZ" in status.read_text())
 
 
 def test_an_interruption_ends_the_program(tmp_path: Path) -> None:

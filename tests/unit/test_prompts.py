@@ -34,13 +34,13 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
-@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(("begin", "indent"), [("", None), ("\n \n", 2)])
 def test_first_turns_of_answered_conversations_are_extracted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chunk: int, indent: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chunk: int, begin: str, indent: int | None
 ) -> None:  # fmt: skip
     monkeypatch.setattr(prompts, "CHUNK", chunk)
     path, store = tmp_path / "sharegpt.json", Store(tmp_path / "store")
-    path.write_text(json.dumps(ENTRIES, indent=indent))
+    path.write_text(begin + json.dumps(ENTRIES, indent=indent))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = prompts.prompt_file(path, store)
     assert lines
@@ -51,13 +51,6 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert prompts.prompt_file(path, store, digest) == lines
     assert lines.stat().st_mtime_ns == made
     assert "as expected" in capsys.readouterr().err
-
-
-def test_an_array_may_begin_with_empty_lines(tmp_path: Path) -> None:
-    (tmp_path / "sharegpt.json").write_text("\n \n" + json.dumps(ENTRIES))
-    lines = prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"))
-    assert lines
-    assert len(lines.read_text("utf-8").splitlines()) == 2
 
 
 def test_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -10,18 +10,15 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
+from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Host
 
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
 
@@ -182,8 +179,6 @@ def test_a_name_to_drop_that_no_patch_has_is_refused(made: Host) -> None:
     assert folder(made) == before
 
 
-
-
 def test_a_change_that_only_a_merge_has_is_refused(made: Host, maintainer: Maintainer) -> None:
     """A series is linear: what no commit has but the merge would be lost."""
     before = patches(made)
@@ -281,8 +276,6 @@ def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None
 
 
 # What others do meanwhile.
-
-
 
 
 @pytest.mark.parametrize("name", ["second.patch", "came.patch", "#7"])

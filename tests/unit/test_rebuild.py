@@ -8,11 +8,11 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
 from tests.support import fatbins
+from tests.unit.conftest import Cli, Mini
 
 from sparkwright.audit import policy, reproduce, wheel
 from sparkwright.audit.reproduce import Rebuild
@@ -20,9 +20,6 @@ from sparkwright.builder import pipeline
 from sparkwright.builder.wheel import archive as wheelfile
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli import main
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Mini
 
 AUDIT = (
     Path(__file__).parents[2]

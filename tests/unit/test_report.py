@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
+from tests.unit.conftest import Cli
 
 from sparkwright.bench import results
 from sparkwright.bench.load.load_curve import load_curve
@@ -28,9 +29,6 @@ from sparkwright.bench.results import Result, Series
 from sparkwright.core.console import console
 from sparkwright.core.pages import clean
 from sparkwright.core.states import SIGNS, State
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli
 
 ROOT = Path(__file__).parents[2]
 #: Elements that have no end, and attributes through which a page could load or send something.

@@ -124,11 +124,16 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
     assert not found
 
 
-def test_the_page_of_errors_is_up_to_date() -> None:
-    """docs/reference/errors.md says what the classes say; python tests/unit/errors_page.py writes it anew."""
-    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py"))))
+def page_of(name: str) -> SimpleNamespace:
+    """Return the program that writes the page *name* of docs/reference."""
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(f"{name}_page.py"))))
 
-    assert (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8") == page.render()
+
+@pytest.mark.parametrize("name", ["errors", "files", "gates", "thresholds", "verbs"])
+def test_generated_page_is_up_to_date(name: str) -> None:
+    """`python tests/unit/NAME_page.py` writes it anew."""
+    page = page_of(name)
+    assert page.PAGE.read_text("utf-8") == page.render()
 
 
 def test_the_page_of_the_architecture_names_what_is_there() -> None:
@@ -167,19 +172,11 @@ def test_links_between_pages_resolve() -> None:
     assert broken == []
 
 
-def test_the_page_of_verbs_is_up_to_date() -> None:
-    """docs/reference/commands.md says what the command line takes, each option with its meaning; python tests/unit/verbs_page.py writes it anew."""
-    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("verbs_page.py"))))
+def test_every_option_has_a_meaning() -> None:
+    page = page_of("verbs")
     taken = {f"{verb} {name}": one for verb, parser in page.verbs().items() for name, one in page.options(parser).items()}
 
-    assert (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8") == page.render()
     assert [name for name, one in taken.items() if not one.help] == []
-
-
-def test_the_page_of_files_is_up_to_date() -> None:
-    """docs/reference/files.md says what the records read and write, field by field; python tests/unit/files_page.py writes it anew."""
-    page = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("files_page.py"))))
-    assert (ROOT / "docs" / "reference" / "files.md").read_text("utf-8") == page.page()
 
 
 def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
@@ -206,7 +203,7 @@ def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
 
 def declared() -> list[tuple[str, Advice]]:
     """Return every reference that a class of errors declares."""
-    tables: list[tuple[str, Advice]] = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("errors_page.py")))).tables()
+    tables: list[tuple[str, Advice]] = page_of("errors").tables()
     return tables
 
 

@@ -6,13 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.refusals import refusal
+from tests.support.waiting import until
 
 from sparkwright.builder import sandbox
 from sparkwright.builder.sandbox import INSIDE, Sandbox
@@ -110,20 +110,13 @@ def test_a_killed_build_leaves_no_process(lab: Lab) -> None:
         f"sandbox.run(['sh', '-c', 'setsid sleep {marker} & sleep {marker}'], log=Path({str(lab.log)!r}), env=dict(os.environ))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as builder:
-        _wait_for(lambda: len(_sleeping(marker)) == 2)
+        until(lambda: len(_sleeping(marker)) == 2)
         builder.kill()
-    _wait_for(lambda: not _sleeping(marker))
+    until(lambda: not _sleeping(marker))
 
 
 def _sleeping(marker: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[:2] == ["sleep", marker]]
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

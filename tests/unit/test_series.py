@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
+from tests.unit.conftest import Host, Repository
 
 from sparkwright.cherry_picks import apply, patch, series
 from sparkwright.cherry_picks.apply import Outcome, PatchedTree
@@ -23,8 +23,6 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects, blob_id
 from sparkwright.forks import fetch
 
-if TYPE_CHECKING:
-    from tests.unit.conftest import Host, Repository
 
 @pytest.fixture(name="objects")
 def _objects(tmp_path: Path) -> Objects:

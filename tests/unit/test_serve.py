@@ -24,6 +24,7 @@ import psutil
 import pytest
 from tests.refusals import refusal
 from tests.support import endings
+from tests.support.waiting import until
 
 from sparkwright.bench.server import server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan, Server
@@ -129,9 +130,7 @@ def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path
     with Server(make(reserve=1), tmp_path / "log") as server:
         assert server.ready
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
-        until = time.monotonic() + 20
-        while server.running and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: not server.running)
         assert (server.running, server.ready, server.reason) == (False, False, "memory-low")
 
 
@@ -149,8 +148,7 @@ def test_no_process_outlives_the_server_or_its_supervisor(victim: str, make: Mak
             server.stop()
             left, strays = left[:1], left[1:]  # the others are nobody's children any more
         assert gone(left)
-        while server.guard() and time.monotonic() < begin + 60:
-            time.sleep(0.05)
+        until(lambda: not server.guard())
         assert server.reason == {"server": "server-died", "all": "memory-low", "supervisor": ""}[victim]
     for stray in strays:
         with contextlib.suppress(psutil.NoSuchProcess):

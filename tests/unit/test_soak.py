@@ -229,16 +229,22 @@ def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
     assert Monitor(None, tmp_path / "kmsg").watched.unwatched["memory-growth"][0] == "processes-unknown"
 
 
-def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the driver's count on all GPUs; the library stands in for a driver."""
-    entries: dict[int, list[tuple[int, int | None]]] = {0: [(7, 100), (8, 10)], 1: [(7, 5), (9, None)]}
+def driver(monkeypatch: pytest.MonkeyPatch, count: int, listed: Callable[[int], list[tuple[int, int | None]]]) -> types.SimpleNamespace:
+    """Return a library that stands in for a driver with *count* GPUs, whose processes and their memory *listed* gives."""
     nvml = types.SimpleNamespace(
-        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int,
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: count, nvmlDeviceGetHandleByIndex=int,
         nvmlDeviceGetComputeRunningProcesses=lambda device: [
-            types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in entries[device]
+            types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed(device)
         ],
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
+def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's count on all GPUs."""
+    entries: list[list[tuple[int, int | None]]] = [[(7, 100), (8, 10)], [(7, 5), (9, None)]]
+    nvml = driver(monkeypatch, 2, entries.__getitem__)
 
     assert [loads.gpu_memory(pids) for pids in ({7}, {8}, {1}, {7, 9})] == [105, 10, 0, 0]
     monkeypatch.setattr(nvml, "nvmlInit", lambda: (_ for _ in ()).throw(RuntimeError))
@@ -247,21 +253,17 @@ def test_gpu_memory_is_that_of_the_server_s_processes(monkeypatch: pytest.Monkey
 
 def test_a_gpu_whose_memory_cannot_be_read_is_not_a_machine_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A driver that refuses the list of processes, at first or later, leaves the memory unknown, and that is no pass."""
-    replies: list[list[types.SimpleNamespace]] = []
+    replies: list[tuple[int, int | None]] = []
 
-    def listed(_: int) -> list[types.SimpleNamespace]:
+    def listed(_: int) -> list[tuple[int, int | None]]:
         if not replies:
             raise RuntimeError("not supported")
-        return replies.pop()
+        return [replies.pop()]
 
-    nvml = types.SimpleNamespace(
-        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=int,
-        nvmlDeviceGetComputeRunningProcesses=listed,
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    driver(monkeypatch, 1, listed)
 
     assert Monitor(os.getpid(), tmp_path / "kmsg").watched.unwatched["gpu-memory-growth"][0] == "gpu-memory-unknown"
-    replies += [[types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=100)]] * 2
+    replies += [(os.getpid(), 100)] * 2
     monitor = Monitor(os.getpid(), tmp_path / "kmsg")
     monitor.sample(1)
     assert "gpu-memory-growth" not in monitor.watched.unwatched

@@ -8,11 +8,12 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
+from tests.unit.conftest import Repository
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.config import mirror_map
@@ -38,9 +39,6 @@ from sparkwright.forks.stack import (
     StackSpec,
     WheelSpec,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Repository
 
 ROOT = Path(__file__).parents[2]
 HOST = "https://upstream.example/"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
+from tests.unit.conftest import Mini
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import Toolchain
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
 
 HEADER = """
 #define CUDAAPI

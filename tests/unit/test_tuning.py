@@ -10,12 +10,13 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.refusals import refusal
 from tests.support import standin, wheels
 from tests.support.checkpoints import moe, write
+from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules, tuning
 from sparkwright.builder import moe_configs, toolchain
@@ -25,9 +26,6 @@ from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
 from sparkwright.forks.stack import MOE_CONFIGS
 from sparkwright.serving import launch, preflight
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Cli, Mini
 
 ROOT = Path(__file__).parents[2]
 #: The module in which vLLM's kernels look up a file; it keeps what it read, as vLLM does.

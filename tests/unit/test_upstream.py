@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import pytest
 from tests.support.texts import TEXT, edited
+from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import apply, series
 from sparkwright.cherry_picks import upstream as history
@@ -15,8 +14,6 @@ from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream
 from sparkwright.forks.context import RunContext
 
-if TYPE_CHECKING:
-    from tests.unit.conftest import Host
 
 @pytest.fixture(name="begun")
 def _begun(host: Host) -> Host:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from tests.refusals import refusal
+from tests.unit.conftest import Repository
 
 from sparkwright.builder import configure
 from sparkwright.builder.configure import Call, Declaration
@@ -13,9 +12,6 @@ from sparkwright.core.git import Objects
 from sparkwright.forks import resolve
 from sparkwright.forks.lock import ForkLock, VendoredLock
 from sparkwright.forks.stack import SourceError
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Repository
 
 COMMIT = "1" * 40
 URL = "https://host.example/part.git"

@@ -10,19 +10,16 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.refusals import refusal
+from tests.unit.conftest import Mini
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.core import strict_yaml
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
 
 NAME = "mini-1.0-py3-none-any.whl"
 INFO, NEW = "mini-1.0.dist-info", "mini-1.0+a.dist-info"

@@ -8,12 +8,13 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from tests.refusals import refusal
+from tests.unit.conftest import Mini
 
 from sparkwright.audit import policy, report
 from sparkwright.audit import wheel as wheel_audit
@@ -32,9 +33,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.lock import FileLock, VendoredLock
 from sparkwright.forks.stack import Project
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'

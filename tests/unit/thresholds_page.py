@@ -72,7 +72,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
                 yield f"{path.parent.name}/{path.name}", name, value, kind
 
 
-def page() -> str:
+def render() -> str:
     """Return the page."""
     parts, last = [HEAD], ""
     for file, name, value, kind in rows():
@@ -84,4 +84,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(render(), "utf-8")
