@@ -32,8 +32,6 @@ FEWER = {
     "G3": {"profile-graphs", "profile-compile"},
     "G4": {"context-maximum"},
 }
-
-
 #: Recipes of the rehearsal that no release is verified for: the official wheel fails their soak, too.
 FAULTY = {"rehearsal-nvfp4-marlin", "rehearsal-moe-nvfp4-marlin"}
 
