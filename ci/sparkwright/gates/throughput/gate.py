@@ -171,12 +171,14 @@ def _load(cell: CellResult, counted: Sequence[Measurement]) -> Check:
         text = []
         for side in ("baseline", "candidate"):
             own = [one.run for one in counted if (one.cell, one.side) == (cell.name, side)]
-            values = [factor * getattr(run, metric) for run in own if run]
-            if values:
-                median = statistics.median(values)
+            # Records of an earlier version lack some figures.
+            values = [getattr(run, metric) for run in own if run]
+            if values := [value for value in values if value is not None]:
+                median = factor * statistics.median(values)
                 figures.append(Figure(f"{title}, {side}", median, unit, len(values)))
                 text.append(f"{median:.4g}")
-        texts.append(f"{title} {' → '.join(text)} {unit}")
+        if text:
+            texts.append(f"{title} {' → '.join(text)} {unit}")
     if not figures:
         return not_run(name, f"{cell.name}: no measurement counts", "interrupted", required=False)
     return passed(name, "; ".join(texts), figures=figures, required=False)
