@@ -138,6 +138,23 @@ def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateRe
         decision.decide(replace(wheel, sha256="0" * 64), results, rules)
 
 
+def test_fail_of_the_official_wheel_counts_only_where_the_policy_names_it(
+    rehearsed: tuple[WheelFacts, GateResults],
+) -> None:
+    """The record still shows it, with the reason; a recipe that must be shown has no such excuse."""
+    rules = policy.load(wheels.ROOT, "9.0a")
+    proof = decision.decide(*rehearsed, rules)
+    [soak] = [gate for gate in proof.gates if gate.name == "G7"]
+    assert (soak.state, "official wheel" in soak.says) == ("fail", True)
+    strict = replace(rules, file=replace(rules.file, upstream_faults={}))
+    references = {
+        (lack.gate, lack.reference) for lack in decision.decide(*rehearsed, strict).missing
+    }
+    assert references == {("G7", "token-run"), ("G7", "worse-after-soak")}
+    with pytest.raises(ValueError, match="must be shown"):
+        replace(rules.file, upstream_faults={"G7 rehearsal-bf16": "no reason"})
+
+
 def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(
     rehearsed: tuple[WheelFacts, GateResults],
 ) -> None:

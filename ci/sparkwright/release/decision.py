@@ -122,7 +122,7 @@ def decide(
             sorted(set(missing), key=lambda entry: (entry.gate, entry.reference, entry.says))
         ),
         gates=tuple(
-            _gate_result(name, states.get(name), verdicts.values())
+            _gate_result(name, states.get(name), verdicts.values(), policy)
             for name in GATES
             if name in states or (rule and name in rule.gates)
         ),
@@ -315,10 +315,14 @@ def _reason(verdict: Verdict) -> tuple[str, str]:
     return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
-def _gate_result(name: str, state: State | None, verdicts: Iterable[Verdict]) -> GateResult:
+def _gate_result(
+    name: str, state: State | None, verdicts: Iterable[Verdict], policy: ReleasePolicy
+) -> GateResult:
     if state is None:
         return GateResult(name, GATES[name], "not-run", "it was not run")
     shown = next(entry for entry in verdicts if (entry.gate, entry.state) == (name, state))
+    if state == "fail" and (known := policy.file.upstream_faults.get(shown.label)):
+        return GateResult(name, GATES[name], state, line(f"{shown.recipe}: {known}"))
     return GateResult(name, GATES[name], state, "" if state == "pass" else _reason(shown)[1])
 
 

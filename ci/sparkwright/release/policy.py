@@ -159,8 +159,8 @@ class PolicyFile(_Record, frozen=True):
         roles: Days of validity and thresholds of the index's metadata.
         gpu: The compute capability that gates count from (``12.1``).
         recipes: Group → recipes of which one must be shown by every gate of a served model.
-        upstream_faults: Gate and recipe (``G7 NAME``) → why a fail there does not keep a release out
-            of ``verified``: the official wheel fails, too. Never of a recipe in *recipes*.
+        upstream_faults: Gate and recipe (``G7 NAME``) → why a fail there does not keep a release
+            out of ``verified``: the official wheel fails, too. Never of a recipe in *recipes*.
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
         identity: The Sigstore identity that may hold the targets role.
