@@ -151,8 +151,20 @@ def test_fail_of_the_official_wheel_counts_only_where_the_policy_names_it(
         (lack.gate, lack.reference) for lack in decision.decide(*rehearsed, strict).missing
     }
     assert references == {("G7", "token-run"), ("G7", "worse-after-soak")}
-    with pytest.raises(ValueError, match="must be shown"):
-        replace(rules.file, upstream_faults={"G7 rehearsal-bf16": "no reason"})
+    label, fault = "G7 rehearsal-moe-nvfp4-marlin", rules.file.upstream_faults
+    narrow = {**fault, label: replace(fault[label], checks=("words-after",))}
+    less = replace(rules, file=replace(rules.file, upstream_faults=narrow))
+    [lack] = decision.decide(*rehearsed, less).missing
+    assert (lack.gate, lack.reference) == ("G7", "token-run")
+    wheel, results = rehearsed
+    assert results.ladder
+    rest = tuple(entry for entry in results.ladder.verdicts if entry.label != label)
+    without = replace(results, ladder=replace(results.ladder, verdicts=rest))
+    [lack] = decision.decide(wheel, without, rules).missing
+    assert (lack.gate, lack.reference) == ("G7", "not-climbed")
+    for wrong in ("G7 rehearsal-bf16", "G7", "G9 rehearsal-nvfp4-marlin"):
+        with pytest.raises(ValueError, match="upstream_faults"):
+            replace(rules.file, upstream_faults={wrong: fault[label]})
 
 
 def test_real_verdicts_of_another_gpu_show_nothing_of_a_spark(

@@ -192,10 +192,13 @@ class _Gates:
             yield from self._lacks("G8", counts, counts.recipe if counts else "")
             if counts and counts.state == "pass" and throughput:
                 yield from throughput_recheck.missing(throughput, self._policy)
+        for label in self._policy.file.upstream_faults:
+            name, _, recipe = label.partition(" ")
+            if name in self._rule.gates and (name, recipe) not in self._verdicts:
+                yield from self._lacks(name, None, recipe)
         for verdict in self._verdicts.values():
-            excused = verdict.state == "fail" and verdict.label in self._policy.file.upstream_faults
-            counts_here = verdict.gate in self._rule.gates and not excused
-            if counts_here and verdict.state in ("fail", "invalid"):
+            stops = verdict.state in ("fail", "invalid") and not _excuse(verdict, self._policy)
+            if stops and verdict.gate in self._rule.gates:
                 yield Missing(verdict.gate, verdict.state, *_reason(verdict))
 
     def _of(self, names: Iterable[str], recipe: str = "") -> list[Missing]:
@@ -320,10 +323,22 @@ def _gate_result(
 ) -> GateResult:
     if state is None:
         return GateResult(name, GATES[name], "not-run", "it was not run")
-    shown = next(entry for entry in verdicts if (entry.gate, entry.state) == (name, state))
-    if state == "fail" and (known := policy.file.upstream_faults.get(shown.label)):
-        return GateResult(name, GATES[name], state, line(f"{shown.recipe}: {known}"))
-    return GateResult(name, GATES[name], state, "" if state == "pass" else _reason(shown)[1])
+    own = [entry for entry in verdicts if (entry.gate, entry.state) == (name, state)]
+    # A fault of our own says more than one of the official wheel.
+    shown = min(own, key=lambda entry: bool(_excuse(entry, policy)))
+    says = "" if state == "pass" else _reason(shown)[1]
+    if excuse := _excuse(shown, policy):
+        says = line(f"{shown.recipe}: {says}; {excuse}")
+    return GateResult(name, GATES[name], state, says)
+
+
+def _excuse(verdict: Verdict, policy: ReleasePolicy) -> str:
+    """Return why the fail *verdict* is one of the official wheel; empty if it is not."""
+    fault = policy.file.upstream_faults.get(verdict.label)
+    failing = {check.name for check in verdict.checks if check.state in ("fail", "invalid")}
+    return (
+        fault.reason if fault and verdict.state == "fail" and failing <= set(fault.checks) else ""
+    )
 
 
 def _speeds(throughput: Result | None) -> tuple[Speed, ...]:

@@ -151,6 +151,19 @@ class ThroughputRule(msgspec.Struct, frozen=True):
     cells: tuple[WorkloadCell, ...]
 
 
+class UpstreamFault(_Record, frozen=True):
+    """
+    A fault of the official wheel.
+
+    Attributes:
+        checks: What fails.
+        reason: What it is, and how that was seen.
+    """
+
+    checks: Texts
+    reason: Text
+
+
 class PolicyFile(_Record, frozen=True):
     """
     The file.
@@ -159,8 +172,9 @@ class PolicyFile(_Record, frozen=True):
         roles: Days of validity and thresholds of the index's metadata.
         gpu: The compute capability that gates count from (``12.1``).
         recipes: Group → recipes of which one must be shown by every gate of a served model.
-        upstream_faults: Gate and recipe (``G7 NAME``) → why a fail there does not keep a release
-            out of ``verified``: the official wheel fails, too. Never of a recipe in *recipes*.
+        upstream_faults: Gate and recipe (``G7 NAME``) → what the official wheel fails there, too.
+            The verdict must exist; a fail of those checks alone keeps no release out of
+            ``verified``. Never of a recipe in *recipes*.
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
         identity: The Sigstore identity that may hold the targets role.
@@ -175,7 +189,7 @@ class PolicyFile(_Record, frozen=True):
     forks: dict[str, ForkRule]
     gates: dict[str, GateRule]
     recipes: dict[str, Texts] = {}
-    upstream_faults: dict[str, Text] = {}
+    upstream_faults: dict[str, UpstreamFault] = {}
     url: str = ""
     root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
     identity: Identity | None = None
@@ -201,12 +215,12 @@ class PolicyFile(_Record, frozen=True):
             if names:
                 raise ValueError(f"{problem} {', '.join(sorted(names))}")
         shown = {recipe for group in self.recipes.values() for recipe in group}
-        if unfit := [
-            label
-            for label in self.upstream_faults
-            if not label.split()[1:] or label.split()[1] in shown
-        ]:
-            raise ValueError(f"upstream_faults: {', '.join(unfit)} must be shown, or has no recipe")
+        for label in self.upstream_faults:
+            gate, _, recipe = label.partition(" ")
+            if gate not in SERVED or not recipe or recipe in shown:
+                raise ValueError(
+                    f"upstream_faults: {label} is no gate of a recipe beside *recipes*"
+                )
         if required & set(SERVED) and not self.recipes:
             raise ValueError("recipes: the gates of a served model need some")
 
