@@ -80,14 +80,14 @@ def github(folder: Path, project: Path, store: Path, mirrors: Mapping[str, str])
         yield World(folder / "world", bare, environment, variables, secrets, api=api)
 
 
-def first_index(folder: Path, repository: Path) -> dict[str, Any]:
+def first_index(folder: Path, repository: Path, gpu: str = "12.1") -> dict[str, Any]:
     """Make the index as a person does, with the root key, and return the secrets of each environment."""
     keys.make(folder / "keys")
     branch = folder / "branch"
     with IndexFolder(branch / "index").changing(
         keys.load([folder / "keys"]), tufindex.ROLES
     ) as change:
-        change.facts = msgspec.structs.replace(change.facts, url=URL)
+        change.facts = msgspec.structs.replace(change.facts, url=URL, gpu=gpu)
     git(folder, "init", "--quiet", "--initial-branch=published", str(branch))
     git(branch, "add", "--all")
     git(branch, "commit", "--quiet", "-m", "The first index")
@@ -125,7 +125,7 @@ class Lab:
         lab = checkout(folder, project, "acme/lab")
         self.public, self.host = lab.with_name("wheels"), host
         git(folder, "init", "--quiet", "--bare", str(self.public))
-        secrets = first_index(folder, self.public)
+        secrets = first_index(folder, self.public, yaml.safe_load(policy.read_text())["gpu"])
         addresses = {ADDRESS: host.api, UPLOADS: host.uploads, upstreams.HOST: f"{mirrored}/"}
         variables = {
             "SPARKWRIGHT_CONFIG": strict_yaml.dump({"mirrors": addresses}),
