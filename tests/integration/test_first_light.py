@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from tests.conftest import running
 
 from sparkwright.lab import first_light
@@ -23,6 +24,17 @@ pytestmark = pytest.mark.toolchain
 
 #: What a machine without a GPU cannot do.
 ON_A_GPU = ("install", "device", "serve", "quick")
+
+
+@pytest.fixture(name="machine")
+def _machine(built_demo: Demo) -> Demo:
+    """Return the built demo; G1 keeps the one converter whose source is not in a tree, as the mini upstreams have none of them."""
+    path = built_demo.folder / "project" / "ci" / "gates" / "numerics.yaml"
+    policy = yaml.safe_load(path.read_text())
+    [header] = [unit for unit in policy["units"] if not unit["fork"]]
+    header["converters"] = [one for one in header["converters"] if one["name"] == "cuda-fp4-value"]
+    path.write_text(yaml.safe_dump({**policy, "units": [header]}))
+    return built_demo
 
 
 @pytest.fixture(autouse=True)
@@ -45,36 +57,34 @@ def run(demo: Demo, *words: str) -> tuple[dict[str, Any], set[str]]:
     for line in done.stderr.splitlines():
         name = line.partition(":")[0]
         step = name if name in document["steps"] else step
-        if "not repeated" in line:
+        if "not repeated: " in line:
             reused.add(step)
     return document["steps"], reused
 
 
-def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(built_demo: Demo) -> None:
+def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(machine: Demo) -> None:
     """GPU steps are not-run with the reason, a killed run continues, a finished one repeats nothing, and the bundle is what its manifest says."""
-    folder = built_demo.folder / "project" / "dist" / "first-light"
-    with running(
-        built_demo.command("first-light"), built_demo.environment(), built_demo.folder
-    ) as child:
+    folder = machine.folder / "project" / "dist" / "first-light"
+    with running(machine.command("first-light"), machine.environment(), machine.folder) as child:
         assert child.stderr is not None
         assert any(line.startswith("audit:") for line in child.stderr)
         child.kill()
     assert not (folder / first_light.PAGE).exists()
 
-    steps, reused = run(built_demo)
+    steps, reused = run(machine)
     assert reused == {"build"}
     assert {
         name: step["state"] for name, step in steps.items() if name in ON_A_GPU
     } == dict.fromkeys(ON_A_GPU, "not-run")
     assert "GPU: none" in steps["quick"]["message"]
     assert [verdict["gate"] for verdict in steps["audit"]["verdicts"]] == ["G0"] * 3
-    assert steps["doctor"]["state"] == steps["build"]["state"] == steps["audit"]["state"] == "pass"
+    assert {steps[name]["state"] for name in ("doctor", "build", "audit", "numerics")} == {"pass"}
     page = (folder / first_light.PAGE).read_text()
     assert page.count("not-run</span>") > 5
     assert "Every step passed" not in page
 
-    again, reused = run(built_demo)
-    assert {"build", "audit"} <= reused
+    again, reused = run(machine)
+    assert reused == {"build", "audit", "numerics"}
     assert again["audit"] == steps["audit"]
 
     with tarfile.open(folder / first_light.BUNDLE) as archive:
@@ -92,23 +102,23 @@ def test_a_machine_without_a_gpu_runs_the_rest_and_resumes_after_a_kill(built_de
 
 
 def test_another_wheel_of_the_same_name_is_not_taken_for_the_old_one(
-    built_demo: Demo, tmp_path: Path
+    machine: Demo, tmp_path: Path
 ) -> None:
     """Its gates run, and the earlier wheel keeps its own results."""
-    wheel = Path(shutil.copy(built_demo.wheel(), tmp_path))
+    wheel = Path(shutil.copy(machine.wheel(), tmp_path))
     before = wheel.read_bytes()
-    steps, reused = run(built_demo, str(wheel))
+    steps, reused = run(machine, str(wheel))
     assert "build" not in steps
-    assert not reused & {"audit"}
+    assert not reused
 
     wheel.chmod(0o644)
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.comment = b"other bytes"
-    changed, reused = run(built_demo, str(wheel))
-    assert not reused & {"audit"}
+    changed, reused = run(machine, str(wheel))
+    assert not reused
     assert changed["audit"]["verdicts"][0]["wheel"] == sha256(wheel.read_bytes()).hexdigest()
 
     wheel.write_bytes(before)
-    restored, reused = run(built_demo, str(wheel))
+    restored, reused = run(machine, str(wheel))
     assert "audit" in reused
     assert restored["audit"] == steps["audit"]

@@ -38,7 +38,7 @@ STEPS = "steps.json"
 NOT_MEASURED = "not measured"
 #: Bytes of a log that are kept, the last ones.
 LOG_BYTES = 1 << 20
-#: Characters of the message of a failed step.
+#: Characters of the message of a step.
 LONGEST = 500
 
 
@@ -76,7 +76,7 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     )
 
 
-def first_light(arguments: argparse.Namespace) -> dict[str, Any]:
+def first_light(arguments: argparse.Namespace) -> None:
     """
     Run the steps that are not done yet; write and show the page and the bundle.
 
@@ -105,7 +105,7 @@ def first_light(arguments: argparse.Namespace) -> dict[str, Any]:
     console.table("Open questions", ("question", "state", "found"), answers, result=True)
     console.result(f"page: {folder / page.PAGE}")
     console.result(f"bundle, which you may send: {bundle}, sha256 {sha256_file(bundle)}")
-    document = {"steps": records, "bundle": str(bundle)}
+    console.document({"steps": records, "bundle": str(bundle)})
     if others := {name: one.state for name, one in records.items() if not one.finished}:
         failed = page.state(records) in ("fail", "invalid")
         reference = "first-light-failed" if failed else "first-light-incomplete"
@@ -114,8 +114,7 @@ def first_light(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{state}: {', '.join(name for name in others if others[name] == state)}"
             for state in dict.fromkeys(others.values())
         ]
-        raise FirstLightError(reference, what, details=details, data=document)
-    return document
+        raise FirstLightError(reference, what, details=details)
 
 
 class FirstSteps:
@@ -341,8 +340,9 @@ class FirstSteps:
         state = worst(verdict.state for verdict in verdicts)
         says = [f"{verdict.label} {verdict.state}" for verdict in verdicts]
         checks = [check for verdict in verdicts for check in verdict.checks if check.required]
-        says += [f"{one.name}: {one.message}" for one in checks if one.state == state != "pass"][:2]
-        return StepRecord(state, "; ".join(says), verdicts, files=tuple(files))
+        # A missing GPU is one fact, however many checks it stops.
+        says += dict.fromkeys(one.message for one in checks if one.state == state != "pass")
+        return StepRecord(state, one_line("; ".join(says), LONGEST), verdicts, files=tuple(files))
 
     def _install(self) -> StepRecord:
         from sparkwright.release import staging
