@@ -187,6 +187,9 @@ def test_named_commands_run_with_those_that_they_come_after(host: Host) -> None:
     assert (status, stderr.split(": ")[1], results(host.root)) == (1, "command-unknown", {})
     assert host.script("run", host.root, "soak")[0] == 0
     assert set(results(host.root)) == {"model", "soak"}
+    began = time.monotonic()
+    assert "last: waits" in host.script("wait", host.root, 60, "soak")[1]
+    assert time.monotonic() - began < 30
     assert host.script("run", host.root)[0] == 0
     assert set(results(host.root)) == {"model", "soak", "other", "last"}
 

@@ -111,7 +111,7 @@ def find_python(named: str) -> Python:
         # Neither site-packages nor variables take part: what a stranger put there says nothing.
         with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
             log = Path(folder) / "answer"
-            process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4 << 20, 1), log)
+            process.run_limited([program, "-I", "-S", "-c", _ASK], Limits(60, 4096, 1), log)
             python = msgspec.json.decode(log.read_bytes(), type=Python)
     except (CommandError, OSError, msgspec.DecodeError) as error:
         what = f"There is no usable Python {named}."

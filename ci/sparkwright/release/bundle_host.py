@@ -4,7 +4,8 @@ Set up a bundle on a host without a network, and run its commands: the standard 
     python3 bundle_host.py setup BUNDLE ROOT     check host and files, and unpack them into ROOT
     python3 bundle_host.py run ROOT [NAME ...]   run the commands that have no result yet, or of
                                                  these only the named and what they come after
-    python3 bundle_host.py wait ROOT SECONDS     wait for them, and show their states
+    python3 bundle_host.py wait ROOT SECONDS [NAME ...]
+                                                 wait for them or the named, and show all states
     python3 bundle_host.py collect ROOT FILE     pack the results
 
 BUNDLE holds ``bundle.json`` and the parts. A command starts when all commands in ``after`` have
@@ -326,18 +327,19 @@ def run(root: Path, names: Sequence[str] = ()) -> None:
             time.sleep(0.2)
 
 
-def wait(root: Path, seconds: float) -> None:
-    """Wait until every command has a result, at most *seconds*, and print all states."""
-    names = [command["name"] for command in read_plan(root / "bundle.json")["commands"]]
+def wait(root: Path, seconds: float, names: Sequence[str] = ()) -> None:
+    """Wait until each of *names*, or every command, has a result; print the states of all."""
+    commands = [command["name"] for command in read_plan(root / "bundle.json")["commands"]]
     results, until = root / "results", time.time() + seconds
-    while time.time() < until and not all((results / f"{name}.json").exists() for name in names):
+    awaited = [results / f"{name}.json" for name in names or commands]
+    while time.time() < until and not all(path.exists() for path in awaited):
         time.sleep(1)
     with (results / "lock").open("a") as lock:
         begun = "runs"
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             begun = "was cut off; `run` goes on"
-    for name in names:
+    for name in commands:
         result, log = results / f"{name}.json", results / f"{name}.log"
         text = result.read_text() if result.exists() else begun if log.exists() else "waits"
         os.write(1, f"{name}: {text}\n".encode())
@@ -394,8 +396,8 @@ def main() -> None:
             setup(Path(bundle).absolute(), Path(root).absolute())
         case ["run", root, *names]:
             run(Path(root).absolute(), names)
-        case ["wait", root, seconds]:
-            wait(Path(root), float(seconds))
+        case ["wait", root, seconds, *names]:
+            wait(Path(root), float(seconds), names)
         case ["collect", root, file]:
             collect(Path(root), Path(file))
         case _:

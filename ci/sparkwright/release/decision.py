@@ -192,10 +192,11 @@ class _Gates:
             yield from self._lacks("G8", counts, counts.recipe if counts else "")
             if counts and counts.state == "pass" and throughput:
                 yield from throughput_recheck.missing(throughput, self._policy)
-        for label in self._policy.file.upstream_faults:
-            name, _, recipe = label.partition(" ")
-            if name in self._rule.gates and (name, recipe) not in self._verdicts:
-                yield from self._lacks(name, None, recipe)
+        for recipe in self._policy.file.faulty if self._served else ():
+            for name in self._served:
+                verdict = self._verdicts.get((name, recipe))
+                if verdict is None or verdict.state in ("pass", "not-run"):
+                    yield from self._lacks(name, verdict, recipe)
         for verdict in self._verdicts.values():
             stops = verdict.state in ("fail", "invalid") and not _excuse(verdict, self._policy)
             if stops and verdict.gate in self._rule.gates:

@@ -173,8 +173,8 @@ class PolicyFile(_Record, frozen=True):
         gpu: The compute capability that gates count from (``12.1``).
         recipes: Group → recipes of which one must be shown by every gate of a served model.
         upstream_faults: Gate and recipe (``G7 NAME``) → what the official wheel fails there, too.
-            The verdict must exist; a fail of those checks alone keeps no release out of
-            ``verified``. Never of a recipe in *recipes*.
+            A fail of those checks alone keeps no release out of ``verified``, if all gates of a
+            served model were run with the recipe. Never of a recipe in *recipes*.
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
         identity: The Sigstore identity that may hold the targets role.
@@ -198,6 +198,11 @@ class PolicyFile(_Record, frozen=True):
     profile: str = "default"
     workloads: str = ""
     sets: dict[str, SetRule] = {}
+
+    @property
+    def faulty(self) -> set[str]:
+        """The recipes of *upstream_faults*."""
+        return {label.partition(" ")[2] for label in self.upstream_faults}
 
     def __post_init__(self) -> None:
         if self.url and not (
@@ -288,7 +293,7 @@ def _gate_digests(root: Path, required: set[str], file: PolicyFile) -> dict[str,
     from sparkwright.bench.recipes import recipe as recipes
     from sparkwright.gates.core import policy as gate_policy
 
-    names = {name for group in file.recipes.values() for name in group}
+    names = {name for group in file.recipes.values() for name in group} | file.faulty
     if unknown := names - set(recipes.names(root)):
         what = "The release policy names recipes that do not exist."
         raise FileError("file-invalid", what, details=sorted(unknown))
