@@ -350,13 +350,18 @@ def test_wheels_that_passed_for_real_are_verified(
     """
     Wheels and verdicts of a real GPU go through decide, sign and push to the channel `verified`.
 
-    The folder has `wheels`, `audited`, `gated`, and `project`: the files of the lab's checkout, such as the release policy for that GPU.
+    The folder has `stack`, a file with its name, `wheels`, `audited`, `gated`, and `project`: the files of the lab's checkout that are for
+    that GPU. For the rehearsal these are ci/release-9.0.yaml as ci/release.yaml, `arch: "9.0a"` and the label with `.sm90a` in stack.yaml, and
+    the arch rules and the audit policy of 9.0a under the names without it.
     """
     folder = Path(PASSED)
     own_gitconfig(tmp_path, monkeypatch)
     (wheel, *_) = (folder / "wheels").glob("vllm-*.whl")
     stack = (folder / "stack").read_text().strip()
+    certificates = os.environ.get("SSL_CERT_FILE", "")
     with githubapi.serve() as host:
+        # The set of a real wheel is resolved with the package index.
+        monkeypatch.setenv("SSL_CERT_FILE", certificates)
         lab = Lab(tmp_path, folder, host)
         stubbed(lab, {kind: folder / kind for kind in ("wheels", "audited", "gated")})
         results = lab.pipeline(stack=stack, channel="verified")
