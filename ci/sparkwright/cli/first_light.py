@@ -99,20 +99,25 @@ def first_light(arguments: argparse.Namespace) -> None:
         about = {"stack": context.project.stack, "arch": context.project.spec.arch, **steps.facts}
         wheels = {sha256_file(path): path.name for path in steps.wheels}
         bundle = page.write(context.store, folder, records, about, wheels)
-    rows = [(name, one.state, duration(one.seconds), one.message) for name, one in records.items()]
+    rows = [
+        (name, record.state, duration(record.seconds), record.message)
+        for name, record in records.items()
+    ]
     console.table("Steps", ("step", "state", ">took", "result"), rows, result=True)
     answers = [(question, *answer) for question, answer in page.open_questions(records).items()]
     console.table("Open questions", ("question", "state", "found"), answers, result=True)
     console.result(f"page: {folder / page.PAGE}")
     console.result(f"bundle, which you may send: {bundle}, sha256 {sha256_file(bundle)}")
     console.document({"steps": records, "bundle": str(bundle)})
-    if others := {name: one.state for name, one in records.items() if not one.finished}:
+    if unfinished := {
+        name: record.state for name, record in records.items() if not record.finished
+    }:
         failed = page.state(records) in ("fail", "invalid")
         reference = "first-light-failed" if failed else "first-light-incomplete"
-        what = f"{len(others)} of {len(records)} steps did not pass."
+        what = f"{len(unfinished)} of {len(records)} steps did not pass."
         details = [
-            f"{state}: {', '.join(name for name in others if others[name] == state)}"
-            for state in dict.fromkeys(others.values())
+            f"{state}: {', '.join(name for name in unfinished if unfinished[name] == state)}"
+            for state in dict.fromkeys(unfinished.values())
         ]
         raise FirstLightError(reference, what, details=details)
 
@@ -320,10 +325,10 @@ class FirstSteps:
 
     def _serve(self) -> StepRecord:
         self._require(model=True)
-        given, python = self._arguments, self._pythons[0]
-        return self._gates("G3", "G4", python=python, serve=given.serve, recipe=given.recipe)
+        model, recipe = self._arguments.serve, self._arguments.recipe
+        return self._gates("G3", "G4", python=self._pythons[0], serve=model, recipe=recipe)
 
-    def _gates(self, *names: str, wheels: list[Path] | None = None, **given: Any) -> StepRecord:
+    def _gates(self, *names: str, wheels: list[Path] | None = None, **server: Any) -> StepRecord:
         """Run the gates *names* on *wheels*, by default on the one that serves."""
         if not self.wheels:
             raise FirstLightError("first-light-incomplete", "there is no wheel")
@@ -333,7 +338,7 @@ class FirstSteps:
             # Another wheel of the same name must not replace this one's verdicts.
             output = self._folder / sha256_file(path)[:12]
             context = dataclasses.replace(self._context, output=output)
-            inputs = GateOptions(wheel=path, **given)
+            inputs = GateOptions(wheel=path, **server)
             with GateBuilder(context, inputs, self.facts) as builder:
                 verdicts += gate.climb(context, inputs, builder, names, self.facts).verdicts
             files += [str(file.relative_to(self._folder)) for file in sorted(output.iterdir())]
@@ -341,7 +346,7 @@ class FirstSteps:
         says = [f"{verdict.label} {verdict.state}" for verdict in verdicts]
         checks = [check for verdict in verdicts for check in verdict.checks if check.required]
         # A missing GPU is one fact, however many checks it stops.
-        says += dict.fromkeys(one.message for one in checks if one.state == state != "pass")
+        says += dict.fromkeys(check.message for check in checks if check.state == state != "pass")
         return StepRecord(state, one_line("; ".join(says), LONGEST), verdicts, files=tuple(files))
 
     def _install(self) -> StepRecord:
@@ -359,14 +364,15 @@ class FirstSteps:
 
     def _quick(self) -> StepRecord:
         self._require(model=True)
-        given, (ours, stock) = self._arguments, self._pythons
-        recipe = recipes.load(self._context.project.root, given.recipe) if given.recipe else None
+        model, name = self._arguments.serve, self._arguments.recipe
+        recipe = recipes.load(self._context.project.root, name) if name else None
+        ours, stock = self._pythons
         sides = {"candidate": ours, "baseline": stock, "candidate again": ours}
         looks = {}
         for launch, python in sides.items():
             assert python
             side = Environment(python, None if python == stock else self._graft)
-            spec = ExperimentSpec("bench", side, model=given.serve, recipe=recipe)
+            spec = ExperimentSpec("bench", side, model=model, recipe=recipe)
             output = self._folder / "quick" / launch.replace(" ", "-")
             with console.step(launch):
                 own = dataclasses.replace(self._context, output=output)

@@ -168,7 +168,7 @@ def write(
 def state(records: Mapping[str, StepRecord]) -> State:
     """Return the worst state of the steps; one that measured takes nothing from it."""
     states = (record.state for record in records.values())
-    return worst("pass" if one == "measured" else one for one in states)
+    return worst("pass" if step == "measured" else step for step in states)
 
 
 def redacted(log: str) -> str:
