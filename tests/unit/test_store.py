@@ -101,7 +101,7 @@ def test_read_only_store_is_refused(tmp_path: Path) -> None:
     script = (
         "import subprocess, sys\nfrom pathlib import Path\nfrom sparkwright.core.errors import StoreError\n"
         "from sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
-        "subprocess.run(['mount', '-o', 'remount,ro', sys.argv[1]], check=True)\n"
+        "subprocess.run(['mount', '-o', 'remount,bind,ro', sys.argv[1]], check=True)\n"
         "for use in (lambda: Store(store.root), lambda: store.put('a', 'b', {}), lambda: store.folder('a')):\n"
         "    try:\n        use()\n    except StoreError as error:\n        print(error.reference)\n"
     )
