@@ -349,6 +349,9 @@ def _join(arguments: argparse.Namespace, python: Path, variables: dict[str, str]
     if arguments.dry_run:
         console.result(shlex.join(command))
         return 0
+    total = preflight.Machine.here().total
+    floor = launch.FLOOR * total if arguments.floor is None else arguments.floor
+    preflight.check_memory(0, floor)
     return _become(command, ray.variables({**variables, "VLLM_HOST_IP": own}))
 
 

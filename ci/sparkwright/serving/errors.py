@@ -36,8 +36,8 @@ class ServeError(SparkwrightError):
         ),
         "ray-missing": Advice(
             "vLLM serves over several machines through Ray, which the environment does not have.",
-            "Install it there (`uv pip install --python VENV/bin/python ray`), the same version on "
-            "every machine.",
+            "Serve from a release, which has it; into an environment of your own, install the same "
+            "version of ray on every machine.",
         ),
         "serve-unfit": Advice(
             "The model cannot be served here with these flags: vLLM would end at its start, "

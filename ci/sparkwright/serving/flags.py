@@ -43,7 +43,7 @@ SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**
 _NUMBER = re.compile(r"-[0-9.]+(e-?[0-9]+)?")
 
 
-class Argument(NamedTuple):
+class VllmArgument(NamedTuple):
     """
     A flag with its values.
 
@@ -65,7 +65,7 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word)
 
 
-def parse(words: Sequence[str]) -> list[Argument]:
+def parse(words: Sequence[str]) -> list[VllmArgument]:
     """
     Return the arguments in *words*.
 
@@ -82,12 +82,12 @@ def parse(words: Sequence[str]) -> list[Argument]:
     return [_argument(tuple(words[start:end])) for start, end in bounds]
 
 
-def _argument(words: tuple[str, ...]) -> Argument:
+def _argument(words: tuple[str, ...]) -> VllmArgument:
     flag, equals, value = words[0].partition("=")
     name, _, key = flag.partition(".")
     if name.startswith("--"):
         name = setting(name.replace("_", "-"))
-    return Argument(name, key, value if equals else "".join(words[1:2]), words)
+    return VllmArgument(name, key, value if equals else "".join(words[1:2]), words)
 
 
 def merge(below: Sequence[str], above: Sequence[str]) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def check(words: Sequence[str], environment: ServingEnvironment) -> None:
         raise ServeError("loader-missing", what, details=[str(environment.python)])
 
 
-def _unknown(arguments: Iterable[Argument], known: frozenset[str]) -> Iterator[str]:
+def _unknown(arguments: Iterable[VllmArgument], known: frozenset[str]) -> Iterator[str]:
     for name, _, _, words in arguments:
         flag = words[0].partition("=")[0]
         if name in RESERVED:

@@ -13,8 +13,9 @@ from typing import Literal
 import msgspec
 
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.core.errors import UsageError
 
-State = Literal["serving", "busy", "garbage", "stuck", "dead"]
+HealthState = Literal["serving", "busy", "garbage", "stuck", "dead"]
 
 #: Counters that move while the engine works, also on a long prompt.
 MOVING = (
@@ -40,7 +41,7 @@ class Health(msgspec.Struct, frozen=True):
         seconds: Until the answer came; 0 without one.
     """
 
-    state: State
+    state: HealthState
     message: str
     url: str
     seconds: float = 0.0
@@ -62,7 +63,7 @@ def check(url: str, patience: float, key: str = "") -> Health:
         key: The server's API key.
 
     Raises:
-        UsageError: *url* is no address.
+        UsageError: *url* is no address, or refuses requests (a missing key, another server).
     """
     client = Client(url, deadline=patience, key=key)
     begin = time.monotonic()
@@ -77,8 +78,10 @@ def check(url: str, patience: float, key: str = "") -> Health:
     except ServerInvalid as error:
         if error.status in DEAD or error.reason == "server-unreachable":
             return Health("dead", f"a request for {TOKENS} tokens: {error.message}", url)
-        if error.status in (401, 403):
-            return Health("stuck", "it requires a key: set VLLM_API_KEY", url)
+        if 400 <= error.status < 500:
+            todo = "Set VLLM_API_KEY if it requires a key; else check the address."
+            what = f"{url} refuses requests: {error.message}"
+            raise UsageError("usage", what, todo=todo) from error
         after = _counters(client)
         moved = [name for name, count in after.items() if count > before.get(name, count)]
         if moved and not error.status:

@@ -179,7 +179,6 @@ def plan(
             size = recipe_preflight.checkpoint_size(model.checkpoint)
     advice = preflight.check(
         words,
-        variables,
         machine,
         recipe=recipe,
         checkpoint=size,

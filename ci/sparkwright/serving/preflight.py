@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,8 @@ from sparkwright.serving import flags
 from sparkwright.serving.errors import ServeError
 
 GIB = 2**30
+#: The flag that sets the bytes of the KV cache.
+CACHE = "--kv-cache-memory-bytes"
 #: GiB for activations, CUDA graphs and the processes of a model without a recipe. Proposed.
 RESERVE = 8.0
 #: Model type → what prompt lookup cost it (seed report 003: essays do not repeat themselves).
@@ -71,7 +73,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 def check(
     words: Sequence[str],
-    variables: Mapping[str, str],
     machine: Machine,
     *,
     recipe: Recipe | None,
@@ -92,7 +93,11 @@ def check(
         serve-unfit: A rule is broken.
     """
     results = [*_speculation(words, checkpoint)]
-    if machine.unified and not _pinned(words, variables):
+    pin, cache = flags.value(words, CACHE), flags.number(words, CACHE)
+    if pin and cache is None:
+        message = f"{CACHE}={pin} is no number of bytes; write 20G"
+        results.append(PreflightFinding("cache-unpinned", message))
+    elif machine.unified and not cache:
         message = (
             "vLLM would size its KV cache by a profile that counts other programs and may come out "
             "negative (vllm #44740, #46307). Pin it with --flag=--kv-cache-memory-bytes=BYTES"
@@ -116,12 +121,6 @@ def check(
     return [text.strip() for text in texts.values()]
 
 
-def _pinned(words: Sequence[str], variables: Mapping[str, str]) -> bool:
-    pinned = flags.number(words, "--kv-cache-memory-bytes")
-    # vLLM for CPUs has a variable for it.
-    return bool(pinned or variables.get("VLLM_CPU_KVCACHE_SPACE"))
-
-
 def pinned_cache(words: Sequence[str], machine: Machine, weights: float) -> int:
     """
     Return the bytes of KV cache for a plain model with *weights* GiB, by its share of the memory
@@ -141,7 +140,7 @@ def _memory(
         message = f"{share:g} of {machine.total:.1f} GiB leaves {left:.1f}; {floor:g} must stay"
         weight: Literal["error", "advice"] = "error" if machine.unified else "advice"
         yield PreflightFinding("memory-utilization", f"{message} free", weight)
-    cache = (flags.number(words, "--kv-cache-memory-bytes") or 0.0) / GIB
+    cache = (flags.number(words, CACHE) or 0.0) / GIB
     if (needed := weights + cache + floor) > machine.total:
         message = (
             f"{weights:.1f} GiB of weights, {cache:.1f} of cache and {floor:g} that stay free are "
