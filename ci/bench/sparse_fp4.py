@@ -2,8 +2,8 @@
 Skipping zero tiles of NVFP4 weights in a matrix-vector product: exact, and at which share faster?
 
     sparse_fp4.py measure --output FILE    sparse_fp4.cu on this machine's GPU; needs torch and nvcc
-    sparse_fp4.py count FOLDER...          zero weights, blocks and tiles of NVFP4 checkpoints;
-                                           needs torch and safetensors
+    sparse_fp4.py count FOLDER...          zero weights, groups of 4, blocks and tiles of NVFP4
+                                           checkpoints; needs torch and safetensors
     sparse_fp4.py count --gaussian         the same for 4096 x 4096 normal weights (seed 1)
                         --output FILE      also as JSON, with the digest of what was counted
 
@@ -538,12 +538,19 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def shares(packed: Bytes, scales: Bytes) -> dict[str, float]:
-    """Return the shares of zero weights, of zero blocks, and of tiles that a mask can skip."""
+    """
+    Return the shares of zero weights, of groups of four of a row that keep all in two places (2:4),
+    of zero blocks, and of tiles that a mask can skip.
+    """
     rows, columns = packed.shape[0] // ROWS * ROWS, packed.shape[1] * 2 // WIDEST * WIDEST
     zeros = zero_blocks(packed[:rows, : columns // 2], scales[:rows, : columns // BLOCK])
     tiles = {f"tiles of {16 * lanes} bytes": 1 - needed_tiles(zeros, lanes).mean() for lanes in LANES}
-    values = float((nibbles(packed) & 7 == 0).mean())
-    return {"weights": values, "blocks": float(zeros.mean()), **tiles}
+    values = nibbles(packed) & 7 == 0
+    pairs = float((values.reshape(-1, 4).sum(1) >= 2).mean())
+    return {
+        "weights": float(values.mean()), "groups of 4 with 2 zeros or more": pairs,
+        "blocks": float(zeros.mean()), **tiles,
+    }  # fmt: skip
 
 
 def gaussian() -> tuple[Bytes, Bytes]:

@@ -93,9 +93,10 @@ print(request.urlopen(request.Request(sys.argv[1] + "/v1/completions", body, {"C
     wait "$server" && echo "ended with status 0" ;;
   tune)
     # Tune one shape, pack the file into a wheel, and serve that wheel: its log names the file
+    rm -rf "${root:?}/slower"
     python tool -P -m sparkwright model tune "$root/models/experts" --root "$root/program" --stack 2026.06 --arch 9.0a --offline \
       --cache-dir "$store" --python "$environments/candidate/bin/python" --wheel "$candidate" --tuner "$root/tuner/benchmark_moe.py" \
-      --tokens 1 --tokens 8 --tokens 64 --configurations 24
+      --tokens 1 --tokens 8 --tokens 64 --configurations 24 --output "$root/slower"
     rm -rf "${environments:?}/tuned" "${root:?}/tuned"
     python tool -P "$rehearsal/tuned.py" "$root"
     wheel=$(ls "$root"/tuned/*.whl)

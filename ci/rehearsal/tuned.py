@@ -21,7 +21,9 @@ def main() -> None:
     """Pack the files that `sparkwright model tune` wrote, as the writer of grafts does."""
     root = Path(sys.argv[1])
     output, environments = root / "tuned", root / "environments"
-    files = sorted((root / "program" / "build" / "2026.06" / "moe-9.0a").iterdir())
+    # `model tune` leaves a file that is slower for a batch in its output folder.
+    folders = [root / "program" / "build" / "2026.06" / "moe-9.0a", root / "slower"]
+    files = sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir())
     output.mkdir()
     for file in files:
         shutil.copy(file, output)

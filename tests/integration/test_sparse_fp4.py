@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def test_a_kernel_that_ignores_its_mask_is_seen(product: Any) -> None:
 
 
 def test_only_a_tile_of_zeros_counts_as_one() -> None:
-    """The scale of a block is its largest magnitude, so quantised weights have no zero block."""
+    """The scale of a block is its largest magnitude, so these weights have no zero block; few groups of four fit 2:4."""
     packed, scales = benchmark.gaussian()
     shares = benchmark.shares(packed, scales)
     assert 0.05 < shares["weights"] < 0.1
@@ -49,8 +50,13 @@ def test_only_a_tile_of_zeros_counts_as_one() -> None:
     assert counted[0]["sha256"] == hashlib.sha256(packed.tobytes() + scales.tobytes()).hexdigest()
     assert counted[0]["zeros"] == shares
     assert len(counted) == 15
-    assert {row["zeros"][kind] for row in counted for kind in shares if kind != "weights"} == {0.0}
+    groups = "groups of 4 with 2 zeros or more"
+    assert {row["zeros"][kind] for row in counted for kind in shares if kind not in ("weights", groups)} == {0.0}
+    assert all(0.02 < row["zeros"][groups] < 0.035 for row in counted)
     assert all(0.063 <= row["zeros"]["weights"] < 0.0715 for row in counted)
+    pairs = np.full((4, 64), 0x11, np.uint8)
+    pairs[0, :3] = 0, 0x10, 0x80
+    assert benchmark.shares(pairs, np.full((4, 8), 1, np.uint8))[groups] == 2 / 128
     # −0 in four rows of 16 values; a scale of NaN is no zero.
     packed[:4, :16] = 0x88
     scales[0, 1] = 0x7F

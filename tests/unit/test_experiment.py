@@ -281,6 +281,8 @@ def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
         arguments.run(arguments)
 
 
-def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
+def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_cell_reads(place: Path) -> None:
     with refusal("usage", match="file of prompts"):
         answered(place, question(place, workloads=("sharegpt",)))
+    with refusal("usage", match="not with the file of --texts"):
+        answered(place, question(place, texts=place / "prompts.jsonl"))

@@ -242,6 +242,39 @@ def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFi
     assert {(figure.low, figure.high) for figure in look.figures if figure.name in absent} == {(None, None)}
 
 
+class Overloaded(Timetable):
+    """A generator at a rate, whose server answers one request in *gap* seconds and the others wait."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        self._gap = gap
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        self.specs.append(spec)
+        if spec.request_rate is None:
+            return LoadResult(self.name, "", 1.0, (Request(0.0, 0.1, 5.0, 8, spec.output_tokens),))
+        starts = [number / spec.request_rate for number in range(spec.requests)]
+        ends, free = [], 0.0
+        for start in starts:
+            free = max(start, free) + self._gap
+            # Five seconds of an answer: the last ones end long after the last request.
+            ends.append(free + 5.0)
+        requests = tuple(Request(s, 0.1, e - s, 8, spec.output_tokens) for s, e in zip(starts, ends, strict=True))
+        return LoadResult(self.name, "", ends[-1], requests)
+
+
+@pytest.mark.parametrize(("gap", "warned"), [(0.1, False), (0.45, False), (0.8, True)])
+def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep_up(gap: float, warned: bool) -> None:
+    """Requests arrive at the rate for ten seconds, whatever the cell's concurrency."""
+    generator = Overloaded(gap)
+    look = quick_look.quick_look(generator, replace(SPEC, concurrency=1, output_tokens=64, request_rate=2.0))
+    assert look.requests == 20
+    assert ("1.25 of 2 requests per second" in " ".join(look.warnings)) == warned == bool(look.warnings)
+    words = vllm_bench.arguments(generator.specs[-1], Path())
+    assert "--max-concurrency" not in words
+    assert "--max-concurrency" in vllm_bench.arguments(generator.specs[0], Path())
+
+
 def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
     generator = Timetable(seconds=0.2)
     look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4096), budget_s=0.7)
@@ -276,6 +309,11 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     texts = main.parse([*words, "sharegpt"])
     with pytest.raises(UsageError, match="file of prompts"):
         texts.run(texts)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Why?"}\n')
+    unused = main.parse([*words, "8/16 c1", "--texts", str(prompts)])
+    with pytest.raises(UsageError, match="random tokens, and not with the file"):
+        unused.run(unused)
     hashed = main.parse([*words, "sharegpt", "--sha256", "0" * 64])
     with pytest.raises(UsageError, match="the file of --texts"):
         hashed.run(hashed)

@@ -46,11 +46,13 @@ def test_first_turns_of_answered_conversations_are_extracted_once(
     assert lines
     written = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
     assert written == [{"prompt": QUESTION}, {"prompt": "A half ? of a pair"}]
-    assert f"2 usable prompts, sha256 {digest}, of any origin" in capsys.readouterr().err
+    assert f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in capsys.readouterr().err
     made = lines.stat().st_mtime_ns
     assert prompts.prompt_file(path, store, digest) == lines
     assert lines.stat().st_mtime_ns == made
-    assert "as expected" in capsys.readouterr().err
+    assert "as ordered" in capsys.readouterr().err
+    assert prompts.prompt_file(path, store, known={digest: "sharegpt"}) == lines
+    assert "the expected file of sharegpt" in capsys.readouterr().err
 
 
 def test_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -218,6 +218,13 @@ def test_refused_before_the_start(world: World, values: dict[str, Any], referenc
         world.plan(**values, machine=DESKTOP)
 
 
+def test_plan_of_a_head_does_not_ask_for_another_ray(world: World) -> None:
+    """What a recipe asks to do before the start is what ``--ray-head`` does."""
+    world.edit("toy-cpu", before="run ray start")
+    assert "do this before the start: run ray start" in world.plan("toy-cpu", machine=DESKTOP).warnings
+    assert "ray start" not in " ".join(world.plan("toy-cpu", machine=DESKTOP, head=True).warnings)
+
+
 def test_loader_that_is_installed_is_used(world: World) -> None:
     (world.site / "fastsafetensors.py").touch()
     plan = world.plan(flags=("--load-format=fastsafetensors",), machine=DESKTOP)

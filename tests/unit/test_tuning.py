@@ -156,6 +156,14 @@ def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(ben
     assert few.latencies[0].tuned[0] > 10
 
 
+def test_slower_file_is_not_placed_where_a_build_would_refuse_it(bench: Bench, mini: Mini, cli: Cli) -> None:
+    bench.tuner.write_text(TUNER.replace('{"BLOCK_SIZE_M": 500}', '{"BLOCK_SIZE_M": 1}'))
+    path = Path(bench.tune(cli, mini)["path"])
+    assert not (mini.root / "build" / "demo" / "moe").exists()
+    assert strict_yaml.load(path.with_suffix(".yaml"), TuningRecord).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert moe_configs.members(mini.context(), "vllm", "mini_vllm", "") == {}
+
+
 def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini: Mini, cli: Cli) -> None:
     assert bench.tune(cli, mini, gpu="NVIDIA H100 80GB HBM3, 9.0, 580.1")["error"]["reference"] == "tuning-foreign"
     (bench.site / "vllm" / "envs.py").write_text("changed = True\n")

@@ -21,8 +21,11 @@ BUDGET_S, RUN_S = 110.0, 10.0
 MIN_RUNS, MAX_RUNS = 2, 8
 #: Output tokens of the trial, and the minimum of a run.
 TRIAL_TOKENS = 16
-#: Requests of a run in multiples of the concurrency, at most.
-MAX_ROUNDS = 8
+#: Requests of a run in multiples of the concurrency, at most, and of a run at a rate.
+MAX_ROUNDS, MAX_REQUESTS = 8, 512
+#: Share of the ordered rate below which the server does not keep up, and requests of all runs
+#: together from which on that can be told.
+KEPT_RATE, MIN_REQUESTS = 0.9, 10
 
 DISCLAIMER = (
     "A quick look, not a gate: one launch, nothing compared. The interval covers the runs, and not "
@@ -98,7 +101,7 @@ def quick_look(
         rounds = max(1, min(MAX_ROUNDS, round(RUN_S / max(request_s, 0.001))))
         requests = rounds * spec.concurrency
         if spec.request_rate:
-            requests = max(1, min(requests, round(RUN_S * spec.request_rate)))
+            requests = max(1, min(MAX_REQUESTS, round(RUN_S * spec.request_rate)))
         spec = replace(spec, output_tokens=tokens, requests=requests, warmups=0)
         results: list[LoadResult] = []
         longest = 0.0
@@ -114,6 +117,10 @@ def quick_look(
                     raise
                 break
             longest = max(longest, time.monotonic() - began)
+    answered = answered_rate(results) if spec.request_rate else None
+    if spec.request_rate and answered and answered < KEPT_RATE * spec.request_rate:
+        rates = f"it answers {answered:.3g} of {spec.request_rate:g} requests per second"
+        warnings = [*warnings, f"The server does not keep up: {rates}."]
     figures = []
     for name, (title, unit, factor, _) in (*METRICS.items(), *SHOWN.items()):
         # Answers of one token have neither a time per token nor a gap: None, or 0.
@@ -124,3 +131,24 @@ def quick_look(
         spec.output_tokens, spec.requests, len(results), time.monotonic() - start,
         generator.name, tuple(figures), load_curve(results[-1]), tuple(warnings),
     )  # fmt: skip
+
+
+def answered_rate(results: Sequence[LoadResult]) -> float | None:
+    """
+    Return the requests per second that are answered while requests arrive, over all *results*.
+
+    That is the rate at which they are sent, over the seconds by which the end of an answer is later
+    for a request that is sent a second later. The time of the last answers does not count, so a
+    server that keeps up has its rate in a short run, too. None for too few requests.
+    """
+    gaps = sum(len(result.requests) - 1 for result in results)
+    seconds = sum(result.requests[-1].start - result.requests[0].start for result in results)
+    spread = covariance = 0.0
+    for result in results:
+        middle = statistics.fmean(request.start for request in result.requests)
+        for request in result.requests:
+            spread += (request.start - middle) ** 2
+            covariance += (request.start - middle) * (request.start + request.latency)
+    if gaps + len(results) < MIN_REQUESTS or not spread:
+        return None
+    return gaps / seconds / max(1.0, covariance / spread)

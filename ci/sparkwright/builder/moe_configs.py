@@ -46,7 +46,8 @@ class TuningError(SparkwrightError):
         ),
         "tuning-slower": Advice(
             "A tuned configuration was slower than the one that vLLM takes without it.",
-            "Tune again without --configurations, or remove the file and its record.",
+            "Tune again without --configurations, or remove the file and its record. `model tune` "
+            "leaves a slower file in the output folder.",
         ),
         "tuning-present": Advice(
             "The source has a configuration of this name already, which would be overwritten.",

@@ -30,7 +30,6 @@ from sparkwright.bench.server.launch import Server
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import gate
@@ -66,13 +65,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add(
         "--quick",
         action="store_true",
-        help="only a quick look: one launch, the first cell, two minutes; not a gate",
+        help="only a quick look: one launch, the first cell, two minutes from the ready server; "
+        "not a gate",
     )
     add(
         "--rate",
         type=options.number(float, 0.001, 10_000, "requests"),
         metavar="N",
-        help="with --quick, requests per second (Poisson), the cell's concurrency at most",
+        help="with --quick, requests per second (Poisson), any number of them at a time",
     )
     add(
         "--natural",
@@ -111,6 +111,7 @@ def bench(arguments: argparse.Namespace) -> None:
     context = options.checkout(arguments)
     recipe = recipes.load(context.project.root, arguments.recipe) if arguments.recipe else None
     kind: Kind = "calibration" if calibrate else "verify" if published else "bench"
+    known = workloads.load(context.project.root).known if arguments.texts else {}
     candidate = Environment(arguments.python, arguments.wheel) if arguments.python else None
     spec = ExperimentSpec(
         kind,
@@ -123,7 +124,7 @@ def bench(arguments: argparse.Namespace) -> None:
         tuple(arguments.flag),
         dict(arguments.variable),
         tuple(arguments.workload),
-        prompt_file(arguments.texts, context.store, arguments.sha256),
+        prompt_file(arguments.texts, context.store, arguments.sha256, known),
         arguments.at_once,
         calibrate or arguments.launches or (1 if arguments.server else 0),
         arguments.fresh,
@@ -194,14 +195,12 @@ def quick(
 
     Raises:
         measurement-invalid: The server does not start, or the load generator gives no result.
-        UsageError: There is no such workload, or its file of prompts is not named.
+        UsageError: There is no such workload, or a file of prompts is missing or not used.
     """
     gates = context.project.root / "ci" / "gates"
     names = spec.workloads or (spec.recipe.workloads if spec.recipe else ("primary",))
     cell = workloads.load(context.project.root).cells(*names)[0]
-    if cell.texts and not spec.texts:
-        todo = "Name it: --texts FILE."
-        raise UsageError("usage", f"{cell.name} needs a file of prompts.", todo=todo)
+    workloads.check_texts([cell], spec.texts)
     generator_policy = strict_yaml.load(gates / "load_generator.yaml", GeneratorPolicy)
     generator = vllm_bench.obtain(
         context.project.root, generator_policy.stack, context.store, offline=context.offline
@@ -244,7 +243,9 @@ def quick(
             raise GateError("measurement-invalid", what, details=[str(error)]) from error
     for warning in look.warnings:
         console.warn(warning)
-    title = f"{spec.served_name}, {cell.name}: {look.runs} runs of {look.requests} requests"
+    # With a rate the concurrency of the cell is no limit.
+    shape = cell.name.rpartition(" ")[0] if rate else cell.name
+    title = f"{spec.served_name}, {shape}: {look.runs} runs of {look.requests} requests"
     if look.output_tokens < cell.answer:
         title += f", answers cut to {look.output_tokens} tokens"
     title += f", {rate:g} requests per second" if rate else ""

@@ -152,7 +152,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
 def tune(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Tune the kernels for the experts of a model on this GPU, and write the file and its record to
-    the reviewed data of the stack.
+    the reviewed data of the stack; to the output folder if a batch is slower with it.
 
     Raises:
         tuning-foreign: The GPU or the environment is not the stack's.
@@ -188,12 +188,20 @@ def tune(arguments: argparse.Namespace) -> dict[str, Any]:
         device, gpus[0].capability, machine_facts(),
         datetime.datetime.now(datetime.UTC).date().isoformat(), arguments.configurations, latencies,
     )  # fmt: skip
-    path = context.tuned_folder / name
+    slower = [row.tokens for row in latencies if not row.faster]
+    path = (context.output if slower else context.tuned_folder) / name
     # A kill between both leaves a record that a build refuses, and not a file that it packs.
     context.store.write(path.with_suffix(".yaml"), strict_yaml.dump(record).encode())
     context.store.write(path, content)
     _show_latencies(name, latencies)
     console.result(f"written: {path}")
+    if slower:
+        batches = ", ".join(map(str, slower))
+        console.warn(
+            f"batches of {batches} tokens are slower, and a build would refuse the file "
+            f"(tuning-slower), so it is not in {context.tuned_folder}. Tune with more "
+            "configurations: without --configurations all are tried."
+        )
     return {"path": str(path), "record": record}
 
 
@@ -205,8 +213,6 @@ def _show_latencies(name: str, latencies: tuple[BatchLatency, ...]) -> None:
         spread = max(max(each) / min(each) - 1 for each in (row.before, row.tuned))
         figures = f"{before:.2f}", f"{tuned:.2f}", f"{before / tuned - 1:+.1%}", f"{spread:.1%}"
         rows.append([str(row.tokens), *figures])
-        if not row.faster:
-            console.warn(f"a batch of {row.tokens} tokens is slower; a build refuses the file")
     columns = [">tokens", ">before, µs", ">tuned, µs", ">faster by", ">spread"]
     console.table(name, columns, rows, result=True)
 

@@ -195,7 +195,7 @@ def plan(
         variables,
         request.name or (recipe.name if recipe else Path(name).name) or "model",
     )
-    warnings = (*advice, *_provenance(request, recipe, environment, model))
+    warnings = (*advice, *_provenance(request, recipe, environment, model, head=head))
     needed = needed if machine.shared else 0.0
     experts = _experts(environment.package, launch, model, machine.gpu)
     return ServingPlan(
@@ -292,7 +292,12 @@ def _with_overrides(recipe: Recipe, words: tuple[str, ...], floor: float | None)
 
 
 def _provenance(
-    request: ServeRequest, recipe: Recipe | None, environment: ServingEnvironment, model: LocalModel
+    request: ServeRequest,
+    recipe: Recipe | None,
+    environment: ServingEnvironment,
+    model: LocalModel,
+    *,
+    head: bool,
 ) -> Iterator[str]:
     """Yield what was not shown for this wheel, checkpoint or recipe."""
     marker, installed = environment.marker, environment.wheel
@@ -315,5 +320,6 @@ def _provenance(
         yield f"{recipe.name} was measured with wheel {wheels}, not with {installed[:12] or 'this'}"
     if recipe.model.revision == "unresolved" and model.commit and not request.revision:
         yield f"the recipe pins no commit of its checkpoint; served is {model.commit[:12]}"
-    if recipe.before:
+    # A head starts Ray itself, and says what the other machines start.
+    if recipe.before and not head:
         yield f"do this before the start: {recipe.before}"

@@ -8,8 +8,9 @@ answers, so its prompts are extracted once, an entry at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import msgspec
@@ -29,12 +30,18 @@ class _Line(msgspec.Struct):
     prompt: str
 
 
-def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> Path | None:
+def prompt_file(
+    path: Path | None,
+    store: Store,
+    sha256: str | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> Path | None:
     """
     Return a file of JSON lines with the prompts in *path*, which may be ShareGPT's JSON.
 
     Args:
         sha256: That *path* must have; None for any.
+        known: Names of the files that people have, by sha256; said, and not required.
 
     Raises:
         file-invalid: There is no such file, it has another sha256, or it is not ShareGPT's.
@@ -73,7 +80,8 @@ def prompt_file(path: Path | None, store: Store, sha256: str | None = None) -> P
         ) from error
     with lines.open("rb") as stream:
         count = sum(1 for _ in stream)
-    checked = "as expected" if sha256 else "of any origin, since no --sha256 was named"
+    expected = f"the expected file of {known[digest]}" if digest in known else ""
+    checked = expected or ("as ordered" if sha256 else "another file than any of workloads.yaml")
     console.note(f"{path.name}: {count:,} usable prompts, sha256 {digest}, {checked}")
     return lines
 

@@ -69,12 +69,13 @@ class LoadSpec(msgspec.Struct, frozen=True):
         url: URL of the server. *model*: the name under which it serves the model.
         prompt_tokens: Tokens of each prompt; with a *prompt_file*, the maximum.
         output_tokens: Tokens of each answer; the maximum if lengths are natural.
-        concurrency: Requests at a time; with a *request_rate*, the maximum.
+        concurrency: Requests at a time; without effect with a *request_rate*.
         requests: Measured requests. *warmups*: requests before them, with other prompts.
         seed: Seed of the prompts.
         tokenizer: Folder of the model's tokenizer; None if the generator can do without it.
         prompt_file: JSON lines with a ``prompt`` each; None for random tokens.
-        request_rate: Requests per second, Poisson arrivals; None for a closed loop.
+        request_rate: Requests per second, Poisson arrivals, whether or not earlier ones have
+            ended; None for a closed loop.
         natural_length: Let answers end by themselves, instead of forcing their length.
         timeout_s: Seconds until the generator is killed.
     """
@@ -336,7 +337,7 @@ def arguments(spec: LoadSpec, folder: Path) -> list[str]:
     words = [
         "bench", "serve", "--backend", "vllm", "--base-url", spec.url, "--model", spec.model,
         "--tokenizer", str(spec.tokenizer or folder), "--num-prompts", str(spec.requests),
-        "--max-concurrency", str(spec.concurrency), "--seed", str(spec.seed % 2**63),
+        "--seed", str(spec.seed % 2**63),
         "--temperature", "0", "--disable-tqdm", "--save-result", "--save-detailed",
         "--result-dir", str(folder), "--result-filename", "result.json",
     ]
@@ -353,8 +354,11 @@ def arguments(spec: LoadSpec, folder: Path) -> list[str]:
             "--random-output-len", str(spec.output_tokens),
         ]
     # fmt: on
+    # A limit beside a rate would hold requests back: a closed loop once the server is slower.
     if spec.request_rate:
         words += ["--request-rate", str(spec.request_rate)]
+    else:
+        words += ["--max-concurrency", str(spec.concurrency)]
     return words if spec.natural_length else [*words, "--ignore-eos"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -110,23 +111,36 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cells: Annotated[tuple[WorkloadCell, ...], Meta(min_length=1)]
 
 
-class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    The file ``ci/gates/workloads.yaml``.
+    A file of real prompts, which is not part of this repository; ``--texts`` names it.
 
     Attributes:
-        texts: Dataset of real prompts → its origin, and how its file is made. The file is not part
-            of this repository; ``--texts`` names it.
+        about: Its origin, and how it is made.
+        sha256: Of the file that people have, with its *source*; empty if we know none.
     """
 
+    about: str
+    sha256: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64}|)\Z")] = ""
+    source: str = ""
+
+
+class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file ``ci/gates/workloads.yaml``; *texts* are the datasets of real prompts."""
+
     rule: RequestRule
-    texts: dict[Name, str]
+    texts: dict[Name, Dataset]
     workloads: dict[Name, Workload]
 
     def __post_init__(self) -> None:
         for name, workload in self.workloads.items():
             if unknown := {cell.texts for cell in workload.cells} - {"", *self.texts}:
                 raise ValueError(f"{name}: {', '.join(sorted(unknown))} is not among the texts")
+
+    @property
+    def known(self) -> dict[str, str]:
+        """The names of the datasets by the sha256 of their files, where we know it."""
+        return {dataset.sha256: name for name, dataset in self.texts.items() if dataset.sha256}
 
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:
         """
@@ -146,6 +160,23 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 what = f"There is no workload {name!r:.80}."
                 raise UsageError("usage", what, todo=todo) from None
         return tuple(cells.values())
+
+
+def check_texts(cells: Sequence[WorkloadCell], texts: Path | None) -> None:
+    """
+    Raise if *cells* need a file of prompts and *texts* names none, or the other way round.
+
+    Raises:
+        UsageError: Because of either.
+    """
+    needy = [cell.name for cell in cells if cell.texts]
+    if needy and not texts:
+        what = f"{needy[0]} needs a file of prompts."
+        raise UsageError("usage", what, todo="Name it with --texts FILE.")
+    if texts and not needy:
+        what = f"{cells[0].name} is measured with random tokens, and not with the file of --texts."
+        todo = 'Name a cell that has texts: --workload "sharegpt 1024/256 c10".'
+        raise UsageError("usage", what, todo=todo)
 
 
 def load(root: Path) -> Workloads:

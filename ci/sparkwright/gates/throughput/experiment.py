@@ -34,7 +34,6 @@ from sparkwright.bench.server.launch import GATED, LaunchPlan, Server
 from sparkwright.bench.statistics.eprocess import DecisionRule, attempt_alpha
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import UsageError
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
@@ -156,7 +155,7 @@ class Experiment:
 
     Raises:
         file-invalid: A policy is not valid.
-        UsageError: There is no such workload, or its file of prompts is not named.
+        UsageError: There is no such workload, or a file of prompts is missing or not used.
     """
 
     def __init__(
@@ -179,9 +178,7 @@ class Experiment:
                 replace(cell, primary=alone if cell.concurrency == 1 else ("rate",))
                 for cell in cells
             )
-        if any(cell.texts for cell in cells) and not spec.texts:
-            what = "Some cells need a file of prompts."
-            raise UsageError("usage", what, todo="Name it with --texts FILE.")
+        workloads.check_texts(cells, spec.texts)
         self.cells = cells
         self._context, self._given_generator = context, generator
         policies = (self.policy, self._machine_policy, self._generator_policy, self.cells)
