@@ -96,6 +96,7 @@ class SimulatedServers:
     Attributes:
         profiled: Sides whose servers were profiled, in order.
         faults: By side: what a profile of its server shows.
+        spoil: What becomes of the result of a measurement, and of its server.
     """
 
     name = "simulated"
@@ -108,6 +109,7 @@ class SimulatedServers:
         self.throttled: tuple[str, ...] = ()
         self.profiled: list[Side] = []
         self.faults: dict[Side, Check] = {}
+        self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.servers: dict[Side, RunningServer] = {}
         self.context = MeasurementContext(
             self, SimulatedMachine(self, machine), policy, lambda url: dict(self.at(url).counts),
@@ -156,4 +158,5 @@ class SimulatedServers:
         server.counts['vllm:request_success_total{finished_reason="length"}'] += spec.requests
         server.counts["vllm:generation_tokens_total"] += spec.requests * spec.output_tokens
         rounds = -(-spec.requests // spec.concurrency)
-        return LoadResult(self.name, "", rounds * latency, (request,) * spec.requests)
+        result = LoadResult(self.name, "", rounds * latency, (request,) * spec.requests)
+        return self.spoil(server, result)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +17,16 @@ from msgspec.structs import replace
 from tests.support.mounts import mounting_shell
 from tests.support.simulated_servers import Noise, SimulatedServer, SimulatedServers
 
-from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
+from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, Request
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Side
+from sparkwright.bench.records import METRICS, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import read_lines
-from sparkwright.gates.contract.policy import UNWANTED
-from sparkwright.gates.core.verdict import failed, invalid
-from sparkwright.gates.throughput import gate, paired_differences, runner
+from sparkwright.gates.core.verdict import Check, failed, invalid
+from sparkwright.gates.throughput import paired_differences, runner
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
@@ -41,7 +42,6 @@ POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
 MACHINE = strict_yaml.load(GATES / "machine.yaml", MachinePolicy)
 ALONE = WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
 MANY = WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
-SLOWER = Noise(slowdown=math.log(1.05))
 
 
 def specified(**changes: object) -> RunSpec:
@@ -88,47 +88,52 @@ class Killed(BaseException):
     """The end of a run in the middle, as by a kill."""
 
 
-class Fragile(SimulatedServers):
-    """Servers that are killed after *limit* measurements; the next ones continue at *now*."""
-
-    def __init__(self, limit: int, now: float = 0.0) -> None:
-        super().__init__(Noise(launch=0, run=0, slowdown=0.05), POLICY, MACHINE, 3)
-        self.limit, self.now = limit, now
-
-    def measure(self, spec: LoadSpec) -> LoadResult:
-        if self.measured == self.limit:
-            raise Killed
-        return super().measure(spec)
+Event = Callable[[SimulatedServer, LoadResult], LoadResult]
 
 
-class Breaking(SimulatedServers):
-    """A server of a *side* ends under load some times, or its requests fail."""
+def breaking(event: Event, side: str = "candidate", times: int = 1, servers: SimulatedServers | None = None, first: int = 12) -> SimulatedServers:
+    """Return servers to which *event* happens, from measurement number *first* on, in that many measurements of *side* or of any."""
+    servers, left = servers or simulated(), iter(range(times))
 
-    def __init__(self, side: Side = "candidate", crashes: int = 0, failures: int = 0) -> None:
-        super().__init__(Noise(), POLICY, MACHINE)
-        self.side, self.crashes, self.failures = side, crashes, failures
+    def spoil(server: SimulatedServer, result: LoadResult) -> LoadResult:
+        due = servers.measured >= first and side in ("any", server.side) and next(left, None) is not None
+        return event(server, result) if due else result
 
-    def measure(self, spec: LoadSpec) -> LoadResult:
-        server, result = self.at(spec.url), super().measure(spec)
-        if server.side == self.side and self.measured > 11:
-            if self.crashes:
-                self.crashes -= 1
-                server.end()
-                raise LoadError("generator-failed", "connection refused")
-            if self.failures:
-                self.failures -= 1
-                broken = replace(result.requests[0], error="the stream ended")
-                return replace(result, requests=(broken, *result.requests[1:]))
-        return result
+    servers.spoil = spoil
+    return servers
+
+
+def end(server: SimulatedServer, result: LoadResult) -> LoadResult:
+    server.end()
+    return result
+
+
+def crash(server: SimulatedServer, _: LoadResult) -> LoadResult:
+    server.end()
+    raise LoadError("generator-failed", "connection refused")
+
+
+def fail_request(_: SimulatedServer, result: LoadResult) -> LoadResult:
+    return replace(result, requests=(replace(result.requests[0], error="the stream ended"), *result.requests[1:]))
+
+
+def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
+    raise Killed
+
+
+def fragile(limit: int | None = None, now: float = 0.0) -> SimulatedServers:
+    """Return servers without noise that are killed in the measurement after *limit* ones, and begin at *now*."""
+    servers = SimulatedServers(Noise(launch=0, run=0, slowdown=0.05), POLICY, MACHINE, 3)
+    servers.now = now
+    return servers if limit is None else breaking(kill, "any", 1, servers, limit + 1)
 
 
 def test_a_slower_candidate_fails_and_is_named(tmp_path: Path) -> None:
     """Five percent are found within few blocks, and the slower series are named."""
-    outcome = ran(tmp_path / "j", simulated(SLOWER))
+    outcome = ran(tmp_path / "j", simulated(Noise(slowdown=math.log(1.05))))
+    assert (state(outcome), len(outcome.blocks) <= 4) == ("fail", True)
     assert outcome.decision
-    assert state(outcome) == "fail"
     assert "1024/1024 c1: time per token" in outcome.decision.culprits
-    assert len(outcome.blocks) <= 4
 
 
 def test_an_equal_candidate_passes_and_the_outlook_comes_first(
@@ -137,14 +142,11 @@ def test_an_equal_candidate_passes_and_the_outlook_comes_first(
     """On a quiet machine, after the fewest blocks; what the noise supports is said before them."""
     outcome = ran(tmp_path / "j", simulated())
     assert (state(outcome), len(outcome.blocks)) == ("pass", POLICY.min_blocks)
-    assert "an equal wheel passes after about 3 blocks" in outcome.outlook
-    told = " ".join(capsys.readouterr().err.split())
-    assert told.index("an equal wheel passes") < told.index("block 1 of at most")
+    shown = " ".join(capsys.readouterr().err.split())
+    assert shown.index("an equal wheel passes after about 3 blocks") < shown.index("block 1 of at most")
 
 
-def test_a_noise_that_cannot_support_the_margin_is_told_before_the_first_block(
-    tmp_path: Path,
-) -> None:
+def test_a_noise_that_cannot_support_the_margin_is_said(tmp_path: Path) -> None:
     """With a launch effect of 4 %, a margin of 2 % needs more than twelve blocks."""
     outcome = ran(tmp_path / "j", simulated(Noise(launch=0.04)), specified(history={}, blocks=0))
     assert "does not support a margin of 2 % in 12 blocks" in outcome.outlook
@@ -198,21 +200,17 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     at_once: bool, kills: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed between any two measurements, it continues, and each counts once in a launch."""
-    folder = tmp_path_factory.mktemp("run")
+    folder, now = tmp_path_factory.mktemp("run"), 0.0
     spec = specified(at_once=at_once, cells=(ALONE,))
-    whole = ran(folder / "whole", Fragile(-1), spec)
-    now = 0.0
-    for limit in [*kills, -1]:
-        servers = Fragile(limit, now)
-        try:
-            cut = ran(folder / "cut", servers, spec)
-        except Killed:
-            now = servers.now
-        else:
-            break
+    for limit in kills:
+        servers = fragile(limit, now)
+        with contextlib.suppress(Killed):
+            ran(folder / "cut", servers, spec)
+        now = servers.now
+    cut, whole = ran(folder / "cut", fragile(now=now), spec), ran(folder / "whole", fragile(), spec)
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)
     counted = [
-        sorted((one.block, one.position, one.side) for one in legs(folder / name) if one.counts)
+        sorted((leg.block, leg.position, leg.side) for leg in legs(folder / name) if leg.counts)
         for name in ("cut", "whole")
     ]
     assert counted[0] == counted[1]
@@ -222,28 +220,25 @@ def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_conti
     tmp_path: Path,
 ) -> None:
     """An interrupted launch is measured again; the journal of another wheel is kept beside."""
-    spec = specified(at_once=False, control=False)
+    spec, journal = specified(at_once=False, control=False), tmp_path / "j"
     with pytest.raises(Killed):
-        ran(tmp_path / "j", Fragile(5), spec)
-    whole = (tmp_path / "j").read_bytes()
-    (tmp_path / "j").write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
-    ran(tmp_path / "j", Fragile(-1, 1000.0), spec)
-    first = [one for one in legs(tmp_path / "j") if one.block == 0]
-    assert [one.counts for one in first] == [True] * 4 + [False] + [True] * 4
+        ran(journal, fragile(5), spec)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
+    ran(journal, fragile(now=1000.0), spec)
+    first = [leg for leg in legs(journal) if leg.block == 0]
+    assert [leg.counts for leg in first] == [True] * 4 + [False] + [True] * 4
     assert first[4].reasons[0].reference == "interrupted"
-    another = opened(tmp_path / "j", "another")
+    another = opened(journal, "another")
     assert (another.refused, another.measurements) == (("wheel",), [])
     assert (tmp_path / "j.before").exists()
-    another.end()
-    assert not (tmp_path / "j").exists()
 
 
 def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     """Measurements in a hidden slow state are repeated, the candidate passes; one that stays is given up."""
     outcome = ran(tmp_path / "j", simulated(Noise(slow=lambda second: second % 900 < 120), 5))
     assert state(outcome) == "pass"
-    repeated = [one for one in legs(tmp_path / "j") if one.discarded]
-    assert {one.reasons[0].reference for one in repeated} == {"slow-state"}
+    assert {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded} == {"slow-state"}
     assert stopped(ran(tmp_path / "k", simulated(Noise(slow=lambda _: True)))) == ("invalid", runner.UNSTEADY)
     assert len(legs(tmp_path / "k")) == MACHINE.discards + 1
 
@@ -252,27 +247,28 @@ def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) 
     """Throttling that its own load causes is its result; nothing is repeated."""
     noise = Noise(slowdown=0.05, throttled={"candidate": ("hardware thermal slowdown",)})
     assert state(ran(tmp_path / "j", simulated(noise))) == "fail"
-    assert not [one for one in legs(tmp_path / "j") if one.discarded]
+    assert not [leg for leg in legs(tmp_path / "j") if leg.discarded]
 
 
-def test_a_candidate_that_crashes_fails(tmp_path: Path) -> None:
-    """Its end under load is its own, and is not measured again."""
-    assert stopped(ran(tmp_path / "j", Breaking(crashes=1))) == ("fail", runner.CRASHED)
+@pytest.mark.parametrize(
+    ("event", "slow"), [(crash, False), (end, False), (end, True)], ids=["under load", "between", "beside a disturbance"]
+)
+def test_a_candidate_that_ends_crashed(event: Event, slow: bool, tmp_path: Path) -> None:
+    """Its end is its own, and is not measured again; a disturbance of the machine beside it does not start it again in silence."""
+    servers = simulated(Noise(slow=lambda second: slow and second > 2500))
+    assert stopped(ran(tmp_path / "j", breaking(event, times=99, servers=servers))) == ("fail", runner.CRASHED)
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_candidate_that_ends_between_two_measurements_crashed_too(tmp_path: Path, slow: bool) -> None:
-    """It had answered in this launch; a disturbance of the machine beside it does not start it again in silence."""
-
-    class Ending(SimulatedServers):
-        def measure(self, spec: LoadSpec) -> LoadResult:
-            result, server = super().measure(spec), self.servers.get("candidate")
-            if self.measured > 12 and isinstance(server, SimulatedServer) and server.counts:
-                server.end()
-            return result
-
-    noise = Noise(slow=lambda second: slow and second > 2500)
-    assert stopped(ran(tmp_path / "j", Ending(noise, POLICY, MACHINE))) == ("fail", runner.CRASHED)
+@pytest.mark.parametrize(
+    ("event", "side", "reference"), [(crash, "baseline", "server-died"), (fail_request, "candidate", "request-failed")]
+)
+def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_the_gate(
+    event: Event, side: str, reference: str, tmp_path: Path
+) -> None:
+    """A failed request in hour fifteen does not discard everything; a broken server does."""
+    assert state(ran(tmp_path / "j", breaking(event, side))) == "pass"
+    assert reference in {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded}
+    assert stopped(ran(tmp_path / "k", breaking(event, side, 99))) == ("invalid", reference)
 
 
 @pytest.mark.parametrize(("side", "make", "verdict"), [
@@ -280,79 +276,55 @@ def test_a_candidate_that_ends_between_two_measurements_crashed_too(tmp_path: Pa
 ])  # fmt: skip
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_launch_that_breaks_the_kernel_contract_stops_the_gate(
-    side: Side, make: object, verdict: str, at_once: bool, tmp_path: Path
+    side: Side, make: Callable[..., Check], verdict: str, at_once: bool, tmp_path: Path
 ) -> None:
-    """Every launch is profiled behind its measurements; only kernels of the candidate's that ran and should not fail it."""
+    """Only kernels of the candidate's that ran and should not fail it."""
     servers = simulated()
-    outcome = ran(tmp_path / "s", servers, specified(contract=servers.profile, at_once=at_once))
-    assert state(outcome) == "pass"
-    assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if at_once else 2)
-    assert all(one.profiled for one in opened(tmp_path / "s").launches)
-    servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")  # type: ignore[operator]
+    servers.faults[side] = make("kernels-moe", "Marlin", "kernel-forbidden")
     outcome = ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))
     assert stopped(outcome) == (verdict, "kernel-forbidden")
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_baseline_may_have_other_kernels_which_the_journal_names(at_once: bool, tmp_path: Path) -> None:
+def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(at_once: bool, tmp_path: Path) -> None:
+    """The journal names them."""
     servers = simulated()
     servers.faults["baseline"] = failed("kernels-moe", "Marlin", "kernel-forbidden")
     assert state(ran(tmp_path / "j", servers, specified(contract=servers.profile, at_once=at_once))) == "pass"
-    other = {one.baseline_kernels for one in opened(tmp_path / "j").launches if "baseline" in one.profiled}
-    assert other == {"kernels-moe: Marlin"}
-
-
-def test_every_reason_of_a_broken_contract_is_declared() -> None:
-    """Those of the log's lines, too."""
-    assert {reason for _, reason, _ in UNWANTED.values()} <= set(gate.REASONS)
-
-
-def test_a_baseline_that_crashes_is_started_again(tmp_path: Path) -> None:
-    """The launches of that moment are measured anew; after several ends the run stops."""
-    assert state(ran(tmp_path / "j", Breaking("baseline", crashes=1))) == "pass"
-    repeated = {one.reasons[0].reference for one in legs(tmp_path / "j") if one.discarded}
-    assert repeated == {"server-died", "interrupted"}
-    assert stopped(ran(tmp_path / "k", Breaking("baseline", crashes=99))) == ("invalid", "server-died")
-
-
-def test_one_failed_request_is_repeated_and_several_end_the_gate(tmp_path: Path) -> None:
-    """A failed request in hour fifteen does not discard everything; a broken server does."""
-    assert state(ran(tmp_path / "j", Breaking(failures=1))) == "pass"
-    assert stopped(ran(tmp_path / "k", Breaking(failures=99))) == ("invalid", "request-failed")
+    assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if at_once else 2)
+    launches = opened(tmp_path / "j").launches
+    assert {launch.baseline_kernels for launch in launches if "baseline" in launch.profiled} == {"kernels-moe: Marlin"}
 
 
 def test_a_bench_has_one_launch_a_block(tmp_path: Path) -> None:
     """Without a baseline, each block is one fresh launch of the candidate with all cells."""
     outcome = ran(tmp_path / "j", simulated(), specified(rule=None, control=False, blocks=4, at_once=False))
-    own = legs(tmp_path / "j")
-    assert [(one.launch, one.cell) for one in own] == [(n, c.name) for n in range(4) for c in (ALONE, MANY)]
-    assert {one.side for one in own} == {"candidate"}
-    assert outcome.decision is None
-    assert sorted(outcome.blocks) == [0, 1, 2, 3]
+    own = [(leg.launch, leg.cell, leg.side) for leg in legs(tmp_path / "j")]
+    assert own == [(number, cell.name, "candidate") for number in range(4) for cell in (ALONE, MANY)]
+    assert (outcome.decision, sorted(outcome.blocks)) == (None, [0, 1, 2, 3])
 
 
 def test_a_difference_has_the_sign_of_worse() -> None:
     """A longer time and a lower rate both make it positive."""
-    own = []
-    for position, seconds in enumerate((1.0, 1.1, 1.1, 1.0)):
-        side: Side = "candidate" if position in (1, 2) else "baseline"
-        run = LoadResult("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),))
-        own.append(Measurement(ALONE.name, 0, 0, side, position, run=run))
-    for metric in ("tpot", "ttft", "rate"):
-        found = paired_differences.difference(own, ALONE.name, 0, metric)
-        assert found == pytest.approx(math.log(1.1))
+    own = [
+        Measurement(
+            ALONE.name, 0, 0, "baseline" if seconds == 1 else "candidate", position,
+            run=LoadResult("g", "", seconds, (Request(0, seconds / 10, seconds, 8, 8),)),
+        )
+        for position, seconds in enumerate((1.0, 1.1, 1.1, 1.0))
+    ]  # fmt: skip
+    found = [paired_differences.difference(own, ALONE.name, 0, metric) for metric in METRICS]
+    assert found == pytest.approx([math.log(1.1)] * 3)
     assert paired_differences.difference(own[:3], ALONE.name, 0, "tpot") is None
 
 
-def test_a_machine_that_changed_counts_its_own_block_alone() -> None:
+@pytest.mark.parametrize(("newest", "agrees"), [(0.002, True), (0.05, False)])
+def test_a_machine_that_changed_counts_its_own_block_alone(newest: float, agrees: bool) -> None:
     """The gate's A/A block disagrees with the calibration, which then does not count."""
     earlier = [("2026-11-20", 0.002), ("2026-11-21", -0.002)] * 5
-    noise = paired_differences.noise_of([*earlier, ("2026-11-22", 0.002)], "2026-11-22", POLICY)
-    assert noise.agrees
-    assert noise.freedom > 9
-    noise = paired_differences.noise_of([*earlier, ("2026-11-22", 0.05)], "2026-11-22", POLICY)
-    assert (noise.agrees, noise.freedom) == (False, 1.0)
-    assert noise.sigma == pytest.approx(0.05)
+    noise = paired_differences.noise_of([*earlier, ("2026-11-22", newest)], "2026-11-22", POLICY)
+    assert (noise.agrees, noise.freedom > 9) == (agrees, agrees)
+    assert agrees or noise.sigma == pytest.approx(newest)
 
 
 def test_a_full_disk_loses_no_measurement(tmp_path: Path) -> None:
@@ -361,7 +333,7 @@ def test_a_full_disk_loses_no_measurement(tmp_path: Path) -> None:
     disk.mkdir()
     program = (
         "import sys; from pathlib import Path; from tests.unit.test_throughput_run import *\n"
-        "ran(Path(sys.argv[1]) / 'j', Fragile(-1), specified(whole=True, blocks=12))\n"
+        "ran(Path(sys.argv[1]) / 'j', fragile(), specified(whole=True, blocks=12))\n"
     )
     once = f'"{sys.executable}" -c "$PROGRAM" "{disk}"'
     steps = (
