@@ -313,12 +313,11 @@ def test_lab_report_writes_a_page_and_never_over_a_result(
     result = bench(LADDER[0])
     path.write_bytes(msgspec.json.encode(result))
     words = ["lab", "report", "--root", str(ROOT), "--cache-dir", str(tmp_path), str(path)]
-    assert main.run([*words, str(path), str(path)]) == 0
+    assert main.main([*words, str(path), str(path)]) == 0
     shown = capsys.readouterr().out
-    assert main.run([*words, "--html", str(html), "--json"]) == 0
+    assert main.main([*words, "--html", str(html), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    with refusal("usage"):
-        main.run([*words, "--html", str(path)])
+    assert main.main([*words, "--html", str(path)]) == 2
 
     assert html.read_text("utf-8") == page.render([result])
     assert written["results"][0]["kind"] == "bench"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.support import forked
 from tests.support.mounts import mounting_shell
 from tests.support.simulated_servers import Noise, SimulatedServer, SimulatedServers
 
@@ -84,10 +85,6 @@ def stopped(outcome: RunOutcome) -> tuple[str, str]:
     return outcome.stopped[0], outcome.stopped[1].reference
 
 
-class Killed(BaseException):
-    """The end of a run in the middle, as by a kill."""
-
-
 Event = Callable[[SimulatedServer, LoadResult], LoadResult]
 
 
@@ -118,7 +115,8 @@ def fail_request(_: SimulatedServer, result: LoadResult) -> LoadResult:
 
 
 def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
-    raise Killed
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def fragile(limit: int | None = None, now: float = 0.0) -> SimulatedServers:
@@ -204,9 +202,8 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     spec = specified(at_once=at_once, cells=(ALONE,))
     for limit in kills:
         servers = fragile(limit, now)
-        with contextlib.suppress(Killed):
-            ran(folder / "cut", servers, spec)
-        now = servers.now
+        forked.exit_code(lambda servers=servers: ran(folder / "cut", servers, spec))
+        now += 100_000
     cut, whole = ran(folder / "cut", fragile(now=now), spec), ran(folder / "whole", fragile(), spec)
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)
     counted = [
@@ -221,8 +218,7 @@ def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_conti
 ) -> None:
     """An interrupted launch is measured again; the journal of another wheel is kept beside."""
     spec, journal = specified(at_once=False, control=False), tmp_path / "j"
-    with pytest.raises(Killed):
-        ran(journal, fragile(5), spec)
+    assert forked.exit_code(lambda: ran(journal, fragile(5), spec)) == -signal.SIGKILL
     whole = journal.read_bytes()
     journal.write_bytes(whole + whole.splitlines()[-1][:40])  # half a line is cut
     ran(journal, fragile(now=1000.0), spec)
