@@ -1,12 +1,14 @@
-"""The load generator: the adapter to vllm-rs, its origin, its check on this host, and the quick look."""
+"""The load generator: the adapter to vllm-rs, its origin, its check on this host, files of real prompts, and the quick look."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
-from sparkwright.bench.load import load_generator_check, vllm_bench
+from sparkwright.bench.load import load_generator_check, prompts, vllm_bench
 from sparkwright.bench.load.load_generator_check import (
     DelayProfile,
     GeneratorPolicy,
@@ -232,6 +234,89 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))
     with refusal("measurement-invalid"):
         arguments.run(arguments)
+
+
+QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
+
+
+def conversation(*turns: tuple[object, object]) -> dict[str, object]:
+    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in turns]}
+
+
+#: What people have: answered questions of people, and entries that no benchmark can use.
+ENTRIES = [
+    conversation(("human", QUESTION), ("gpt", "Fold it.")),
+    conversation(("gpt", QUESTION), ("human", "Thanks.")),
+    conversation(("human", QUESTION)),
+    conversation(("human", "Hi"), ("gpt", "Hello.")),
+    conversation(("human", "long " * 20_000), ("gpt", "Yes.")),
+    conversation(("human", 7), ("gpt", "Yes.")),
+    {"id": "y", "conversations": "none"},
+    conversation(("user", "A half \ud800 of a pair"), ("gpt", "Odd.")),
+]
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+@pytest.mark.parametrize(("begin", "indent"), [("", None), ("\n \n", 2)])
+def test_first_turns_of_answered_conversations_are_extracted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chunk: int, begin: str, indent: int | None
+) -> None:  # fmt: skip
+    monkeypatch.setattr(prompts, "CHUNK", chunk)
+    path, store = tmp_path / "sharegpt.json", Store(tmp_path / "store")
+    path.write_text(begin + json.dumps(ENTRIES, indent=indent))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = prompts.prompt_file(path, store)
+    assert lines
+    assert [json.loads(line) for line in lines.read_text("utf-8").splitlines()] == [{"prompt": QUESTION}, {"prompt": "A half ? of a pair"}]
+    written = lines.stat().st_mtime_ns
+    assert prompts.prompt_file(path, store, digest) == lines
+    assert lines.stat().st_mtime_ns == written
+    shown = capsys.readouterr().err
+    assert (f"2 usable prompts, sha256 {digest}, of any origin" in shown, "as expected" in shown) == (True, True)
+    # Lines of prompts are taken as they are.
+    assert prompts.prompt_file(lines, store) == lines
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        (b"", "there is none"),
+        (b'{"data": []}', "missing required field `prompt`"),
+        (b'{"prompt": ' + b"[" * 100_000, ""),
+        (b'{"prompt": "Why?"}\n\n{"prompt": "How?"}\n', "line 2: "),
+        (b'{"prompt": "Why?"}\n{"x": 1}\n', "line 2: "),
+        (b"[]", "no first turn"),
+        (b"[{}]", "no first turn"),
+        (b"[1, 2]", "no first turn"),
+        (b"[{}", "Expecting value"),
+        (b"[{}, what", "Expecting value"),
+        (b'[{"conversations": [{"from": "human"', ""),
+        (b'[{"conversations": ' + b"[" * 200_000, "recursion"),
+        (b'[{"id": ' + b"9" * 10_000 + b"}]", "digits"),
+        (b'[{"id": "' + b"x" * (10 << 20) + b'"}]', "Unterminated string"),
+        (b"[\xff]", "utf-8"),
+    ],
+)  # fmt: skip
+def test_other_structure_is_refused(tmp_path: Path, data: bytes, detail: str) -> None:
+    (tmp_path / "hostile.json").write_bytes(data)
+    with refusal("file-invalid") as caught:
+        prompts.prompt_file(tmp_path / "hostile.json", Store(tmp_path / "store"))
+    assert detail in str(caught.value.details)
+    assert not list(tmp_path.glob("store/prompts/*"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text(json.dumps(ENTRIES)), "not the expected file"), (os.mkfifo, "no regular file"),
+        (Path.mkdir, "no regular file"), (Path.exists, "no regular file"),
+    ],
+    ids=["other", "pipe", "folder", "none"],
+)  # fmt: skip
+def test_other_hash_and_no_file_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    make(tmp_path / "sharegpt.json")
+    with refusal("file-invalid", match=message):
+        prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"), "0" * 64)
 
 
 @pytest.fixture(scope="module", name="real")
