@@ -55,11 +55,9 @@ def _request(spec: LoadSpec, prompt: list[int], zero: float, deadline: float) ->
                     usage = event.get("usage") or usage
                 if time.monotonic() > deadline or len(times) > 2 * spec.output_tokens:
                     error = "the answer goes on"
-    except OSError as failure:
-        error = str(failure) or type(failure).__name__
-    except Exception as failure:  # a body that is cut off
+        error = error or ("" if ended else "the stream was cut off")
+    except Exception as failure:  # a body that is cut off, too
         error = f"{type(failure).__name__}: {failure}"
-    error = error or ("" if ended else "the stream was cut off")
     first, last = (times[0], times[-1]) if times else (start, start)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     return Request(start - zero, first - start, last - start, usage["prompt_tokens"], usage["completion_tokens"], len(times), error), gaps
