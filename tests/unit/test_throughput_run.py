@@ -1,33 +1,49 @@
-"""A whole throughput gate on simulated servers: its order, its journal, and what interrupts it."""
+"""
+A whole throughput gate: its order, its journal, and what interrupts it.
+
+Servers, load generator and machine are simulated with known noise and a virtual clock, so that no second passes. The order of launches, the
+validity of measurements, the journal and the decision are the real ones.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.support import forked
 from tests.support.mounts import mounting_shell
-from tests.support.simulated_servers import Noise, SimulatedServer, SimulatedServers
 
-from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, Request
-from sparkwright.bench.machine.state_checks import MachinePolicy
+from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
+from sparkwright.bench.machine import state_checks
+from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine.state_checks import MachinePolicy, Normal, Snapshot
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import METRICS, Side
+from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import read_lines
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput.measurement import (
+    ExternalServer,
+    MeasurementContext,
+    RunningServer,
+)
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
@@ -45,21 +61,146 @@ ALONE = WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
 MANY = WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 
 
+#: Seconds of a decode step, of a first token, of a launch, a measurement and a cool-down.
+TPOT, TTFT, LAUNCH, MEASURE, COOLDOWN = 0.015, 0.25, 120.0, 60.0, 60.0
+#: Seconds of the probe's GEMV and copy.
+GEMV, COPY = 0.004, 0.008
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """
+    Spreads of logarithms: of a launch and of a measurement in it, and the candidate's slowdown.
+
+    Attributes:
+        slow: Whether the machine is in its hidden slow state at a second.
+        throttled: Throttle reasons that a measurement of a side leaves behind.
+    """
+
+    launch: float = 0.003
+    run: float = 0.002
+    slowdown: float = 0.0
+    slow: Callable[[float], bool] = lambda _: False
+    throttled: Mapping[Side, tuple[str, ...]] = {}
+
+
+class SimulatedServer(ExternalServer):
+    """A launch; its counters grow with what it answers."""
+
+    def __init__(self, side: Side, number: int, effect: float) -> None:
+        super().__init__(f"http://{side}.{number}.invalid")
+        self.side, self.effect = side, effect
+        self.failure = self.reason = ""
+        self.counts: Counter[str] = Counter()
+
+    def guard(self) -> bool:
+        return not self.failure
+
+    def end(self) -> None:
+        """End as a crashed server does."""
+        self.failure, self.reason = "it ended with status -11", "server-died"
+
+
+class SimulatedMachine(MachineMonitor):
+    """The machine of *servers*."""
+
+    def __init__(self, servers: SimulatedServers) -> None:
+        self._servers, self.policy = servers, MACHINE
+
+    def snapshot(self, ours: Sequence[psutil.Process] = ()) -> Snapshot:
+        servers = self._servers
+        servers.now += 1
+        gemv = GEMV * (1.5 if servers.noise.slow(servers.now) else 1.0)
+        throttled, servers.throttled = servers.throttled, ()
+        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, other_load=0.0, throttle_reasons=throttled)
+
+    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
+        return state_checks.disturbances(before, after, Normal(GEMV, GEMV, GEMV, COPY), MACHINE)
+
+
+class SimulatedServers:
+    """
+    Servers, load generator and machine in one; *seed* decides every draw.
+
+    Attributes:
+        seeds: Of the prompts of each measurement.
+        profiled: Sides whose servers were profiled, in order.
+        faults: By side: what a profile of its server shows.
+        spoil: What becomes of the result of a measurement, and of its server.
+    """
+
+    name = "simulated"
+
+    def __init__(self, noise: Noise, seed: int) -> None:
+        self.noise, self.now, self.seed = noise, 0.0, seed
+        self.seeds: list[int] = []
+        self.numbers = Counter[Side]()
+        self.throttled: tuple[str, ...] = ()
+        self.profiled: list[Side] = []
+        self.faults: dict[Side, Check] = {}
+        self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
+        self.servers: dict[Side, RunningServer] = {}
+        self.context = MeasurementContext(
+            self, SimulatedMachine(self), POLICY, lambda url: dict(self.at(url).counts),
+            "model", cooldown=COOLDOWN, wait=self.wait,
+        )  # fmt: skip
+
+    def wait(self, seconds: float) -> None:
+        """Let the virtual clock run."""
+        self.now += seconds
+
+    def at(self, url: str) -> SimulatedServer:
+        """Return the server at *url*."""
+        servers = [one for one in self.servers.values() if isinstance(one, SimulatedServer)]
+        return next(one for one in servers if one.url == url)
+
+    @contextlib.contextmanager
+    def launch(self, sides: Sequence[Side]) -> Iterator[dict[Side, RunningServer]]:
+        """Start servers for *sides*."""
+        self.now += LAUNCH
+        self.numbers.update(sides)
+        self.servers = {
+            side: SimulatedServer(
+                side, self.numbers[side], random.Random(f"{self.seed}/{side}/{self.numbers[side]}").gauss(0, self.noise.launch)
+            )
+            for side in sides
+        }
+        yield self.servers
+
+    def profile(self, side: Side, server: RunningServer) -> Check | None:
+        """Return the check of the kernel contract that *server* breaks."""
+        self.profiled.append(side)
+        return self.faults.get(side)
+
+    def measure(self, spec: LoadSpec) -> LoadResult:
+        """Make the load, as a generator does."""
+        server, noise = self.at(spec.url), self.noise
+        self.seeds.append(spec.seed)
+        draw = random.Random(f"{self.seed}/{spec.seed}").gauss(0, noise.run)
+        slowdown = noise.slowdown if server.side == "candidate" else 0.0
+        factor = math.exp(server.effect + draw + slowdown) * (1.5 if noise.slow(self.now) else 1)
+        latency = factor * (TTFT + TPOT * (spec.output_tokens - 1))
+        request = Request(0.0, factor * TTFT, latency, spec.prompt_tokens, spec.output_tokens, spec.output_tokens)
+        self.now += MEASURE
+        self.throttled = noise.throttled.get(server.side, ())
+        server.counts += Counter({
+            "vllm:request_success_total": spec.requests,
+            'vllm:request_success_total{finished_reason="length"}': spec.requests,
+            "vllm:generation_tokens_total": spec.requests * spec.output_tokens,
+        })  # fmt: skip
+        seconds = -(-spec.requests // spec.concurrency) * latency
+        return self.spoil(server, LoadResult(self.name, "", seconds, (request,) * spec.requests))
+
+
 def specified(**changes: object) -> RunSpec:
     rule = DecisionRule(POLICY.alpha, POLICY.min_blocks, POLICY.max_blocks)
-    history = {
-        name: [("1969-12-30", 0.004), ("1969-12-30", -0.004)] * 4
-        for cell in (ALONE, MANY)
-        for name in paired_differences.series_names(cell)
-    }
-    plain = RunSpec(
-        (ALONE, MANY), rule, POLICY.max_blocks, MACHINE.discards + 1, True, history, control=True
-    )
+    names = [name for cell in (ALONE, MANY) for name in paired_differences.series_names(cell)]
+    history = {name: [("1969-12-30", 0.004), ("1969-12-30", -0.004)] * 4 for name in names}
+    plain = RunSpec((ALONE, MANY), rule, POLICY.max_blocks, MACHINE.discards + 1, True, history, control=True)
     return replace(plain, **changes)
 
 
 def simulated(noise: Noise | None = None, seed: int = 1) -> SimulatedServers:
-    return SimulatedServers(noise or Noise(), POLICY, MACHINE, seed)
+    return SimulatedServers(noise or Noise(), seed)
 
 
 def opened(path: Path, wheel: str = "same") -> MeasurementJournal:
@@ -93,7 +234,7 @@ def breaking(event: Event, side: str = "candidate", times: int = 1, servers: Sim
     servers, left = servers or simulated(), iter(range(times))
 
     def spoil(server: SimulatedServer, result: LoadResult) -> LoadResult:
-        due = servers.measured >= first and side in ("any", server.side) and next(left, None) is not None
+        due = len(servers.seeds) >= first and side in ("any", server.side) and next(left, None) is not None
         return event(server, result) if due else result
 
     servers.spoil = spoil
@@ -121,7 +262,7 @@ def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
 
 def fragile(limit: int | None = None, now: float = 0.0) -> SimulatedServers:
     """Return servers without noise that are killed in the measurement after *limit* ones, and begin at *now*."""
-    servers = SimulatedServers(Noise(launch=0, run=0, slowdown=0.05), POLICY, MACHINE, 3)
+    servers = SimulatedServers(Noise(launch=0, run=0, slowdown=0.05), 3)
     servers.now = now
     return servers if limit is None else breaking(kill, "any", 1, servers, limit + 1)
 
@@ -166,18 +307,13 @@ def test_every_block_has_fresh_launches_in_abba(at_once: bool, tmp_path: Path) -
         assert set(order) == {"baseline", "control" if block == CONTROL_BLOCK else "candidate"}
 
 
-def test_both_orders_occur_and_no_two_measurements_share_prompts() -> None:
+def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path) -> None:
     """The first side is a fair coin for each block; every measurement has its own prompts."""
     firsts = [runner.sides(seed, block)[0] for seed in range(20) for block in range(10)]
     assert 60 < firsts.count("baseline") < 140
-    seeds = [
-        runner.prompts_seed(7, Measurement(cell, 0, launch, "candidate", position, attempt))
-        for cell in ("a", "b")
-        for launch in range(5)
-        for position in range(4)
-        for attempt in range(2)
-    ]
-    assert len(set(seeds)) == len(seeds)
+    servers = simulated()
+    ran(tmp_path / "j", servers)
+    assert len(servers.seeds) == len(set(servers.seeds)) == len(legs(tmp_path / "j"))
 
 
 def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
