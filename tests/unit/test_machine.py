@@ -15,8 +15,6 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved
-from tests.support.fake_openai_server import Behaviour
 
 from sparkwright.bench.machine import monitor, watchdog
 from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError, Telemetry
@@ -134,11 +132,6 @@ def _fake(tmp_path: Path) -> Path:
     return path
 
 
-def test_probe_measures_this_processor(tmp_path: Path) -> None:
-    result = monitor.probe(refserved.environment(tmp_path, Behaviour()), SMALL.probe, 8, 2)
-    assert (result.gpu, "CPU by torch" in result.name, len(result.readings)) == (False, True, 2)
-
-
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -175,13 +168,6 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
     assert machine.settle(0) == ()
     milliseconds.write_text("0")
     assert references(machine.settle(0)) == ["probe-silent"]
-
-
-def test_session_without_an_environment_probes_nothing(tmp_path: Path) -> None:
-    machine = MachineMonitor(SMALL, Store(tmp_path), python=None)
-    shot = machine.snapshot()
-    assert machine.settle(5) == machine.disturbances(shot, machine.snapshot()) == ()
-    assert (machine.normal, machine.bandwidth, shot.gemv) == (None, None, None)
 
 
 @pytest.fixture(name="gpu")

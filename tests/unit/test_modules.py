@@ -54,6 +54,17 @@ def mlp(name: str, hidden: int, inner: int) -> list[Told]:
     return [tensor for part, (rows, columns) in shapes.items() for tensor in nvfp4(f"{name}.{part}", rows, columns)]
 
 
+#: Parts of a layer with linear and with full attention.
+LINEAR: tuple[tuple[Any, ...], ...] = (
+    ("linear_attn.in_proj_qkvz", plain, 12288, 2048), ("linear_attn.in_proj_ba", plain, 64, 2048), ("linear_attn.out_proj", plain, 2048, 4096),
+    ("linear_attn.conv1d.weight", lambda name: [(name, "BF16", [8192, 1, 4])]), ("linear_attn.A_log", lambda name: [(name, "F32", [32])]),
+)  # fmt: skip
+FULL: tuple[tuple[Any, ...], ...] = (
+    ("self_attn.q_proj", nvfp4, 8192, 2048), ("self_attn.k_proj", nvfp4, 512, 2048), ("self_attn.v_proj", nvfp4, 512, 2048),
+    ("self_attn.o_proj", nvfp4, 2048, 4096),
+)  # fmt: skip
+
+
 def qwen(layers: int, experts: int, taken: int, vocabulary: int) -> tuple[dict[str, Any], list[Told]]:
     """
     A hybrid of Qwen's: three layers with linear attention to one with gated attention, all with experts, hidden size 2048.
@@ -72,18 +83,10 @@ def qwen(layers: int, experts: int, taken: int, vocabulary: int) -> tuple[dict[s
     tensors = plain("model.embed_tokens", vocabulary, 2048) + plain("lm_head", vocabulary, 2048)
     for layer in range(layers):
         name = f"model.layers.{layer}"
-        if (layer + 1) % 4:
-            for part, rows in (("in_proj_qkvz", 12288), ("in_proj_ba", 64)):
-                tensors += plain(f"{name}.linear_attn.{part}", rows, 2048)
-            tensors += plain(f"{name}.linear_attn.out_proj", 2048, 4096)
-            tensors += [(f"{name}.linear_attn.conv1d.weight", "BF16", [8192, 1, 4]), (f"{name}.linear_attn.A_log", "F32", [32])]
-        else:
-            for part, rows, columns in (("q", 8192, 2048), ("k", 512, 2048), ("v", 512, 2048), ("o", 2048, 4096)):
-                tensors += nvfp4(f"{name}.self_attn.{part}_proj", rows, columns)
-        tensors += plain(f"{name}.mlp.gate", experts, 2048) + plain(f"{name}.mlp.shared_expert_gate", 1, 2048)
-        tensors += mlp(f"{name}.mlp.shared_expert", 2048, 512)
-        for expert in range(experts):
-            tensors += mlp(f"{name}.mlp.experts.{expert}", 2048, 512)
+        for part, make, *shape in (*(LINEAR if (layer + 1) % 4 else FULL), ("mlp.gate", plain, experts, 2048), ("mlp.shared_expert_gate", plain, 1, 2048)):
+            tensors += make(f"{name}.{part}", *shape)
+        for part in ("shared_expert", *(f"experts.{number}" for number in range(experts))):
+            tensors += mlp(f"{name}.mlp.{part}", 2048, 512)
     return config, tensors
 
 
@@ -129,8 +132,8 @@ def test_distinct_experts_follow_the_formula() -> None:
 
 
 def small(**quantization: Any) -> dict[str, Any]:
-    config = {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1}
-    return {**config, **({"quantization_config": quantization} if quantization else {})}
+    stated = {"quantization_config": quantization} if quantization else {}
+    return {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1, **stated}
 
 
 NAME = "model.layers.0.mlp.up_proj"
@@ -241,19 +244,19 @@ def test_parts_that_see_and_layers_that_draft_are_told_apart(tmp_path: Path) -> 
     assert by_group(found, "bytes")["mtp"] == 2 * 64 * 256 * 2
 
 
-FULL = 4 * 2 * 256 * 2
+CACHED = 4 * 2 * 256 * 2
 
 
 @pytest.mark.parametrize(
     ("config", "kept", "read"),
     [
-        ({}, FULL, FULL * 1000),
-        ({"sliding_window": 100}, FULL, FULL * 100),
-        ({"sliding_window": 100, "use_sliding_window": False}, FULL, FULL * 1000),
-        ({"sliding_window": 100, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, FULL, FULL / 4 * 1300),
-        ({"text_config": {"num_hidden_layers": 2}}, FULL / 2, FULL / 2 * 1000),
-        ({"quantization_config": {"quant_method": "x", "kv_cache_scheme": {"type": "float", "num_bits": 8}}}, FULL / 2, FULL / 2 * 1000),
-        ({"quantization_config": {"quant_method": "x", "kv_cache_quant_algo": "FP8"}}, FULL / 2, FULL / 2 * 1000),
+        ({}, CACHED, CACHED * 1000),
+        ({"sliding_window": 100}, CACHED, CACHED * 100),
+        ({"sliding_window": 100, "use_sliding_window": False}, CACHED, CACHED * 1000),
+        ({"sliding_window": 100, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, CACHED, CACHED / 4 * 1300),
+        ({"text_config": {"num_hidden_layers": 2}}, CACHED / 2, CACHED / 2 * 1000),
+        ({"quantization_config": {"quant_method": "x", "kv_cache_scheme": {"type": "float", "num_bits": 8}}}, CACHED / 2, CACHED / 2 * 1000),
+        ({"quantization_config": {"quant_method": "x", "kv_cache_quant_algo": "FP8"}}, CACHED / 2, CACHED / 2 * 1000),
         ({"layer_group_size": 4}, 0, 0),
     ],
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -28,27 +28,14 @@ from sparkwright.core.pages import clean
 from sparkwright.core.states import SIGNS, State
 
 ROOT = Path(__file__).parents[2]
-#: Attributes through which a page could load or send something.
-LOADING = ("src", "srcset", "action", "formaction", "data", "xmlns")
+#: Attributes through which a page could load, send or run something.
+LOADING = r"\s(on\w+|src|srcset|action|formaction|data|xmlns)\s*="
 UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 
 
-class Page(HTMLParser):
-    """The elements and the text of a page."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.elements: set[str] = set()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.add(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def shown(source: str) -> str:
+    """Return the text of a page."""
+    return html.unescape(re.sub("<[^>]*>", "", source))
 
 
 @pytest.fixture(name="pages", scope="module")
@@ -64,25 +51,24 @@ def _pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
 def test_a_page_is_self_contained_and_runs_nothing(pages: dict[str, str], name: str) -> None:
-    parsed = Page(pages[name])
-    values = [value for attribute, value in parsed.attributes if attribute == "id"]
-    targets = {(value or "").removeprefix("#") for attribute, value in parsed.attributes if attribute == "href"}
+    tags = " ".join(re.findall("<[^>]*>", pages[name]))
+    names = re.findall(r'\sid="([^"]*)"', tags)
 
     assert "default-src 'none'" in pages[name]
-    assert not parsed.elements & {"script", "iframe", "object", "embed", "form", "base"}
-    assert not [attribute for attribute, _ in parsed.attributes if attribute.startswith("on") or attribute in LOADING]
-    assert not re.search(r"url\([^#]", pages[name])
-    assert len(values) == len({*values})
-    assert targets <= {*values}
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & set(re.findall(r"<(\w+)", tags))
+    assert not re.search(rf"{LOADING}|url\([^#]", tags)
+    assert "url(" not in pages[name].split("<style>")[1].split("</style>")[0]
+    assert len(names) == len({*names})
+    assert set(re.findall(r'href="#([^"]*)"', tags)) <= {*names}
 
 
 def test_foreign_strings_are_text_and_nothing_else(pages: dict[str, str]) -> None:
-    assert clean(HOSTILE) in Page(pages["hostile"]).text
+    assert clean(HOSTILE) in shown(pages["hostile"])
     assert not re.search(f"<script|{UNSAFE}", pages["hostile"])
 
 
 def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> None:
-    result, shown = gate(*POINTS[:2]), Page(pages["one"]).text
+    result, page_text = gate(*POINTS[:2]), shown(pages["one"])
     numbers = [
         text.quantity(value, one.metric)
         for cell in result.cells for one in cell.series for value in (one.baseline, one.candidate)
@@ -90,7 +76,7 @@ def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> N
     numbers += [text.ratios(one.low, one.high) for cell in result.cells for one in cell.series]
     numbers += [text.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS]
 
-    assert [number for number in numbers if number not in shown] == []
+    assert [number for number in numbers if number not in page_text] == []
 
 
 @pytest.mark.parametrize("state", SIGNS)
@@ -113,29 +99,13 @@ def test_a_page_of_nothing_measured_shows_no_pass(name: str, pages: dict[str, st
     assert '<span class="pill">• measured</span>' in pages["several"]
 
 
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_and_charts_have_enough_contrast(pages: dict[str, str], scheme: int) -> None:
-    """Text has a contrast of 4.5 and more, and marks of 3 and more (WCAG 2.1)."""
-    style = pages["one"].split("prefers-color-scheme: dark")[scheme].split("* { box")[0]
-    light = {}
-    for name, colour in re.findall(r"--(\w+): #([0-9a-f]{6})", style):
-        parts = [part / 3294.6 if part <= 10.31 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in bytes.fromhex(colour)]
-        light[name] = 0.05 + 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-    states = ("good", "bad", "unsure", "void", "idle", "plain")
-    pairs = [(ink, ground, 4.5) for ink in ("ink", "muted", *states) for ground in ("surface", "page")]
-    pairs += [("on", state, 4.5) for state in states]
-    pairs += [(mark, "surface", 3.0) for mark in ("one", "two", "three", "four", "five", "six")]
-
-    assert [pair for pair in pairs if max(light[pair[0]] / light[pair[1]], light[pair[1]] / light[pair[0]]) < pair[2]] == []
-
-
 @pytest.mark.parametrize("number", [0.0, 1e-300, 1e308, -1e308])
 def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
     data = msgspec.json.encode(gate(*POINTS[:1], blocks=1))
     absurd = json.loads(data, parse_int=lambda _: min(abs(int(number)), MOST_TOKENS), parse_float=lambda _: number)
     result = results.decode_result(json.dumps({**absurd, "format": results.FORMAT}).encode())
 
-    assert Page(page.render([result])).elements
+    assert "Throughput gate" in page.render([result])
 
 
 @pytest.mark.parametrize(
@@ -214,7 +184,7 @@ def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> No
 
 def test_any_number_of_results_is_compared() -> None:
     many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model") for seed in range(7)]
-    source = Page(page.render(many)).text
+    source = shown(page.render(many))
 
     assert len(compare.pairs([View(result) for result in many])) == 6
     assert source.count("1024/1024: throughput by concurrency") == 4  # title and heading of two, for six colours
@@ -249,7 +219,7 @@ def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
         ("gap between events, ms", ("10.00", "30.00", "50.00")),
         ("requests, 1/s", ("10.00", "–", "–")),
     ]
-    assert "Percentiles over requests" in Page(pages["one"]).text
+    assert "Percentiles over requests" in shown(pages["one"])
 
 
 def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
@@ -266,7 +236,7 @@ def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
     result = bench(LADDER[0], blocks=1)
     single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
-    legs = Page(page.render([single])).text.split("Measurements")[-1]
+    legs = shown(page.render([single])).split("Measurements")[-1]
 
     assert compare.rows(compare.columns([View(single), View(result)]))[0].entries[0].text == "not measured"
     assert ("not measured" in legs, "0.000" in legs) == (True, False)
@@ -297,18 +267,18 @@ def test_clean_text_is_one_short_line(value: str) -> None:
 def test_lab_report_writes_a_page_and_never_over_a_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, html = tmp_path / "bench.json", tmp_path / "out" / "page.html"
+    path, target = tmp_path / "bench.json", tmp_path / "out" / "page.html"
     result = bench(LADDER[0])
     path.write_bytes(msgspec.json.encode(result))
     words = ["lab", "report", "--root", str(ROOT), "--cache-dir", str(tmp_path), str(path)]
     assert main.main([*words, str(path), str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert main.main([*words, "--html", str(html), "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert main.main([*words, "--html", str(target), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert main.main([*words, "--html", str(path)]) == 2
 
-    assert html.read_text("utf-8") == page.render([result])
+    assert target.read_text("utf-8") == page.render([result])
     assert written["results"][0]["kind"] == "bench"
     assert results.read(path) == result
-    assert len(re.findall(r"c1 +#[123]", shown)) == 3
-    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in shown
+    assert len(re.findall(r"c1 +#[123]", printed)) == 3
+    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in printed

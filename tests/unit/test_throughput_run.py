@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,7 +38,7 @@ from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
 from sparkwright.core.store import read_lines
 from sparkwright.gates.core.verdict import Check, failed, invalid
-from sparkwright.gates.throughput import paired_differences, runner
+from sparkwright.gates.throughput import measurement, paired_differences, runner
 from sparkwright.gates.throughput.measurement import (
     ExternalServer,
     MeasurementContext,
@@ -73,14 +73,12 @@ class Noise(msgspec.Struct, frozen=True):
 
     Attributes:
         slow: Whether the machine is in its hidden slow state at a second.
-        throttled: Throttle reasons that a measurement of a side leaves behind.
     """
 
     launch: float = 0.003
     run: float = 0.002
     slowdown: float = 0.0
     slow: Callable[[float], bool] = lambda _: False
-    throttled: Mapping[Side, tuple[str, ...]] = {}
 
 
 class SimulatedServer(ExternalServer):
@@ -110,8 +108,7 @@ class SimulatedMachine(MachineMonitor):
         servers = self._servers
         servers.now += 1
         gemv = GEMV * (1.5 if servers.noise.slow(servers.now) else 1.0)
-        throttled, servers.throttled = servers.throttled, ()
-        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, other_load=0.0, throttle_reasons=throttled)
+        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, other_load=0.0)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         return state_checks.disturbances(before, after, Normal(GEMV, GEMV, GEMV, COPY), MACHINE)
@@ -134,7 +131,6 @@ class SimulatedServers:
         self.noise, self.now, self.seed = noise, 0.0, seed
         self.seeds: list[int] = []
         self.numbers = Counter[Side]()
-        self.throttled: tuple[str, ...] = ()
         self.profiled: list[Side] = []
         self.faults: dict[Side, Check] = {}
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
@@ -181,7 +177,6 @@ class SimulatedServers:
         latency = factor * (TTFT + TPOT * (spec.output_tokens - 1))
         request = Request(0.0, factor * TTFT, latency, spec.prompt_tokens, spec.output_tokens, spec.output_tokens)
         self.now += MEASURE
-        self.throttled = noise.throttled.get(server.side, ())
         server.counts += Counter({
             "vllm:request_success_total": spec.requests,
             'vllm:request_success_total{finished_reason="length"}': spec.requests,
@@ -375,13 +370,6 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     assert len(legs(tmp_path / "k")) == MACHINE.discards + 1
 
 
-def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) -> None:
-    """Throttling that its own load causes is its result; nothing is repeated."""
-    noise = Noise(slowdown=0.05, throttled={"candidate": ("hardware thermal slowdown",)})
-    assert state(ran(tmp_path / "j", simulated(noise))) == "fail"
-    assert not [leg for leg in legs(tmp_path / "j") if leg.discarded]
-
-
 @pytest.mark.parametrize(
     ("event", "slow"), [(crash, False), (end, False), (end, True)], ids=["under load", "between", "beside a disturbance"]
 )
@@ -395,9 +383,10 @@ def test_a_candidate_that_ends_crashed(event: Event, slow: bool, tmp_path: Path)
     ("event", "side", "reference"), [(crash, "baseline", "server-died"), (fail_request, "candidate", "request-failed")]
 )
 def test_a_baseline_that_crashes_and_a_failed_request_are_repeated_and_many_end_the_gate(
-    event: Event, side: str, reference: str, tmp_path: Path
+    event: Event, side: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed request in hour fifteen does not discard everything; a broken server does."""
+    monkeypatch.setattr(measurement, "NOTICED_S", 0.0)
     assert state(ran(tmp_path / "j", breaking(event, side))) == "pass"
     assert reference in {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded}
     assert stopped(ran(tmp_path / "k", breaking(event, side, 99))) == ("invalid", reference)
@@ -426,14 +415,6 @@ def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(at_once:
     assert servers.profiled.count("candidate") == POLICY.min_blocks * (1 if at_once else 2)
     launches = opened(tmp_path / "j").launches
     assert {launch.baseline_kernels for launch in launches if "baseline" in launch.profiled} == {"kernels-moe: Marlin"}
-
-
-def test_a_bench_has_one_launch_a_block(tmp_path: Path) -> None:
-    """Without a baseline, each block is one fresh launch of the candidate with all cells."""
-    outcome = ran(tmp_path / "j", simulated(), specified(rule=None, control=False, blocks=4, at_once=False))
-    own = [(leg.launch, leg.cell, leg.side) for leg in legs(tmp_path / "j")]
-    assert own == [(number, cell.name, "candidate") for number in range(4) for cell in (ALONE, MANY)]
-    assert (outcome.decision, sorted(outcome.blocks)) == (None, [0, 1, 2, 3])
 
 
 def test_a_difference_has_the_sign_of_worse() -> None:
