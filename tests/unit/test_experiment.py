@@ -248,35 +248,6 @@ def test_speculation_is_metered_apart() -> None:
     assert (found.speculation.length, found.speculation.acceptance) == pytest.approx((3, 0.5), rel=0.05)
 
 
-FAULTS: dict[Fault, set[str]] = {
-    "dies": {"server-unreachable", "request-failed", "stream-truncated", "generator-failed"},
-    "refuses": {"request-failed"},
-    "closes": {"request-failed"},
-    "error-event": {"request-failed"},
-    "short": {"answer-other", "request-failed"},
-    "usage-more": {"answer-other", "usage-mismatch", "request-failed"},
-    "usage-none": {"request-failed", "answer-other"},
-    "finish-reason": {"answer-other", "request-failed"},
-    "prefix-hits": {"prefix-cached"},
-    # It may have no ear for anybody else any more.
-    "endless": {"request-failed", "answer-other", "server-unreachable", "server-silent", "server-slow"},
-    # Given up within the patience.
-    "silent": {"generator-late", "server-silent", "server-slow"},
-    "trickles": {"generator-late", "server-silent", "server-slow"},
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_server_that_is_wrong_gives_no_figure(fault: Fault) -> None:
-    """From the third request on it is wrong in one way; only failed requests are repeated."""
-    patience = 2.0 if fault in ("silent", "trickles") else POLICY.timeout_s
-    found = leg(replace(QUICK, faults={fault: 3}), policy=replace(POLICY, timeout_s=patience))
-    references = {reason.reference for reason in found.reasons}
-    assert not found.counts
-    assert references & FAULTS[fault], found.reasons
-    assert not found.discarded or references <= measurement.REPEATED
-
-
 THROTTLED, SLOW = Reason("throttled", "thermal slowdown"), Reason("slow-state", "the fixed GEMV took 1.5 times the normal")
 
 
