@@ -16,32 +16,22 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
-from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import Reason
-from sparkwright.bench.results import Measurement, Result
-from sparkwright.bench.server.client import Client
+from sparkwright.bench.results import Result, Speculation
 from sparkwright.cli import bench, main, options
-from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import verdict_file
 from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
-from sparkwright.gates.throughput import measurement
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
 from sparkwright.gates.throughput.measurement import (
     CounterChange,
-    ExternalServer,
-    MeasurementContext,
     counter_change,
     invalid_reasons,
 )
-from sparkwright.gates.throughput.policy import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
@@ -206,71 +196,6 @@ def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None
 
 # One measurement.
 
-POLICY = replace(strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy), timeout_s=20.0)
-CELL = WorkloadCell(16, 24, 2, 4, primary=("rate",))
-BLANK = Measurement(CELL.name, 0, 0, "candidate", 0)
-
-
-class Machine(MachineMonitor):
-    """A machine in which nothing happens, or the same *trouble* in every measurement, and in *always* before it already."""
-
-    def __init__(self, *trouble: Reason, always: bool = True) -> None:
-        self._trouble, self._always, self._shots = trouble, always, 0.0
-
-    def snapshot(self) -> Snapshot:
-        self._shots += 1
-        return Snapshot(self._shots, self._shots)
-
-    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
-        return self._trouble if self._always or after.time > before.time else ()
-
-
-def leg(behaviour: Behaviour, cell: WorkloadCell = CELL, machine: Machine | None = None, policy: ThroughputPolicy = POLICY) -> Measurement:
-    """Return a measurement of a server, repeated while a busy machine merges its stream."""
-    with started(behaviour) as server:
-        client = Client(server.url, behaviour.name)
-        context = MeasurementContext(ThreadLoad(), machine or Machine(), policy, lambda _: client.metrics(), behaviour.name)
-        for _ in range(5):
-            found = measurement.measure(context, ExternalServer(server.url), cell, BLANK, 1)
-            if "stream-merged" not in {reason.reference for reason in found.reasons}:
-                break
-        return found
-
-
-QUICK = Behaviour(ttft=0.05, tpot=0.01)
-
-
-def test_speculation_is_metered_apart() -> None:
-    """Tokens per step come from the server's counters, and tok/s = steps/s × tokens per step."""
-    found = leg(replace(QUICK, chunk=3, drafted=4), WorkloadCell(16, 31, 1, 3))
-    assert found.counts, found.reasons
-    assert found.speculation
-    assert (found.speculation.length, found.speculation.acceptance) == pytest.approx((3, 0.5), rel=0.05)
-
-
-THROTTLED, SLOW = Reason("throttled", "thermal slowdown"), Reason("slow-state", "the fixed GEMV took 1.5 times the normal")
-
-
-@pytest.mark.parametrize(
-    ("machine", "faults", "counts", "discarded"),
-    [
-        (Machine(THROTTLED, always=False), {}, True, False),
-        (Machine(THROTTLED), {}, False, True),
-        (Machine(SLOW), {}, False, True),
-        (Machine(SLOW), {"short": 1}, False, False),
-    ],
-)
-def test_a_disturbed_machine_discards_a_leg_that_is_sound_otherwise(
-    machine: Machine, faults: dict[Fault, int], counts: bool, discarded: bool
-) -> None:
-    """
-    Such a leg is measured again; one that is wrong by itself is not, whatever the machine did. A wheel that heats the GPU until it
-    throttles is that slow; an earlier state is not its own.
-    """
-    found = leg(replace(QUICK, faults=faults), machine=machine)
-    assert (found.counts, found.discarded) == (counts, discarded)
-
-
 ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
 SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
 LUMP, FEWER = replace(SOUND, ttft=0.49999), replace(SOUND, output_tokens=13)
@@ -323,8 +248,10 @@ def test_texts_may_have_any_length() -> None:
 
 
 def test_counters_are_differences() -> None:
-    """A server that began anew in the middle of a leg has no counters for it."""
+    """A server that began anew in the middle of a leg has no counters for it; speculation is metered apart, by the server's counters."""
     first = {"vllm:generation_tokens_total": 24.0, 'vllm:request_success_total{finished_reason="length"}': 1.0, "vllm:request_success_total": 1.0}
     second = {name: 3 * value for name, value in first.items()}
     assert counter_change(first, second) == CounterChange(2, 2, 48)
     assert counter_change(second, first) is counter_change({}, {}) is None
+    drafts = {f"vllm:spec_decode_num_{name}_total": count for name, count in (("drafts", 10.0), ("draft_tokens", 40.0), ("accepted_tokens", 20.0))}
+    assert counter_change(first, {**second, **drafts}) == CounterChange(2, 2, 48, speculation=Speculation(3, 0.5))

@@ -175,7 +175,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A GPU with unified memory, as NVML reports it; what is not in it, NVML does not support."""
     answers: dict[str, Any] = {
         "nvmlInit": None, "nvmlDeviceGetHandleByIndex": "gpu", "nvmlDeviceGetName": "NVIDIA GB10", "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetClockInfo": 2400, "nvmlDeviceGetTemperature": 61, 
+        "nvmlDeviceGetClockInfo": 2400, "nvmlDeviceGetTemperature": 61,
         "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x40 | 0x80, "nvmlDeviceGetComputeRunningProcesses": [],
     }  # fmt: skip
 

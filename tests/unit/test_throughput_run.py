@@ -73,12 +73,14 @@ class Noise(msgspec.Struct, frozen=True):
 
     Attributes:
         slow: Whether the machine is in its hidden slow state at a second.
+        throttled: Sides whose load leaves the GPU throttled.
     """
 
     launch: float = 0.003
     run: float = 0.002
     slowdown: float = 0.0
     slow: Callable[[float], bool] = lambda _: False
+    throttled: tuple[Side, ...] = ()
 
 
 class SimulatedServer(ExternalServer):
@@ -108,7 +110,8 @@ class SimulatedMachine(MachineMonitor):
         servers = self._servers
         servers.now += 1
         gemv = GEMV * (1.5 if servers.noise.slow(servers.now) else 1.0)
-        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, other_load=0.0)
+        reasons, servers.throttled = servers.throttled, ()
+        return Snapshot(servers.now, servers.now, gemv=gemv, copy=COPY, throttle_reasons=reasons)
 
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         return state_checks.disturbances(before, after, Normal(GEMV, GEMV, GEMV, COPY), MACHINE)
@@ -131,6 +134,7 @@ class SimulatedServers:
         self.noise, self.now, self.seed = noise, 0.0, seed
         self.seeds: list[int] = []
         self.numbers = Counter[Side]()
+        self.throttled: tuple[str, ...] = ()
         self.profiled: list[Side] = []
         self.faults: dict[Side, Check] = {}
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
@@ -177,6 +181,7 @@ class SimulatedServers:
         latency = factor * (TTFT + TPOT * (spec.output_tokens - 1))
         request = Request(0.0, factor * TTFT, latency, spec.prompt_tokens, spec.output_tokens, spec.output_tokens)
         self.now += MEASURE
+        self.throttled = ("hardware thermal slowdown",) * (server.side in noise.throttled)
         server.counts += Counter({
             "vllm:request_success_total": spec.requests,
             'vllm:request_success_total{finished_reason="length"}': spec.requests,
@@ -248,6 +253,10 @@ def crash(server: SimulatedServer, _: LoadResult) -> LoadResult:
 
 def fail_request(_: SimulatedServer, result: LoadResult) -> LoadResult:
     return replace(result, requests=(replace(result.requests[0], error="the stream ended"), *result.requests[1:]))
+
+
+def shorten(_: SimulatedServer, result: LoadResult) -> LoadResult:
+    return replace(result, requests=tuple(replace(request, output_tokens=9) for request in result.requests))
 
 
 def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
@@ -362,12 +371,23 @@ def test_a_complete_launch_survives_a_kill_and_another_experiment_does_not_conti
 
 
 def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
-    """Measurements in a hidden slow state are repeated, the candidate passes; one that stays is given up."""
+    """
+    Measurements in a hidden slow state are repeated, the candidate passes; one that stays is given up. One that is wrong by itself is not
+    repeated, whatever the machine did.
+    """
     outcome = ran(tmp_path / "j", simulated(Noise(slow=lambda second: second % 900 < 120), 5))
     assert state(outcome) == "pass"
     assert {leg.reasons[0].reference for leg in legs(tmp_path / "j") if leg.discarded} == {"slow-state"}
-    assert stopped(ran(tmp_path / "k", simulated(Noise(slow=lambda _: True)))) == ("invalid", runner.UNSTEADY)
-    assert len(legs(tmp_path / "k")) == MACHINE.discards + 1
+    slow = simulated(Noise(slow=lambda _: True))
+    assert stopped(ran(tmp_path / "k", slow)) == ("invalid", runner.UNSTEADY)
+    assert len(slow.seeds) == MACHINE.discards + 1
+    assert stopped(ran(tmp_path / "l", breaking(shorten, "any", 1, slow, 1))) == ("invalid", "answer-other")
+
+
+def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) -> None:
+    """Throttling that its own load causes is its result; nothing is repeated."""
+    assert state(ran(tmp_path / "j", simulated(Noise(slowdown=0.05, throttled=("candidate",))))) == "fail"
+    assert not [leg for leg in legs(tmp_path / "j") if leg.discarded]
 
 
 @pytest.mark.parametrize(
