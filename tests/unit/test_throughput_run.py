@@ -255,8 +255,8 @@ def fail_request(_: SimulatedServer, result: LoadResult) -> LoadResult:
     return replace(result, requests=(replace(result.requests[0], error="the stream ended"), *result.requests[1:]))
 
 
-def shorten(_: SimulatedServer, result: LoadResult) -> LoadResult:
-    return replace(result, requests=tuple(replace(request, output_tokens=9) for request in result.requests))
+def cut_prompts(_: SimulatedServer, result: LoadResult) -> LoadResult:
+    return replace(result, requests=tuple(replace(request, prompt_tokens=9) for request in result.requests))
 
 
 def kill(_: SimulatedServer, __: LoadResult) -> LoadResult:
@@ -381,7 +381,7 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     slow = simulated(Noise(slow=lambda _: True))
     assert stopped(ran(tmp_path / "k", slow)) == ("invalid", runner.UNSTEADY)
     assert len(slow.seeds) == MACHINE.discards + 1
-    assert stopped(ran(tmp_path / "l", breaking(shorten, "any", 1, slow, 1))) == ("invalid", "answer-other")
+    assert stopped(ran(tmp_path / "l", breaking(cut_prompts, "any", 1, slow, 1))) == ("invalid", "prompt-other")
 
 
 def test_a_candidate_that_throttles_under_its_load_is_that_slow(tmp_path: Path) -> None:
