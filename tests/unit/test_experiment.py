@@ -179,19 +179,14 @@ def test_a_published_figure_that_is_not_reached_fails(changes: dict[str, Any], r
     "words",
     [
         [], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"], ["--rate", "1", "--server", "http://127.0.0.1:1"],
-        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
+        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"], ["--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
     ],
 )  # fmt: skip
 def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
-    """Neither, both, a model without an environment, and options of another measurement are refused before anything starts."""
+    """Neither, both, a model without an environment, options of another measurement, and texts without their file are refused."""
     arguments = main.parse(["bench", *words])
     with refusal("usage"):
         arguments.run(arguments)
-
-
-def test_cell_of_real_prompts_without_their_file_is_refused(place: Path) -> None:
-    with refusal("usage", match="file of prompts"):
-        answered(place, question(place, workloads=("sharegpt",)))
 
 
 # One measurement.

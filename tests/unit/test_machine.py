@@ -71,7 +71,7 @@ def references(reasons: tuple[Reason, ...]) -> list[str]:
     ],
 )  # fmt: skip
 def test_policy_without_sense_is_refused(changes: dict[str, Any], part: str) -> None:
-    data: dict[str, Any] = msgspec.to_builtins(POLICY)
+    data = msgspec.to_builtins(POLICY)
     (data[part] if part else data).update(changes)
     with refusal("file-invalid"):
         strict_yaml.parse(strict_yaml.dump(data), MachinePolicy, "machine.yaml")
@@ -142,13 +142,12 @@ def _fake(tmp_path: Path) -> Path:
     ],
 )
 def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: str) -> None:
-    python = tmp_path / "python"
     if script:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "python").chmod(0o755)
     timeout = 0.2 if "exec" in (script or "") else 60
     with pytest.raises(ProbeError, match=f"(?i){message}"):
-        monitor.probe(python, replace(SMALL.probe, timeout=timeout), 8)
+        monitor.probe(tmp_path / "python", replace(SMALL.probe, timeout=timeout), 8)
 
 
 def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp_path: Path, fake: Path) -> None:
@@ -158,16 +157,12 @@ def test_session_on_a_gpu_notices_the_slow_state_within_and_between_sessions(tmp
     assert machine.normal == Normal(0.001, 0.001, 0.001, 0.002)
     assert machine.bandwidth == decode_bytes.stored_bandwidth(store) == decode_bytes.Bandwidth(1000.0, "measured", "fake")
     before = machine.snapshot()
-    milliseconds.write_text("1.5")
-    assert references(machine.disturbances(before, machine.snapshot())) == ["slow-state"]
-    milliseconds.write_text("0")
-    assert references(machine.disturbances(before, machine.snapshot())) == ["probe-silent"]
-    milliseconds.write_text("1.04")
-    assert references(machine.settle(0)) == ["slow-state"]
-    milliseconds.write_text("1.02")
-    assert machine.settle(0) == ()
-    milliseconds.write_text("0")
-    assert references(machine.settle(0)) == ["probe-silent"]
+    for probed, reference in (("1.5", "slow-state"), ("0", "probe-silent")):
+        milliseconds.write_text(probed)
+        assert references(machine.disturbances(before, machine.snapshot())) == [reference]
+    for probed, expected in (("1.04", ["slow-state"]), ("1.02", []), ("0", ["probe-silent"])):
+        milliseconds.write_text(probed)
+        assert references(machine.settle(0)) == expected
 
 
 @pytest.fixture(name="gpu")

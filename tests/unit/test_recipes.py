@@ -39,8 +39,7 @@ def plain() -> dict[str, Any]:
 
 def test_page_of_recipes_lists_each_of_them_as_not_measured() -> None:
     text = (ROOT / "ci" / "recipes" / "README.md").read_text("utf-8")
-    listed = text[text.index("| recipe |") : text.index("See [serve]")]
-    assert set(re.findall(r"`([^`]+)`", listed)) == set(NAMES)
+    assert set(re.findall(r"`([^`]+)`", text[text.index("| recipe |") : text.index("See [serve]")])) == set(NAMES)
     assert [name for name in NAMES if recipe.load(ROOT, name).ours] == []
 
 

@@ -89,7 +89,6 @@ class SimulatedServer(ExternalServer):
     def __init__(self, side: Side, number: int, effect: float) -> None:
         super().__init__(f"http://{side}.{number}.invalid")
         self.side, self.effect = side, effect
-        self.failure = self.reason = ""
         self.counts: Counter[str] = Counter()
 
     def guard(self) -> bool:
@@ -299,14 +298,10 @@ def test_a_noise_that_cannot_support_the_margin_is_said(tmp_path: Path) -> None:
 def test_every_block_has_fresh_launches_in_abba(at_once: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""
     ran(tmp_path / "j", simulated(), specified(at_once=at_once, blocks=3, whole=True))
-    numbers: set[int] = set()
+    alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
+    assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if at_once else 4)
     for block in (CONTROL_BLOCK, 0, 1, 2):
-        own = [one for one in legs(tmp_path / "j") if one.block == block and one.cell == ALONE.name]
-        launches = {one.launch for one in own}
-        assert len(launches) == (1 if at_once else 4)
-        assert not launches & numbers
-        numbers |= launches
-        order = [one.side for one in sorted(own, key=lambda one: one.position)]
+        order = [leg.side for leg in alone if leg.block == block]
         assert order[0] == order[3] != order[1] == order[2]
         assert set(order) == {"baseline", "control" if block == CONTROL_BLOCK else "candidate"}
 
