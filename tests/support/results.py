@@ -172,7 +172,6 @@ def hostile() -> Result:
 
 EXAMPLES: dict[str, Callable[[], Result]] = {
     "pass": lambda: gate(slower=-0.012), "fail": lambda: gate(slower=0.06), "undecided": lambda: gate(noise=0.02),
-    "invalid": spoiled, "hostile": hostile, "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
-    "nvfp4": bench,
-    "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+    "invalid": spoiled, "hostile": hostile, "nvfp4": bench, "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+    "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
 }  # fmt: skip

@@ -113,7 +113,8 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     append_line(log, Attempt(3, sha256, "G8"))
     second = answered(place, asked)
     assert [len(values) for values in second.calibration.values()] == [4, 4]
-    assert (first.attempt, second.attempt, second.alpha) == (1, 2, pytest.approx(first.alpha / 4))
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert second.alpha == pytest.approx(first.alpha / 4)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ validity of measurements, the journal and the decision are the real ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import random
@@ -336,8 +337,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     folder, now = tmp_path_factory.mktemp("run"), 0.0
     spec = specified(at_once=at_once, cells=(ALONE,))
     for limit in kills:
-        servers = fragile(limit, now)
-        forked.exit_code(lambda servers=servers: ran(folder / "cut", servers, spec))
+        forked.exit_code(functools.partial(ran, folder / "cut", fragile(limit, now), spec))
         now += 100_000
     cut, whole = ran(folder / "cut", fragile(now=now), spec), ran(folder / "whole", fragile(), spec)
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)

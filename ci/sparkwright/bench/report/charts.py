@@ -184,7 +184,7 @@ def timeline(view: View, name: str) -> Chart | None:
     for leg in legs:
         if leg.run and (median := medians.get((leg.cell, leg.side))):
             off = max(-100.0, min(100.0, 100 * (leg.run.tpot / median - 1)))
-            kind = leg.side if leg.counts else "does not count"
+            kind = str(leg.side) if leg.counts else "does not count"
             points.setdefault(kind, []).append(((leg.began - start) / 60, off))
     if not points:
         return None
