@@ -65,7 +65,9 @@ def _legs(
     for block, cell in itertools.product(blocks, workloads):
         for position, side in enumerate(sides or runner.sides(1, block)):
             at += 31.5
-            factor = (1 + 0.07 * float(cell.concurrency - 1) ** 0.85) * math.exp(chance.gauss(0, noise))
+            factor = (1 + 0.07 * float(cell.concurrency - 1) ** 0.85) * math.exp(
+                chance.gauss(0, noise)
+            )
             factor *= 1 + slower * (side == "candidate")
             tpot, ttft = speed * factor, (0.2 + cell.prompt / 4200) * factor
             latency = ttft + tpot * (cell.answer - 1)
@@ -74,10 +76,23 @@ def _legs(
                 Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
                 for turn in range(3) for user in range(cell.concurrency)
             ]  # fmt: skip
-            run = LoadResult("vllm-rs 0.33.0", "ef" * 32, 3 * latency, tuple(requests), tpot, 1.3 * tpot, None, 1.1 * tpot)
-            shot = Snapshot(at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random())
+            run = LoadResult(
+                "vllm-rs 0.33.0",
+                "ef" * 32,
+                3 * latency,
+                tuple(requests),
+                tpot,
+                1.3 * tpot,
+                None,
+                1.1 * tpot,
+            )
+            shot = Snapshot(
+                at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
+            )
             launch, speculation = 4 * block + position, Speculation(1.6, 0.6)
-            yield Measurement(cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation)
+            yield Measurement(
+                cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation
+            )
 
 
 def gate(

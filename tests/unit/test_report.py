@@ -55,7 +55,9 @@ def test_a_page_is_self_contained_and_runs_nothing(pages: dict[str, str], name: 
     names = re.findall(r'\sid="([^"]*)"', tags)
 
     assert "default-src 'none'" in pages[name]
-    assert not {"script", "iframe", "object", "embed", "form", "base"} & set(re.findall(r"<(\w+)", tags))
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & set(
+        re.findall(r"<(\w+)", tags)
+    )
     assert not re.search(LOADING, re.sub('"[^"]*"', '""', tags))
     assert not re.search(r"url\([^#]", tags)
     assert "url(" not in pages[name].split("<style>")[1].split("</style>")[0]
@@ -75,7 +77,9 @@ def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> N
         for cell in result.cells for one in cell.series for value in (one.baseline, one.candidate)
     ]  # fmt: skip
     numbers += [text.ratios(one.low, one.high) for cell in result.cells for one in cell.series]
-    numbers += [text.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS]
+    numbers += [
+        text.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS
+    ]
 
     assert [number for number in numbers if number not in page_text] == []
 
@@ -103,7 +107,9 @@ def test_a_page_of_nothing_measured_shows_no_pass(name: str, pages: dict[str, st
 @pytest.mark.parametrize("number", [0.0, 1e-300, 1e308, -1e308])
 def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
     data = msgspec.json.encode(gate(*POINTS[:1], blocks=1))
-    absurd = json.loads(data, parse_int=lambda _: min(abs(int(number)), MOST_TOKENS), parse_float=lambda _: number)
+    absurd = json.loads(
+        data, parse_int=lambda _: min(abs(int(number)), MOST_TOKENS), parse_float=lambda _: number
+    )
     result = results.decode_result(json.dumps({**absurd, "format": results.FORMAT}).encode())
 
     assert "Throughput gate" in page.render([result])
@@ -161,15 +167,24 @@ def test_a_conclusion_claims_the_near_end_of_its_interval(
 
 
 def test_without_an_interval_nothing_is_claimed() -> None:
-    views = [View(bench(*LADDER[:2], speed=speed, blocks=1, quantization=str(speed))) for speed in (0.01, 0.03)]
+    views = [
+        View(bench(*LADDER[:2], speed=speed, blocks=1, quantization=str(speed)))
+        for speed in (0.01, 0.03)
+    ]
     (pair,) = compare.pairs(views)
 
     assert pair.conclusion == "Per token, for 2 of 2 there are too few blocks for a statement."
-    assert not any(entry.best for row in compare.rows(compare.columns(views)) for entry in row.entries)
+    assert not any(
+        entry.best for row in compare.rows(compare.columns(views)) for entry in row.entries
+    )
 
 
-@pytest.mark.parametrize(("names", "word"), [(("nvfp4", "awq"), "faster"), (("awq", "nvfp4"), "slower")])
-def test_two_sessions_are_compared_as_far_as_they_support(names: tuple[str, str], word: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "word"), [(("nvfp4", "awq"), "faster"), (("awq", "nvfp4"), "slower")]
+)
+def test_two_sessions_are_compared_as_far_as_they_support(
+    names: tuple[str, str], word: str
+) -> None:
     (pair,) = compare.pairs([View(EXAMPLES[name]()) for name in names])
 
     assert pair.conclusion.startswith(f"Per token, {word} in 7 of 7 workloads by at least ")
@@ -178,7 +193,10 @@ def test_two_sessions_are_compared_as_far_as_they_support(names: tuple[str, str]
 
 
 def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> None:
-    others = bench(LADDER[0], seed=3, quantization="same"), bench(LADDER[0], speed=0.03, quantization="slow")
+    others = (
+        bench(LADDER[0], seed=3, quantization="same"),
+        bench(LADDER[0], speed=0.03, quantization="slow"),
+    )
     columns = compare.columns([View(result) for result in (bench(LADDER[0]), *others)])
 
     assert [row.entries[0].best for row in compare.rows(columns)] == [True, True, False]
@@ -189,7 +207,9 @@ def test_any_number_of_results_is_compared() -> None:
     source = shown(page.render(many))
 
     assert len(compare.pairs([View(result) for result in many])) == 6
-    assert source.count("1024/1024: throughput by concurrency") == 4  # title and heading of two, for six colours
+    assert (
+        source.count("1024/1024: throughput by concurrency") == 4
+    )  # title and heading of two, for six colours
     assert all(result.model in source for result in many)
 
 
@@ -230,7 +250,9 @@ def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
     result = results.read(path)
     cells = re.findall("gap between events, ms</td>(.*?)</tr>", page.render([result]))
 
-    assert {values[1] for _, _, title, values in View(result).percentiles if title.startswith("gap")} == {"not measured"}
+    assert {
+        values[1] for _, _, title, values in View(result).percentiles if title.startswith("gap")
+    } == {"not measured"}
     assert {cell.split("</td>")[1] for cell in cells} == {"<td>not measured"}
 
 
@@ -240,7 +262,10 @@ def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
     legs = shown(page.render([single])).split("Measurements")[-1]
 
-    assert compare.rows(compare.columns([View(single), View(result)]))[0].entries[0].text == "not measured"
+    assert (
+        compare.rows(compare.columns([View(single), View(result)]))[0].entries[0].text
+        == "not measured"
+    )
     assert ("not measured" in legs, "0.000" in legs) == (True, False)
 
 
