@@ -78,20 +78,21 @@ def test_a_bench_finds_the_true_times(place: Path) -> None:
     assert results.read(throughput.write_result(context(place).store, place, result)) == result
 
 
-def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> None:
-    """It ends by itself; nothing is measured, and the row says with which words."""
-    base = environment(place, "base")
-    result = answered(place, question(place, kind="gate", baseline=base, variables={"REFERENCE": "starts-never"}))
-    first = throughput.checks(result)[0]
-    assert (result.state, first.state, first.reason) == ("invalid", "invalid", "server-died")
-    assert "(server-died)" in result.says
-
-
-@pytest.mark.parametrize(("fault", "state", "reference"), [("dies", "fail", "candidate-crashed"), ("prefix-hits", "invalid", "prefix-cached")])
-def test_a_candidate_that_is_wrong_under_load_never_passes(place: Path, fault: Fault, state: str, reference: str) -> None:
-    """A crash fails the gate; wrong answers make it invalid."""
-    candidate, base = environment(place, "wrong", replace(TRUE, faults={fault: 5})), environment(place, "base")
-    result = answered(place, question(place, candidate, kind="gate", baseline=base))
+@pytest.mark.parametrize(
+    ("faults", "variables", "state", "reference"),
+    [
+        ({"dies": 5}, {}, "fail", "candidate-crashed"),
+        ({"prefix-hits": 5}, {}, "invalid", "prefix-cached"),
+        ({}, {"REFERENCE": "starts-never"}, "invalid", "server-died"),
+    ],
+    ids=["dies", "prefix-hits", "starts-never"],
+)
+def test_a_candidate_that_is_wrong_never_passes(
+    place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str
+) -> None:
+    """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
+    candidate, base = environment(place, "wrong", replace(TRUE, faults=faults)), environment(place, "base")
+    result = answered(place, question(place, candidate, kind="gate", baseline=base, variables=variables))
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 

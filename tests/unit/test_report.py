@@ -187,6 +187,7 @@ def test_two_sessions_are_compared_as_far_as_they_support(
 ) -> None:
     (pair,) = compare.pairs([View(EXAMPLES[name]()) for name in names])
 
+    assert pair.title == " against ".join(map(str.upper, names))
     assert pair.conclusion.startswith(f"Per token, {word} in 7 of 7 workloads by at least ")
     assert "drift" in pair.conditions
     assert "Other checkpoints" in pair.conditions
@@ -267,13 +268,6 @@ def test_an_answer_of_one_token_has_no_time_per_token() -> None:
         == "not measured"
     )
     assert ("not measured" in legs, "0.000" in legs) == (True, False)
-
-
-def test_columns_have_distinct_names() -> None:
-    views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
-
-    assert [column.name for column in compare.columns(views)] == ["NVFP4", "AWQ"]
-    assert len({column.name for column in compare.columns(views[:1] * 2)}) == 2
 
 
 @given(st.floats(-1e300, 1e300), st.integers(1, 9))

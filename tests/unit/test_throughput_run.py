@@ -8,16 +8,16 @@ validity of measurements, the journal and the decision are the real ones.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import math
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import psutil
@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.refusals import refusal
 from tests.support import forked
-from tests.support.mounts import mounting_shell
 
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import state_checks
@@ -37,7 +37,6 @@ from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement
 from sparkwright.bench.statistics.eprocess import DecisionRule
 from sparkwright.core import strict_yaml
-from sparkwright.core.store import read_lines
 from sparkwright.gates.core.verdict import Check, failed, invalid
 from sparkwright.gates.throughput import measurement, paired_differences, runner
 from sparkwright.gates.throughput.measurement import (
@@ -48,7 +47,6 @@ from sparkwright.gates.throughput.measurement import (
 from sparkwright.gates.throughput.policy import ThroughputPolicy
 from sparkwright.gates.throughput.runner import (
     ExperimentStart,
-    JournalLine,
     MeasurementJournal,
     Runner,
     RunOutcome,
@@ -455,27 +453,12 @@ def test_a_machine_that_changed_counts_its_own_block_alone(newest: float, agrees
     assert agrees or noise.sigma == pytest.approx(newest)
 
 
-def test_a_full_disk_loses_no_measurement(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that finds no room says so; what it had written stays whole, and the run goes on once there is room."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    program = (
-        "import sys; from pathlib import Path; from tests.unit.test_throughput_run import *\n"
-        "ran(Path(sys.argv[1]) / 'j', fragile(), specified(whole=True, blocks=12))\n"
-    )
-    once = f'"{sys.executable}" -c "$PROGRAM" "{disk}"'
-    steps = (
-        f'mount -t tmpfs -o size=16k none "{disk}" && {{ {once}; echo "first $?"; wc -l < "{disk}/j"; '
-        f'mount --options-mode ignore -o remount,size=40m "{disk}"; {once}; echo "second $?"; '
-        f'cp "{disk}/j" "{tmp_path}/after"; umount "{disk}"; }}'
-    )
-    done = subprocess.run(
-        [*mounting_shell(), steps], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parents[2], env={**os.environ, "PROGRAM": program},
-    )  # fmt: skip
-    first, lines, second = done.stdout.split("\n")[:3]
-    assert (first, second) == ("first 1", "second 0")
-    assert "StoreError: " in done.stderr
-    past = read_lines(tmp_path / "after", JournalLine, "journal")
-    assert len(past) > int(lines) > 3
-    assert sum(line.begun is not None for line in past) == 2
+    with monkeypatch.context() as patch, refusal("disk-full"):
+        patch.setattr(os, "fsync", Mock(side_effect=[*[None] * 30, OSError(errno.ENOSPC, "No space left on device")]))
+        ran(tmp_path / "j", fragile())
+    written = [leg.run for leg in legs(tmp_path / "j")]
+    assert state(ran(tmp_path / "j", fragile(now=100_000.0))) == "fail"
+    assert [leg.run for leg in legs(tmp_path / "j")][: len(written)] == written
+    assert len(written) > 9

@@ -136,12 +136,8 @@ class Bench:
         return json.loads(cli("model", "tune", *mini.words, "--json", *options, self.model, env=environment).stdout)
 
 
-@pytest.fixture(name="bench")
-def _bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "bench")
-
-
-def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     assert "error" not in bench.tune(cli, mini)
     path = mini.root / "build" / "demo" / "moe" / f"{NAME[:-5]}.yaml"
     record = strict_yaml.load(path, TuningRecord)
@@ -155,7 +151,8 @@ def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(ben
     assert (few.configurations, few.latencies[0].tuned[0] > 10) == (5, True)
 
 
-def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_file_for_another_device_release_or_wheel_is_not_made(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     assert bench.tune(cli, mini, gpu="NVIDIA H100 80GB HBM3, 9.0, 580.1")["error"]["reference"] == "tuning-foreign"
     (bench.site / "vllm" / "envs.py").write_text("changed = True\n")
     assert "does not hold the files" in bench.tune(cli, mini)["error"]["what"]
@@ -165,7 +162,8 @@ def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini
     assert not (mini.root / "build" / "demo" / "moe").exists()
 
 
-def test_tuner_that_writes_another_file_has_failed(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_tuner_that_writes_another_file_has_failed(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     bench.tuner.write_text(TUNER.replace("{args.save_dir}/{NAME}", "{args.save_dir}/E=8,N=768,device_name=NVIDIA_GB10.json"))
     assert bench.tune(cli, mini)["error"]["reference"] == "tuning-failed"
     bench.tuner.write_text("raise SystemExit(3)")
