@@ -7,6 +7,7 @@ gate's own code.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -61,31 +62,37 @@ def _legs(
     speed: float, slower: float, noise: float,
 ) -> Iterator[Measurement]:  # fmt: skip
     at = BEGAN
-    for block in blocks:
-        for cell in workloads:
-            for position, side in enumerate(sides or runner.sides(1, block)):
-                at += 31.5
-                users = 1 + 0.07 * float(cell.concurrency - 1) ** 0.85
-                factor = (
-                    users * math.exp(chance.gauss(0, noise)) * (1 + slower * (side == "candidate"))
-                )
-                tpot, ttft = speed * factor, (0.2 + cell.prompt / 4200) * factor
-                latency = ttft + tpot * (cell.answer - 1)
-                # A closed loop of three rounds.
-                requests = [
-                    Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
-                    for turn in range(3) for user in range(cell.concurrency)
-                ]  # fmt: skip
-                run = LoadResult(
-                    "vllm-rs 0.33.0", "ef" * 32, 3 * latency, tuple(requests), tpot, 1.3 * tpot, None, 1.1 * tpot
-                )  # fmt: skip
-                shot = Snapshot(
-                    at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
-                )
-                launch = 4 * block + position
-                yield Measurement(
-                    cell.name, block, launch, side, position, 0, at, run, shot, shot, Speculation(1.6, 0.6)
-                )  # fmt: skip
+    for block, cell in itertools.product(blocks, workloads):
+        for position, side in enumerate(sides or runner.sides(1, block)):
+            at += 31.5
+            factor = (1 + 0.07 * float(cell.concurrency - 1) ** 0.85) * math.exp(
+                chance.gauss(0, noise)
+            )
+            factor *= 1 + slower * (side == "candidate")
+            tpot, ttft = speed * factor, (0.2 + cell.prompt / 4200) * factor
+            latency = ttft + tpot * (cell.answer - 1)
+            # A closed loop of three rounds.
+            requests = [
+                Request(0.9 * latency * turn + 0.01 * user, ttft, latency, cell.prompt, cell.answer, cell.answer // 2)
+                for turn in range(3) for user in range(cell.concurrency)
+            ]  # fmt: skip
+            run = LoadResult(
+                "vllm-rs 0.33.0",
+                "ef" * 32,
+                3 * latency,
+                tuple(requests),
+                tpot,
+                1.3 * tpot,
+                None,
+                1.1 * tpot,
+            )
+            shot = Snapshot(
+                at + 30, at + 30, 0.001, 0.001, 2400.0, temperature=60 + 5 * chance.random()
+            )
+            launch, speculation = 4 * block + position, Speculation(1.6, 0.6)
+            yield Measurement(
+                cell.name, block, launch, side, position, 0, at, run, shot, shot, speculation
+            )
 
 
 def gate(
@@ -178,22 +185,8 @@ def hostile() -> Result:
     )  # fmt: skip
 
 
-def empty() -> Result:
-    """Return the result of a gate that never began."""
-    return Result(
-        "gate",
-        "not-run",
-        "There is no GPU here.",
-        FORK,
-        (),
-        (),
-        baseline=STOCK,
-        host={"gpu": "none"},
-    )
-
-
 EXAMPLES: dict[str, Callable[[], Result]] = {
     "pass": lambda: gate(slower=-0.012), "fail": lambda: gate(slower=0.06), "undecided": lambda: gate(noise=0.02),
-    "invalid": spoiled, "hostile": hostile, "empty": empty, "nvfp4": bench,
-    "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+    "invalid": spoiled, "hostile": hostile, "nvfp4": bench, "awq": lambda: bench(speed=0.0282, quantization="AWQ", seed=2),
+    "empty": lambda: Result("gate", "not-run", "There is no GPU here.", FORK, (), (), baseline=STOCK, host={"gpu": "none"}),
 }  # fmt: skip

@@ -1,34 +1,39 @@
-"""An experiment on real launches of servers with known times: check, journal, verdict, calibration."""
+"""Experiments on real launches of servers with known times, and each reason for which a measurement does not count."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
+import contextlib
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import refserved
 from tests.support.fake_openai_server import Behaviour, Fault, started
+from tests.support.results import bench as measured
 from tests.support.thread_load import ThreadLoad
 
+from sparkwright.bench import results
+from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.results import CONTROL_BLOCK, Result
+from sparkwright.bench.results import Result, Speculation
 from sparkwright.cli import bench, main, options
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import append_line
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import verdict_file
-from sparkwright.gates.core.verdict import worst
 from sparkwright.gates.core.verdict_file import Attempt
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.gates.throughput.experiment import Environment, Experiment, ExperimentSpec
+from sparkwright.gates.throughput.measurement import (
+    CounterChange,
+    counter_change,
+    invalid_reasons,
+)
 
+ROOT = Path(__file__).parents[2]
 TRUE = Behaviour(ttft=0.02, tpot=0.004)
 CELLS = ("8/16 c1",)
 
@@ -43,28 +48,18 @@ def _place(tmp_path: Path) -> Path:
 
 
 def context(place: Path) -> RunContext:
-    words = [
-        "bench",
-        "--root",
-        str(place),
-        "--cache-dir",
-        str(place.parent / "cache"),
-        "--output",
-        str(place.parent / "out"),
-    ]
-    return options.checkout(main.parse(words))
+    words = ["--root", str(place), "--cache-dir", str(place.parent / "cache"), "--output", str(place.parent / "out")]
+    return options.checkout(main.parse(["bench", *words]))
 
 
 def environment(place: Path, name: str, behaviour: Behaviour = TRUE) -> Environment:
     return Environment(refserved.environment(place.parent / name, behaviour))
 
 
-def question(place: Path, **changes: object) -> ExperimentSpec:
-    candidate = changes.pop("candidate", None) or environment(place, "candidate")
-    assert isinstance(candidate, Environment)
-    model = place.parent / "toy"
-    plain = ExperimentSpec("bench", candidate, model=model, workloads=CELLS, at_once=True)
-    return msgspec.structs.replace(plain, **changes)
+def question(place: Path, candidate: Environment | None = None, **changes: object) -> ExperimentSpec:
+    candidate = candidate or environment(place, "candidate")
+    plain = ExperimentSpec("bench", candidate, model=place.parent / "toy", workloads=CELLS, at_once=True)
+    return replace(plain, **changes)
 
 
 def answered(place: Path, asked: ExperimentSpec) -> Result:
@@ -73,59 +68,31 @@ def answered(place: Path, asked: ExperimentSpec) -> Result:
 
 def test_a_bench_finds_the_true_times(place: Path) -> None:
     """Three launches; the times are those that the server has, within what a busy machine adds, and the result can be read again."""
-    true = Behaviour(ttft=0.04, tpot=0.02)
-    result = answered(place, question(place, candidate=environment(place, "true", true)))
-    assert (result.kind, result.state, result.candidate.version, bool(result.qualified)) == ("bench", "not-run", "0.33.0", True)
-    found = {one.metric: one for one in result.cells[0].series}
-    assert found["tpot"].candidate == pytest.approx(true.tpot, rel=0.5)
-    assert found["ttft"].candidate
-    assert found["ttft"].candidate >= 0.9 * true.ttft
+    result = answered(place, question(place, environment(place, "true", Behaviour(ttft=0.04, tpot=0.02))))
+    assert (result.kind, result.state, result.candidate.version) == ("bench", "not-run", "0.33.0")
+    assert (result.bandwidth and result.bandwidth.origin, bool(result.qualified)) == ("measured", True)
+    found = {series.metric: series for series in result.cells[0].series}
+    assert found["tpot"].candidate == pytest.approx(0.02, rel=0.5)
+    assert (found["ttft"].candidate or 0) >= 0.036
     assert found["tpot"].launches == 3
-    path = throughput.write_result(context(place).store, place, result)
-    assert msgspec.json.decode(path.read_bytes(), type=Result) == result
+    assert results.read(throughput.write_result(context(place).store, place, result)) == result
 
 
-@pytest.mark.server
-@pytest.mark.launches
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_much_slower_candidate_fails_in_three_blocks(place: Path, at_once: bool) -> None:
-    """Without a calibration, and with one server at a time as with two."""
-    slow = environment(place, "slow", Behaviour(ttft=0.08, tpot=0.016))
-    base = environment(place, "base")
-    result = answered(
-        place, question(place, kind="gate", candidate=slow, baseline=base, at_once=at_once)
-    )
-    assert result.state == "fail", result.says
-    assert {leg.block for leg in result.legs} == {CONTROL_BLOCK, 0, 1, 2}
-    checks = throughput.checks(result)
-    assert worst(check.state for check in checks if check.required) == "fail"
-    assert {check.reason for check in checks if check.state == "fail"} == {"slower"}
-    assert "one above 0.5 % is shown" in next(
-        c.message for c in checks if c.name.startswith("tpot")
-    )
-
-
-def test_a_server_that_does_not_start_makes_the_result_invalid(place: Path) -> None:
-    """It ends by itself; nothing is measured, and the row says with which words."""
-    asked = question(
-        place,
-        kind="gate",
-        baseline=environment(place, "base"),
-        variables={"REFERENCE": "starts-never"},
-    )
-    result = answered(place, asked)
-    assert result.state == "invalid"
-    assert "(server-died)" in result.says
-    checks = throughput.checks(result)
-    assert (checks[0].state, checks[0].reason) == ("invalid", "server-died")
-
-
-@pytest.mark.parametrize(("fault", "state", "reference"), [("dies", "fail", "candidate-crashed"), ("prefix-hits", "invalid", "prefix-cached")])
-def test_a_candidate_that_is_wrong_under_load_never_passes(place: Path, fault: Fault, state: str, reference: str) -> None:
-    """A crash fails the gate; wrong answers make it invalid."""
-    wrong = msgspec.structs.replace(TRUE, faults={fault: 5})
-    candidate, base = environment(place, "wrong", wrong), environment(place, "base")
-    result = answered(place, question(place, kind="gate", candidate=candidate, baseline=base))
+@pytest.mark.parametrize(
+    ("faults", "variables", "state", "reference"),
+    [
+        ({"dies": 5}, {}, "fail", "candidate-crashed"),
+        ({"prefix-hits": 5}, {}, "invalid", "prefix-cached"),
+        ({}, {"REFERENCE": "starts-never"}, "invalid", "server-died"),
+    ],
+    ids=["dies", "prefix-hits", "starts-never"],
+)
+def test_a_candidate_that_is_wrong_never_passes(
+    place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str
+) -> None:
+    """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
+    candidate, base = environment(place, "wrong", replace(TRUE, faults=faults)), environment(place, "base")
+    result = answered(place, question(place, candidate, kind="gate", baseline=base, variables=variables))
     stopped = throughput.checks(result)[0]
     assert (stopped.name, stopped.state, stopped.reason) == ("measured", state, reference)
 
@@ -135,14 +102,11 @@ def test_a_candidate_that_is_wrong_under_load_never_passes(place: Path, fault: F
 def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) -> None:
     """Keyed by machine and model: a gate of another wheel finds the block; a second gate says so."""
     base = environment(place, "base")
-    made = answered(
-        place, question(place, kind="calibration", candidate=base, baseline=base, blocks=2)
-    )
-    assert [len(values) for values in made.calibration.values()] == [2, 2], made.says
+    result = answered(place, question(place, base, kind="calibration", baseline=base, blocks=2))
+    assert [len(values) for values in result.calibration.values()] == [2, 2], result.says
     wheel = place.parent / "a.whl"
     wheel.write_bytes(b"wheel")
-    other = Environment(environment(place, "other").python, wheel)
-    asked = question(place, kind="gate", candidate=other, baseline=base)
+    asked = question(place, Environment(environment(place, "other").python, wheel), kind="gate", baseline=base)
     log, sha256 = verdict_file.attempt_log(place.parent / "out", wheel.name), sha256_file(wheel)
     append_line(log, Attempt(1, sha256, "G8", "another recipe"))
     append_line(log, Attempt(2, sha256, "G8"))
@@ -152,42 +116,6 @@ def test_every_gate_adds_an_aa_block_and_spends_its_own_error_rate(place: Path) 
     assert [len(values) for values in second.calibration.values()] == [4, 4]
     assert (first.attempt, second.attempt) == (1, 2)
     assert second.alpha == pytest.approx(first.alpha / 4)
-    row = next(check for check in throughput.checks(second) if check.name == "legs")
-    assert "gate number 2 of this wheel and recipe" in row.message
-
-
-@pytest.mark.launches
-def test_a_killed_gate_goes_on(place: Path) -> None:
-    """Killed with -9 in the middle, the next run keeps the whole blocks, and no server is left behind."""
-    slow, base = (
-        environment(place, "slow", Behaviour(ttft=0.04, tpot=0.008)),
-        environment(place, "base"),
-    )
-    program = (
-        "import sys, msgspec; from pathlib import Path\n"
-        "from tests.unit.test_experiment import *\n"
-        "place = Path(sys.argv[1])\n"
-        "one, other = Environment(Path(sys.argv[2])), Environment(Path(sys.argv[3]))\n"
-        "ask = ExperimentSpec('gate', one, other, model=place.parent / 'toy', workloads=CELLS, at_once=True)\n"
-        "answered(place, ask)\n"
-    )
-    words = [sys.executable, "-c", program, str(place), str(slow.python), str(base.python)]
-    child = subprocess.Popen(
-        words, cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.DEVNULL
-    )
-    journal: list[Path] = []
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not (journal and b'"launch":{' in journal[0].read_bytes()):
-        journal = list((place.parent / "cache" / "logs" / "throughput").glob("gate-*.jsonl"))
-        time.sleep(0.02)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    asked = question(place, kind="gate", candidate=slow, baseline=base)
-    result = answered(place, asked)
-    assert result.resumed == 1
-    assert len(result.cells[0].series[0].differences) >= 3, result.says
-    assert [leg.block for leg in result.legs if leg.counts].count(0) == 4
-    assert result.attempt == 1
 
 
 @pytest.mark.parametrize(
@@ -200,14 +128,12 @@ def test_a_recipe_says_how_both_sides_are_served(place: Path, recipe: str, name:
     """
     one, plan = environment(place, "one"), recipes.load(place, recipe)
     for kind, counts in (("gate", "1"), ("calibration", "1"), ("bench", None)):
-        launch = question(place, kind=kind, recipe=plan).launch(one, "0.33.0")
-        assert launch.name == name
-        assert set(plan.flags(plan.variant("0.33.0"))) < set(launch.flags)
-        assert "--no-enable-prefix-caching" in launch.flags
-        assert launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS") == counts
-    assert question(place, recipe=plan, name="mine").launch(one, "0.33.0").name == "mine"
+        launch = question(place, one, kind=kind, recipe=plan).launch(one, "0.33.0")
+        assert (launch.name, launch.variables.get("VLLM_COMPUTE_NANS_IN_LOGITS")) == (name, counts)
+        assert {"--no-enable-prefix-caching", *plan.flags(plan.variant("0.33.0"))} <= set(launch.flags)
+    assert question(place, one, recipe=plan, name="mine").launch(one, "0.33.0").name == "mine"
     with refusal("recipe-unfit"):
-        question(place, recipe=plan).launch(one, "0.16.0")
+        question(place, one, recipe=plan).launch(one, "0.16.0")
 
 
 def test_a_recipe_counts_only_as_it_is_served_and_profiled(
@@ -219,63 +145,47 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(
     nothing is shown for the recipe.
     """
     monkeypatch.setattr(preflight, "check", lambda *_, **__: ())  # of memory and checkpoint
-    asked = question(
-        place,
-        kind="gate",
-        recipe=recipes.load(place, "toy-cpu"),
-        baseline=environment(place, "base"),
-        flags=("--seed=7",),
-    )
-    result = answered(place, asked)
-    assert result.state == "invalid", result.says
-    assert result.stopped
-    assert result.stopped.reference == "profile-missing"
-    assert result.added == ("--seed=7",)
+    base, recipe = environment(place, "base"), recipes.load(place, "toy-cpu")
+    result = answered(place, question(place, kind="gate", recipe=recipe, baseline=base, flags=("--seed=7",)))
+    states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
+    assert (states["measured"], states["flags"]) == (("invalid", "profile-missing"), ("invalid", "flags-added")), result.says
+    assert states["contract"] == ("invalid", "profile-missing")
     assert result.baseline
     assert "--seed=7" in result.baseline.flags
     assert result.candidate.variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    states = {check.name: (check.state, check.reason) for check in throughput.checks(result)}
-    assert states["measured"] == ("invalid", result.stopped.reference)
-    assert states["flags"] == ("invalid", "flags-added")
-    assert states["contract"] == ("invalid", result.stopped.reference)
 
 
 def test_a_server_that_runs_is_measured_as_it_is(place: Path) -> None:
     """``--server`` measures one launch that somebody else made; nothing is started."""
     with started(TRUE) as server:
-        result = answered(
-            place,
-            ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1),
-        )
-    assert result.candidate.label == server.url
-    assert [leg.launch for leg in result.legs] == [0]
+        result = answered(place, ExperimentSpec("bench", url=server.url, name="reference", workloads=CELLS, blocks=1))
+    assert (result.candidate.label, [leg.launch for leg in result.legs]) == (server.url, [0])
     assert result.cells[0].series[0].candidate
 
 
-@pytest.mark.launches
-def test_a_published_figure_that_is_not_reached_fails(place: Path) -> None:
-    """Others measured far slower times, so all are exceeded; of three times the speed none is."""
-    recipe = recipes.load(place, "qwen3-next-80b-nvfp4-marlin")
-    result = answered(place, question(place, workloads=("128/128 c1",)))
-    bench.compare_published(recipe, result, 0.05)
-    (figure, *_) = (one for one in recipe.published[0].figures if one.cell == "128/128 c1")
-    fast = msgspec.structs.replace(figure, metric="tpot", value=1e6, unit="tok/s", runs=None)
-    report = msgspec.structs.replace(recipe.published[0], figures=(fast,))
-    with refusal("gate-failed"):
-        bench.compare_published(msgspec.structs.replace(recipe, published=(report,)), result, 0.05)
-    with refusal("gate-not-run"):
-        bench.compare_published(msgspec.structs.replace(recipe, published=()), result, 0.05)
+@pytest.mark.parametrize(
+    ("changes", "reference"),
+    [({}, ""), ({"value": 1e6, "unit": "tok/s", "runs": None}, "gate-failed"), ({"cell": "8/8 c1"}, "gate-not-run")],
+)
+def test_a_published_figure_that_is_not_reached_fails(changes: dict[str, Any], reference: str) -> None:
+    """All published ones are exceeded here; of three times the speed none is."""
+    recipe = recipes.load(ROOT, "qwen3-next-80b-nvfp4-marlin")
+    figure = next(figure for figure in recipe.published[0].figures if figure.metric == "tpot")
+    report = replace(recipe.published[0], figures=(replace(figure, **changes),))
+    result = measured(figure.cell, speed=1e-4)
+    with refusal(reference) if reference else contextlib.nullcontext():
+        bench.compare_published(replace(recipe, published=(report,)), result, 0.05)
 
 
 @pytest.mark.parametrize(
     "words",
     [
         [], ["--serve", "m"], ["--serve", "m", "--python", "p", "--server", "http://127.0.0.1:1"], ["--rate", "1", "--server", "http://127.0.0.1:1"],
-        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
+        ["--quick", "--server", "http://127.0.0.1:1", "--workload", "sharegpt"], ["--server", "http://127.0.0.1:1", "--workload", "sharegpt"],
     ],
 )  # fmt: skip
 def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
-    """Neither, both, a model without an environment, and options of another measurement are refused before anything starts."""
+    """Neither, both, a model without an environment, options of another measurement, and texts without their file are refused."""
     arguments = main.parse(["bench", *words])
     with refusal("usage"):
         arguments.run(arguments)
@@ -286,3 +196,66 @@ def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_c
         answered(place, question(place, workloads=("sharegpt",)))
     with refusal("usage", match="not with the file of --texts"):
         answered(place, question(place, texts=place / "prompts.jsonl"))
+
+
+# One measurement.
+
+ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
+SOUND = Request(0.0, 0.1, 0.5, 16, 24, 24)
+LUMP, FEWER = replace(SOUND, ttft=0.49999), replace(SOUND, output_tokens=13)
+COUNTS = CounterChange(4, 4, 96)
+
+
+@pytest.mark.parametrize(
+    ("requests", "found", "expected"),
+    [
+        ((SOUND, SOUND), COUNTS, []),
+        ((SOUND, replace(SOUND, error="429")), COUNTS, ["request-failed"]),
+        (
+            (SOUND, replace(SOUND, output_tokens=23)),
+            replace(COUNTS, tokens=95),
+            ["answer-other", "usage-mismatch"],
+        ),
+        ((SOUND, replace(SOUND, prompt_tokens=17)), COUNTS, ["prompt-other"]),
+        ((SOUND, replace(SOUND, ttft=0.6)), COUNTS, ["times-impossible"]),
+        ((SOUND, replace(SOUND, ttft=0.0)), COUNTS, ["times-impossible"]),
+        ((SOUND, SOUND), None, ["counters-missing"]),
+        ((SOUND, SOUND), replace(COUNTS, by_length=3), ["answer-other"]),
+        ((SOUND, SOUND), replace(COUNTS, tokens=97), ["usage-mismatch"]),
+        (
+            (SOUND, SOUND),
+            replace(COUNTS, finished=1, by_length=1, tokens=24),
+            ["usage-mismatch"],
+        ),
+        ((SOUND, SOUND), replace(COUNTS, hits=0.01), ["prefix-cached"]),
+        ((SOUND, SOUND), replace(COUNTS, hits=0.0099), []),
+        # The server counts every token, but they came at once or in fewer pieces: no time is believed, and no wheel is blamed.
+        ((SOUND, LUMP), COUNTS, ["stream-merged"]),
+        ((SOUND, replace(SOUND, ttft=0.5)), COUNTS, ["stream-merged"]),
+        ((SOUND, FEWER), COUNTS, ["stream-merged"]),
+        ((SOUND, FEWER), replace(COUNTS, tokens=85), ["answer-other", "usage-mismatch"]),
+        ((SOUND, replace(LUMP, error="it broke")), COUNTS, ["request-failed"]),
+    ],
+)
+def test_every_reason_has_its_cause(
+    requests: tuple[Request, ...], found: CounterChange | None, expected: list[str]
+) -> None:
+    """Each thing that is wrong is named by itself, and a sound leg by none."""
+    reasons = invalid_reasons(ORDER, LoadResult("g", "", 1.0, requests), found, 0.01)
+    assert [reason.reference for reason in reasons] == expected
+
+
+def test_texts_may_have_any_length() -> None:
+    """Real prompts are as long as they are."""
+    run = LoadResult("g", "", 1.0, (replace(SOUND, prompt_tokens=9),) * 2)
+    assert not invalid_reasons(replace(ORDER, prompt_file=Path("x.jsonl")), run, COUNTS, 0.01)
+
+
+def test_counters_are_differences() -> None:
+    """A server that began anew in the middle of a leg has no counters for it; speculation is metered apart, by the server's counters."""
+    first = {"vllm:generation_tokens_total": 24.0, 'vllm:request_success_total{finished_reason="length"}': 1.0, "vllm:request_success_total": 1.0}
+    second = {name: 3 * value for name, value in first.items()}
+    assert counter_change(first, second) == CounterChange(2, 2, 48)
+    assert counter_change(second, first) is counter_change({}, {}) is None
+    drafts = {f"vllm:spec_decode_num_{name}_total": count for name, count in (("drafts", 10.0), ("draft_tokens", 40.0), ("accepted_tokens", 20.0))}
+    assert counter_change(first, {**second, **drafts}) == CounterChange(2, 2, 48, speculation=Speculation(3, 0.5))

@@ -1,13 +1,13 @@
-"""The load generator: the adapter to vllm-rs, its origin, its check on this host, and the quick look."""
+"""The load generator: the adapter to vllm-rs, its origin, its check on this host, files of real prompts, and the quick look."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import stat
 import sys
-import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,14 +19,13 @@ from tests.support.fake_openai_server import Behaviour, Fault, started
 from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
-from sparkwright.bench.load import load_generator_check, vllm_bench
+from sparkwright.bench.load import load_generator_check, prompts, vllm_bench
 from sparkwright.bench.load.load_generator_check import (
     DelayProfile,
     GeneratorPolicy,
     check_generator,
 )
 from sparkwright.bench.load.vllm_bench import (
-    REASONS,
     LoadError,
     LoadResult,
     LoadSpec,
@@ -37,11 +36,9 @@ from sparkwright.bench.records import Reason
 from sparkwright.bench.report import terminal
 from sparkwright.cli import bench, main
 from sparkwright.core import strict_yaml
-from sparkwright.core.errors import UsageError
 from sparkwright.core.store import Store
 from sparkwright.forks import lock
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.verdict import GateError
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "load_generator.yaml", GeneratorPolicy)
@@ -87,6 +84,7 @@ def test_result_has_requests_in_order_of_start_with_percentiles_of_gaps(tmp_path
         ("pass", "generator-unreadable", "cannot be read"),
         ("open(out, 'w').write('[' * 100000)", "generator-unreadable", "cannot be read"),
         (writes(ttfts=[1.0]), "generator-failed", "1 of 2 requests are whole"),
+        ("time.sleep(999)", "generator-late", "did not finish"),
         ("sys.exit('error: ' + str(os.environ.get('OPENAI_API_KEY')))", "generator-failed", "error: None"),
     ],
 )
@@ -95,68 +93,34 @@ def test_program_that_gives_no_result_is_refused(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with pytest.raises(LoadError) as caught:
-        program(tmp_path, body).measure(SPEC)
+        program(tmp_path, body).measure(replace(SPEC, timeout_s=3.0 if "sleep" in body else 60.0))
     assert caught.value.reason == reason
-    assert reason in REASONS
     assert message in caught.value.message
-    assert caught.value.message.isprintable()
 
 
-def test_program_is_killed_at_the_timeout(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    hanging = program(tmp_path, f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(999)")
-    with pytest.raises(LoadError, match="generator-late"):
-        hanging.measure(replace(SPEC, timeout_s=3.0))
-    assert not Path(f"/proc/{pid.read_text()}").exists()
-
-
-def obtain(store: Store) -> VllmBench:
-    return vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
-
-
-def put_wheel(store: Store, members: dict[str, bytes]) -> Path:
-    """Write a wheel with *members* where the store has the official one, and return it."""
-    base = lock.read(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
-    path = store.folder("downloads", base.sha256) / base.filename
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return path
+def test_prompts_are_shorter_by_the_tokens_that_the_tokenizer_adds(tmp_path: Path) -> None:
+    body = writes(input_lens="LENGTHS").replace('"LENGTHS"', "' + str([1 + int(sys.argv[sys.argv.index('--random-input-len') + 1])] * 2) + '")
+    result = program(tmp_path, body).measure(replace(SPEC, tokenizer=tmp_path, warmups=2))
+    assert [request.prompt_tokens for request in result.requests] == [8, 8]
 
 
 def test_program_is_extracted_once_from_the_official_wheel(tmp_path: Path) -> None:
-    data = b"#!/bin/sh\n"
-    wheel = put_wheel(Store(tmp_path), {"vllm/vllm-rs": data, "vllm/other.py": b""})
-    generator = obtain(Store(tmp_path))
+    store, data = Store(tmp_path), b"#!/bin/sh\n"
+    base = lock.read(Project(ROOT, POLICY.stack)).forks["vllm"].bases[os.uname().machine]
+    wheel = store.folder("downloads", base.sha256) / base.filename
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/vllm-rs", data)
+    generator = vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True)
     assert (generator.version, generator.sha256) == ("0.33.0", hashlib.sha256(data).hexdigest())
-    assert generator.program.stat().st_mode & stat.S_IXUSR
+    assert os.access(generator.program, os.X_OK)
     wheel.unlink()
-    assert obtain(Store(tmp_path)) == generator
-
-
-@pytest.mark.parametrize(
-    ("members", "damage", "reference"),
-    [({}, b"", "offline"), ({"vllm/other.py": b""}, b"", "not-provided"), ({"vllm/vllm-rs": bytes(5000)}, b"\xff", "wheel-invalid")],
-)
-def test_wheel_that_is_missing_or_wrong_gives_no_program(members: dict[str, bytes], damage: bytes, reference: str, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    if members:
-        wheel = put_wheel(store, members)
-        data = wheel.read_bytes()
-        wheel.write_bytes(data[:60] + damage + data[60 + len(damage) :])
-    with refusal(reference):
-        obtain(store)
-    assert not list(tmp_path.glob("environments/vllm-rs-*/*"))
+    assert vllm_bench.obtain(ROOT, POLICY.stack, store, offline=True) == generator
 
 
 PROFILE = DelayProfile(0.2, 0.02, 3, 13, 2)
 #: When the server received each request, and sent its first and its last token.
 SENT = [(0.0, 0.2, 0.44), (0.0, 0.2, 0.44), (0.45, 0.65, 0.89), (0.45, 0.65, 0.89)]
 TRUE = Request(0.0, 0.201, 0.441, 128, 13, 5)
-
-
-def compare(*requests: Request, seconds: float = 0.89) -> str:
-    return load_generator_check.compare(LoadResult("g", "", seconds, requests), SENT, PROFILE, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +141,7 @@ def compare(*requests: Request, seconds: float = 0.89) -> str:
 )
 def test_inaccurate_generator_is_refused(changes: dict[str, object], requests: int, seconds: float) -> None:
     with pytest.raises(LoadError, match="generator-inaccurate"):
-        compare(*(replace(TRUE, **changes),) * requests, seconds=seconds)
+        load_generator_check.compare(LoadResult("g", "", seconds, (replace(TRUE, **changes),) * requests), SENT, PROFILE, POLICY)
 
 
 class EventCounter(ThreadLoad):
@@ -203,43 +167,39 @@ def test_check_runs_a_server_with_known_delays_and_repeats_a_failed_attempt() ->
 
 
 class Timetable:
-    """A generator with known figures, one factor for each run after the trial."""
+    """A generator with known figures, one factor for each run after the trial; the run after the last factor is late."""
 
     name = "timetable"
 
-    def __init__(self, *factors: float, error: str = "", seconds: float = 0.0) -> None:
+    def __init__(self, *factors: float) -> None:
         self.specs: list[LoadSpec] = []
-        self._factors, self._error, self._seconds = [1.0, *factors], error, seconds
+        self._factors = [1.0, *factors]
 
     def measure(self, spec: LoadSpec) -> LoadResult:
-        factor = self._factors[min(len(self.specs), len(self._factors) - 1)]
+        if len(self.specs) == len(self._factors):
+            raise LoadError("generator-late", "it did not finish")
+        factor = self._factors[len(self.specs)]
         self.specs.append(spec)
-        time.sleep(self._seconds)
         latency = factor * (1.0 + 0.1 * (spec.output_tokens - 1))
-        request = Request(0.0, factor, latency, spec.prompt_tokens, spec.output_tokens, 0, self._error)
+        request = Request(0.0, factor, latency, spec.prompt_tokens, spec.output_tokens, 0)
         return LoadResult(self.name, "", latency, (request,) * spec.requests, 0.1, 0.2)
 
 
 def test_quick_look_has_the_interval_over_its_runs() -> None:
     generator = Timetable(0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
-    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2), ["machine-busy: others"])
+    look = quick_look.quick_look(generator, replace(SPEC, output_tokens=64, concurrency=2))
     tpot = look.figures[0]
-    assert (tpot.name, tpot.unit) == ("time per token", "ms")
     # t(0.975, 7) · s / √8 with s = 10.69
     assert [tpot.low, tpot.mean, tpot.high] == pytest.approx([91.06, 100, 108.94], abs=0.01)
     assert (look.runs, look.output_tokens, look.requests) == (8, 64, 2)
-    assert look.warnings == ("machine-busy: others",)
-    assert "not a gate" in look.disclaimer
     assert len({spec.seed for spec in generator.specs[1:]}) == 8
 
 
 def test_quick_look_shows_no_number_for_what_no_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     look = quick_look.quick_look(Timetable(0.9, 1.1), replace(SPEC, output_tokens=1, concurrency=1))
-    absent = {figure.name for figure in look.figures if figure.mean is None}
     terminal.show_quick(look, "toy", "8/1 c1")
     shown = {line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not measured" in line}
-    assert absent == shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
-    assert {(figure.low, figure.high) for figure in look.figures if figure.name in absent} == {(None, None)}
+    assert shown == {"time per token", "time per token, p90", "time per token, p99", "gap between events, p90"}
 
 
 class Overloaded(Timetable):
@@ -276,10 +236,10 @@ def test_quick_look_at_a_rate_has_no_limit_and_warns_if_the_server_does_not_keep
 
 
 def test_quick_look_shortens_long_answers_and_ends_in_time() -> None:
-    generator = Timetable(seconds=0.2)
+    """A run that is late ends it, and the runs before count."""
+    generator = Timetable(1.0, 1.0)
     look = quick_look.quick_look(generator, replace(SPEC, output_tokens=4096), budget_s=0.7)
-    assert look.output_tokens == 90  # (10 s - TTFT) / TPOT
-    assert look.runs == 2
+    assert (look.output_tokens, look.runs) == (90, 2)  # (10 s - TTFT) / TPOT
     assert generator.specs[-1].timeout_s < 1.01
 
 
@@ -291,35 +251,112 @@ def test_quick_bench_warns_of_a_busy_machine_and_measures(
     words = [
         "bench", "--quick", "--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"),
         "--output", str(tmp_path / "out"), "--serve", str(tmp_path / "toy"), "--python", str(python), "--workload",
+        "8/16 c1", "--rate", "200", "--natural",
     ]  # fmt: skip
     monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: ThreadLoad())
     monkeypatch.setattr(bench, "start_reasons", lambda *_: (Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(quick_look, "RUN_S", 0.1)
-    arguments = main.parse([*words, "8/16 c1", "--rate", "200", "--natural"])
+    arguments = main.parse(words)
     arguments.run(arguments)
     written = msgspec.json.decode((tmp_path / "out" / "toy.quick.json").read_bytes())
     assert written["quick"]["runs"] >= 2
     assert written["load"] == {"cell": "8/16 c1", "request_rate": 200.0, "natural_length": True}
-    assert written["candidate"]["version"] == "0.33.0"
     assert "machine-busy" in written["quick"]["warnings"][0]
     assert "not a gate" in capsys.readouterr().out
-    rated = main.parse(["bench", "--rate", "1", "--server", "http://127.0.0.1:1"])
-    with pytest.raises(UsageError, match="are of --quick"):
-        rated.run(rated)
     texts = main.parse([*words, "sharegpt"])
-    with pytest.raises(UsageError, match="file of prompts"):
+    with refusal("usage", match="file of prompts"):
         texts.run(texts)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Why?"}\n')
     unused = main.parse([*words, "8/16 c1", "--texts", str(prompts)])
-    with pytest.raises(UsageError, match="random tokens, and not with the file"):
+    with refusal("usage", match="random tokens, and not with the file"):
         unused.run(unused)
-    hashed = main.parse([*words, "sharegpt", "--sha256", "0" * 64])
-    with pytest.raises(UsageError, match="the file of --texts"):
-        hashed.run(hashed)
     refserved.behave(tmp_path / "environment", Behaviour(faults={"refuses": 1}))
-    with pytest.raises(GateError, match="was not measured"):
+    with refusal("measurement-invalid"):
         arguments.run(arguments)
+
+
+QUESTION = "How do I make a paper crane? [1] \\ \"2\" \u00e9\U0001f600"
+
+
+def conversation(*turns: tuple[object, object]) -> dict[str, object]:
+    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in turns]}
+
+
+#: What people have: answered questions of people, and entries that no benchmark can use.
+ENTRIES = [
+    conversation(("human", QUESTION), ("gpt", "Fold it.")),
+    conversation(("gpt", QUESTION), ("human", "Thanks.")),
+    conversation(("human", QUESTION)),
+    conversation(("human", "Hi"), ("gpt", "Hello.")),
+    conversation(("human", "long " * 20_000), ("gpt", "Yes.")),
+    conversation(("human", 7), ("gpt", "Yes.")),
+    {"id": "y", "conversations": "none"},
+    conversation(("user", "A half \ud800 of a pair"), ("gpt", "Odd.")),
+]
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+@pytest.mark.parametrize(("begin", "indent"), [("", None), ("\n \n", 2)])
+def test_first_turns_of_answered_conversations_are_extracted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chunk: int, begin: str, indent: int | None
+) -> None:  # fmt: skip
+    monkeypatch.setattr(prompts, "CHUNK", chunk)
+    path, store = tmp_path / "sharegpt.json", Store(tmp_path / "store")
+    path.write_text(begin + json.dumps(ENTRIES, indent=indent))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = prompts.prompt_file(path, store)
+    assert lines
+    assert [json.loads(line) for line in lines.read_text("utf-8").splitlines()] == [{"prompt": QUESTION}, {"prompt": "A half ? of a pair"}]
+    written = lines.stat().st_mtime_ns
+    assert prompts.prompt_file(path, store, digest) == lines
+    assert lines.stat().st_mtime_ns == written
+    shown = capsys.readouterr().err
+    assert (f"2 usable prompts, sha256 {digest}, another file than any of workloads.yaml" in shown, "as ordered" in shown) == (True, True)
+    # Lines of prompts are taken as they are.
+    assert prompts.prompt_file(lines, store) == lines
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        (b"", "there is none"),
+        (b'{"data": []}', "missing required field `prompt`"),
+        (b'{"prompt": ' + b"[" * 100_000, ""),
+        (b'{"prompt": "Why?"}\n\n{"prompt": "How?"}\n', "line 2: "),
+        (b'{"prompt": "Why?"}\n{"x": 1}\n', "line 2: "),
+        (b"[]", "no first turn"),
+        (b"[{}]", "no first turn"),
+        (b"[1, 2]", "no first turn"),
+        (b"[{}", "Expecting value"),
+        (b"[{}, what", "Expecting value"),
+        (b'[{"conversations": [{"from": "human"', ""),
+        (b'[{"conversations": ' + b"[" * 200_000, "recursion"),
+        (b'[{"id": ' + b"9" * 10_000 + b"}]", "digits"),
+        (b'[{"id": "' + b"x" * (10 << 20) + b'"}]', "Unterminated string"),
+        (b"[\xff]", "utf-8"),
+    ],
+)  # fmt: skip
+def test_other_structure_is_refused(tmp_path: Path, data: bytes, detail: str) -> None:
+    (tmp_path / "hostile.json").write_bytes(data)
+    with refusal("file-invalid") as caught:
+        prompts.prompt_file(tmp_path / "hostile.json", Store(tmp_path / "store"))
+    assert detail in str(caught.value.details)
+    assert not list(tmp_path.glob("store/prompts/*"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text(json.dumps(ENTRIES)), "not the expected file"), (os.mkfifo, "no regular file"),
+        (Path.mkdir, "no regular file"), (Path.exists, "no regular file"),
+    ],
+    ids=["other", "pipe", "folder", "none"],
+)  # fmt: skip
+def test_other_hash_and_no_file_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    make(tmp_path / "sharegpt.json")
+    with refusal("file-invalid", match=message):
+        prompts.prompt_file(tmp_path / "sharegpt.json", Store(tmp_path / "store"), "0" * 64)
 
 
 @pytest.fixture(scope="module", name="real")
@@ -332,40 +369,6 @@ def _real(user_store: Store) -> VllmBench:
 def test_real_program_passes_the_check(real: VllmBench) -> None:
     tolerant = replace(POLICY, ttft_tolerance=0.1, tpot_tolerance=0.05, rate_tolerance=0.1)
     assert "is accurate" in check_generator(real, tolerant)
-
-
-@pytest.fixture(name="tokenizer")
-def _tokenizer(tmp_path: Path) -> Path:
-    """A tokenizer of 300 words that puts a token before each text, as Llama's does."""
-    begin = {"id": "<s>", "ids": [300], "tokens": ["<s>"]}
-    pair = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    added = {"id": 300, "content": "<s>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "decoder": None, "added_tokens": [added],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": {"type": "TemplateProcessing", "single": pair, "pair": pair, "special_tokens": {"<s>": begin}},
-        "model": {"type": "WordLevel", "vocab": {f"w{number}": number for number in range(300)}, "unk_token": "w0"},
-    }  # fmt: skip
-    (tmp_path / "tokenizer.json").write_bytes(msgspec.json.encode(tokenizer))
-    return tmp_path
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("warmups", [0, 2])
-def test_real_program_makes_what_was_ordered(real: VllmBench, tokenizer: Path, warmups: int) -> None:
-    """Prompts have the ordered tokens despite the token that the tokenizer adds, and events are counted as such."""
-    with started(Behaviour(ttft=0.02, tpot=0.002, chunk=3)) as server:
-        spec = replace(SPEC, url=server.url, prompt_tokens=33, output_tokens=10, requests=4, warmups=warmups)
-        result = real.measure(replace(spec, tokenizer=tokenizer, request_rate=50.0))
-        prompts = tokenizer / "prompts.jsonl"
-        prompts.write_text("".join(f'{{"prompt": "{" w1" * number}"}}\n' for number in (2, 3, 4, 4)))
-        texts = real.measure(replace(spec, tokenizer=tokenizer, prompt_file=prompts, natural_length=True))
-    counted = [(one.prompt_tokens, one.output_tokens, one.chunks, one.error) for one in result.requests]
-    assert counted == [(33, 10, 4, "")] * 4
-    assert result.itl_p50
-    assert result.itl_p99
-    assert 0 < result.itl_p50 <= result.itl_p99
-    assert sorted(one.prompt_tokens for one in texts.requests) == [3, 4, 5, 5]
 
 
 #: Fault → tokens of the second request, and a part of its error. The program does not report an error event; only the tokens, and the
@@ -387,13 +390,3 @@ def test_real_program_shows_each_fault_of_a_server(real: VllmBench, fault: Fault
     assert faulty.output_tokens == tokens
     assert error in faulty.error
     assert bool(error) == bool(faulty.error)
-
-
-def test_quick_look_shows_the_runs_that_it_has_if_a_later_one_is_late() -> None:
-    class Late(Timetable):
-        def measure(self, spec: LoadSpec) -> LoadResult:
-            if len(self.specs) == 3:
-                raise LoadError("generator-late", "it did not finish")
-            return super().measure(spec)
-
-    assert quick_look.quick_look(Late(), SPEC).runs == 2

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
-from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,51 +15,27 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support.results import EXAMPLES, HOSTILE, LADDER, POINTS, bench, gate
-from tests.unit.conftest import Cli
 
 from sparkwright.bench import results
 from sparkwright.bench.load.load_curve import load_curve
-from sparkwright.bench.load.vllm_bench import LoadResult, Request
+from sparkwright.bench.load.vllm_bench import MOST_TOKENS, LoadResult, Request
 from sparkwright.bench.records import METRICS, Metric
 from sparkwright.bench.report import compare, page, terminal, text
-from sparkwright.bench.report.view import Shift, View, shift
-from sparkwright.bench.results import Result, Series
-from sparkwright.core.console import console
+from sparkwright.bench.report.view import View, shift
+from sparkwright.bench.results import Series
+from sparkwright.cli import main
 from sparkwright.core.pages import clean
 from sparkwright.core.states import SIGNS, State
 
 ROOT = Path(__file__).parents[2]
-#: Elements that have no end, and attributes through which a page could load or send something.
-VOID = {"meta", "br", "hr", "img", "link", "input"}
-LOADING = ("src", "srcset", "action", "formaction", "data", "xmlns")
+#: Attributes through which a page could load, send or run something.
+LOADING = r"\s(on\w+|src|srcset|action|formaction|data|xmlns)\s*="
 UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 
 
-class Page(HTMLParser):
-    """The elements and the text of a page, each of whose elements ends where it should."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(source)
-        self.close()
-        assert not self.open, f"never ended: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> in {self.open}"
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def shown(source: str) -> str:
+    """Return the text of a page."""
+    return html.unescape(re.sub("<[^>]*>", "", source))
 
 
 @pytest.fixture(name="pages", scope="module")
@@ -77,63 +51,37 @@ def _pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["one", "several", "hostile"])
 def test_a_page_is_self_contained_and_runs_nothing(pages: dict[str, str], name: str) -> None:
-    parsed = Page(pages[name])
-    attributes = [pair for _, given in parsed.elements for pair in given.items()]
-    ids = Counter(value for attribute, value in attributes if attribute == "id")
-    targets = {value.removeprefix("#") for attribute, value in attributes if attribute == "href"}
-    style = pages[name].split("<style>")[1].split("</style>")[0]
+    tags = " ".join(re.findall("<[^>]*>", pages[name]))
+    names = re.findall(r'\sid="([^"]*)"', tags)
 
     assert "default-src 'none'" in pages[name]
-    assert not {tag for tag, _ in parsed.elements} & {
-        "script",
-        "iframe",
-        "object",
-        "embed",
-        "form",
-        "base",
-    }
-    assert not [each for each, _ in attributes if each.startswith("on") or each in LOADING]
-    assert not [
-        value
-        for _, value in attributes
-        for url in re.findall(r"url\(([^)]*)\)", value)
-        if url[0] != "#"
-    ]
-    assert "url(" not in style
-    assert [each for each, count in ids.items() if count > 1] == []
-    assert {value.removeprefix("xlink:") for value in targets} <= set(ids)
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & set(
+        re.findall(r"<(\w+)", tags)
+    )
+    assert not re.search(LOADING, re.sub('"[^"]*"', '""', tags))
+    assert not re.search(r"url\([^#]", tags)
+    assert "url(" not in pages[name].split("<style>")[1].split("</style>")[0]
+    assert len(names) == len({*names})
+    assert set(re.findall(r'href="#([^"]*)"', tags)) <= {*names}
 
 
 def test_foreign_strings_are_text_and_nothing_else(pages: dict[str, str]) -> None:
-    assert clean(HOSTILE) in Page(pages["hostile"]).text
-    assert "<script" not in pages["hostile"]
-    assert not re.search(UNSAFE, pages["hostile"])
-
-
-def test_the_same_result_gives_the_same_page(pages: dict[str, str]) -> None:
-    assert page.render([gate(*POINTS[:2])]) == pages["one"]
+    assert clean(HOSTILE) in shown(pages["hostile"])
+    assert not re.search(f"<script|{UNSAFE}", pages["hostile"])
 
 
 def test_every_series_and_measurement_is_on_the_page(pages: dict[str, str]) -> None:
-    result, shown = gate(*POINTS[:2]), Page(pages["one"]).text
-    series = [one for cell in result.cells for one in cell.series]
+    result, page_text = gate(*POINTS[:2]), shown(pages["one"])
     numbers = [
         text.quantity(value, one.metric)
-        for one in series
-        for value in (one.baseline, one.candidate)
-    ]
-    numbers += [text.ratios(one.low, one.high) for one in series]
-    numbers += [
-        text.evidence(path[-1])
-        for one in series
-        for path in (one.pass_evidence, one.fail_evidence)
-        if path
-    ]
+        for cell in result.cells for one in cell.series for value in (one.baseline, one.candidate)
+    ]  # fmt: skip
+    numbers += [text.ratios(one.low, one.high) for cell in result.cells for one in cell.series]
     numbers += [
         text.quantity(getattr(leg.run, metric), metric) for leg in result.legs for metric in METRICS
     ]
 
-    assert [number for number in numbers if number not in shown] == []
+    assert [number for number in numbers if number not in page_text] == []
 
 
 @pytest.mark.parametrize("state", SIGNS)
@@ -148,64 +96,23 @@ def test_the_verdict_comes_first_as_word_sign_and_colour(state: State) -> None:
 
 
 @pytest.mark.parametrize("name", ["empty", "invalid"])
-def test_a_page_of_nothing_measured_shows_no_pass(name: str) -> None:
+def test_a_page_of_nothing_measured_shows_no_pass(name: str, pages: dict[str, str]) -> None:
     source = page.render([EXAMPLES[name]()])
 
     assert "Not measured, or not well enough" in source
     assert "✓" not in source
-
-
-def test_a_bench_has_no_verdict(pages: dict[str, str]) -> None:
     assert '<span class="pill">• measured</span>' in pages["several"]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_and_charts_have_enough_contrast(pages: dict[str, str], scheme: int) -> None:
-    """Text has a contrast of 4.5 and more, and marks of 3 and more (WCAG 2.1)."""
-    style = pages["one"].split("prefers-color-scheme: dark")[scheme].split("* { box")[0]
-    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", style))
-
-    def contrast(*names: str) -> float:
-        light = []
-        for name in names:
-            parts = [int(colours[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]
-            linear = [
-                part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-                for part in parts
-            ]
-            light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
-        return (max(light) + 0.05) / (min(light) + 0.05)
-
-    states = ("good", "bad", "unsure", "void", "idle", "plain")
-    texts = [(ink, ground) for ink in ("ink", "muted", *states) for ground in ("surface", "page")]
-    texts += [("on", state) for state in states]
-    assert [pair for pair in texts if contrast(*pair) < 4.5] == []
-    assert [
-        name
-        for name in ("one", "two", "three", "four", "five", "six")
-        if contrast(name, "surface") < 3
-    ] == []
-
-
-def _replaced(value: Any, number: float) -> Any:
-    """Return *value* with *number* for every number in it, except the format."""
-    if isinstance(value, dict):
-        return {
-            key: part if key == "format" else _replaced(part, number) for key, part in value.items()
-        }
-    if isinstance(value, list):
-        return [_replaced(part, number) for part in value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    return int(number) if isinstance(value, int) else number
 
 
 @pytest.mark.parametrize("number", [0.0, 1e-300, 1e308, -1e308])
 def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
-    plain = msgspec.to_builtins(gate(*POINTS[:1], blocks=1))
-    result = results.decode_result(msgspec.json.encode(_replaced(plain, number)))
+    data = msgspec.json.encode(gate(*POINTS[:1], blocks=1))
+    absurd = json.loads(
+        data, parse_int=lambda _: min(abs(int(number)), MOST_TOKENS), parse_float=lambda _: number
+    )
+    result = results.decode_result(json.dumps({**absurd, "format": results.FORMAT}).encode())
 
-    assert Page(page.render([result])).elements
+    assert "Throughput gate" in page.render([result])
 
 
 @pytest.mark.parametrize(
@@ -220,20 +127,11 @@ def test_numbers_that_no_machine_gives_still_make_a_page(number: float) -> None:
     ],
 )
 def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, data: bytes, detail: str) -> None:
-    path = tmp_path / "result.json"
-    path.write_bytes(data)
+    (tmp_path / "result.json").write_bytes(data)
 
     with refusal("file-invalid") as caught:
-        results.read(path)
+        results.read(tmp_path / "result.json")
     assert detail in str(caught.value.details)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_result_survives_its_file(tmp_path: Path, name: str) -> None:
-    result = EXAMPLES[name]()
-    (tmp_path / "result.json").write_bytes(msgspec.json.encode(result))
-
-    assert results.read(tmp_path / "result.json") == result
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -246,45 +144,26 @@ def test_a_terminal_of_80_columns_is_enough(name: str, capsys: pytest.CaptureFix
     assert not re.search("[\x1b\u202e]", out)
 
 
-def test_under_json_a_report_leaves_standard_output_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "json", True)
-    terminal.show(EXAMPLES["awq"]())
-    shown = capsys.readouterr()
-
-    assert shown.out == ""
-    assert "1024/1024 c64" in shown.err
-
-
-@given(st.sampled_from(sorted(METRICS)), st.floats(-0.5, 0.5), st.floats(1e-3, 0.2))
-def test_a_positive_shift_is_worse_in_every_metric(
-    metric: Metric, mean: float, half: float
-) -> None:
-    sign = -1 if METRICS[metric][3] else 1
-    low, high = sorted((math.exp(sign * (mean - half)), math.exp(sign * (mean + half))))
-    moved = shift(Series(metric, True, (mean, mean, mean), low=low, high=high))
-
-    assert moved is not None
-    assert math.isclose(moved.mean, math.expm1(mean), abs_tol=1e-12)
-    assert moved.low is not None
-    assert moved.high is not None
-    assert moved.low < moved.mean < moved.high
-
-
-@given(st.floats(-0.5, 0.5), st.floats(1e-3, 0.5), st.floats(1e-3, 0.5))
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "conclusion"),
+    [
+        ("tpot", 1.01, 1.03, "at least 1.0 % slower"),
+        ("ttft", 1.01, None, "too few blocks for a statement"),
+        ("tpot", 0.97, 0.98, "at least 2.0 % faster"),
+        ("tpot", 0.98, 1.03, "no difference shown: 2.0 % faster to 3.0 % slower"),
+        ("rate", 0.97, 0.98, "at least 2.0 % slower"),
+        ("rate", 1.01, 1.03, "at least 1.0 % faster"),
+    ],
+)
 def test_a_conclusion_claims_the_near_end_of_its_interval(
-    mean: float, below: float, above: float
+    metric: Metric, low: float, high: float | None, conclusion: str
 ) -> None:
-    low, high = max(-0.9, mean - below), mean + above
-    conclusion = Shift(mean, low, high).conclusion()
+    """A positive shift is worse in every metric."""
+    moved = shift(Series(metric, True, (0.0, 0.1, 0.2), low=low, high=high))
 
-    if high < 0:
-        assert conclusion == f"at least {text.percent(1 / (1 + high) - 1)} faster"
-    elif low > 0:
-        assert conclusion == f"at least {text.percent(low)} slower"
-    else:
-        assert conclusion.startswith("no difference shown")
+    assert moved
+    assert moved.mean == pytest.approx(math.expm1(0.1))
+    assert moved.conclusion() == conclusion
 
 
 def test_without_an_interval_nothing_is_claimed() -> None:
@@ -293,41 +172,45 @@ def test_without_an_interval_nothing_is_claimed() -> None:
         for speed in (0.01, 0.03)
     ]
     (pair,) = compare.pairs(views)
-    entries = [entry for row in compare.rows(compare.columns(views)) for entry in row.entries]
 
     assert pair.conclusion == "Per token, for 2 of 2 there are too few blocks for a statement."
-    assert not any(entry.best for entry in entries)
+    assert not any(
+        entry.best for row in compare.rows(compare.columns(views)) for entry in row.entries
+    )
 
 
-def test_two_sessions_are_compared_as_far_as_they_support() -> None:
-    views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
-    pair, back = (compare.pairs(order)[0] for order in (views, views[::-1]))
+@pytest.mark.parametrize(
+    ("names", "word"), [(("nvfp4", "awq"), "faster"), (("awq", "nvfp4"), "slower")]
+)
+def test_two_sessions_are_compared_as_far_as_they_support(
+    names: tuple[str, str], word: str
+) -> None:
+    (pair,) = compare.pairs([View(EXAMPLES[name]()) for name in names])
 
-    assert pair.title == "NVFP4 against AWQ"
-    assert pair.conclusion.startswith("Per token, faster in 7 of 7 workloads by at least ")
-    assert back.conclusion.startswith("Per token, slower in 7 of 7 workloads by at least ")
+    assert pair.title == " against ".join(map(str.upper, names))
+    assert pair.conclusion.startswith(f"Per token, {word} in 7 of 7 workloads by at least ")
     assert "drift" in pair.conditions
     assert "Other checkpoints" in pair.conditions
 
 
 def test_bold_is_the_best_and_what_the_intervals_do_not_separate_from_it() -> None:
-    same, slower = (
+    others = (
         bench(LADDER[0], seed=3, quantization="same"),
         bench(LADDER[0], speed=0.03, quantization="slow"),
     )
-    columns = compare.columns([View(result) for result in (bench(LADDER[0]), same, slower)])
+    columns = compare.columns([View(result) for result in (bench(LADDER[0]), *others)])
 
     assert [row.entries[0].best for row in compare.rows(columns)] == [True, True, False]
 
 
 def test_any_number_of_results_is_compared() -> None:
-    many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model") for seed in range(15)]
-    views = [View(result) for result in many]
-    source = Page(page.render(many)).text
+    many = [bench(*LADDER[:2], seed=seed, model=f"owner-{seed}/model") for seed in range(7)]
+    source = shown(page.render(many))
 
-    assert [len(compare.pairs(views)), len(compare.rows(compare.columns(views)))] == [14, 30]
-    assert [column.name for column in compare.columns(views)] == [one.model for one in many]
-    assert source.count("1024/1024: throughput by concurrency") == 6  # title and heading of three
+    assert len(compare.pairs([View(result) for result in many])) == 6
+    assert (
+        source.count("1024/1024: throughput by concurrency") == 4
+    )  # title and heading of two, for six colours
     assert all(result.model in source for result in many)
 
 
@@ -341,7 +224,6 @@ def test_a_load_over_time_has_the_tokens_and_requests_that_were_sent() -> None:
 
     assert curve
     assert curve.tokens == pytest.approx((1, 10, 1, 20), abs=1.1)
-    assert sum(curve.tokens) == pytest.approx(32)
     assert curve.requests == pytest.approx((1, 1, 1, 1))
     assert text.blocks((0, 0, 1, 1, 8, 8)) == " ▁█"
 
@@ -360,52 +242,32 @@ def test_percentiles_of_a_measurement_are_shown(pages: dict[str, str]) -> None:
         ("gap between events, ms", ("10.00", "30.00", "50.00")),
         ("requests, 1/s", ("10.00", "–", "–")),
     ]
-    assert "Percentiles over requests" in Page(pages["one"]).text
+    assert "Percentiles over requests" in shown(pages["one"])
 
 
-def test_a_figure_that_an_old_record_lacks_is_not_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_figure_that_an_old_record_lacks_is_not_measured() -> None:
     [path] = (ROOT / "docs" / "rehearsal").glob("vllm-*.throughput.json")
     assert b"itl_p90" not in path.read_bytes()
     result = results.read(path)
-    loads = [leg.run for leg in result.legs if leg.run]
-    gaps = [row[3] for row in View(result).percentiles if row[2].startswith("gap")]
-    terminal.show(result)
-    terminal.compare_all([result, result])
-    rows = [
-        line.split()[-3:] for line in capsys.readouterr().out.splitlines() if " ITL ms " in line
-    ]
     cells = re.findall("gap between events, ms</td>(.*?)</tr>", page.render([result]))
 
-    assert {load.itl_p90 for load in loads} == {None}
-    assert {row["itl_p90"] for row in msgspec.to_builtins(loads)} == {None}
-    assert all(load.itl_p50 for load in loads)
-    assert {p90 for _, p90, _ in gaps} == {"not measured"}
-    assert [row[1] for row in rows] == ["–"] * len(result.cells)
-    assert [cell.split("</td>")[1] for cell in cells] == ["<td>not measured"] * len(gaps)
+    assert {
+        values[1] for _, _, title, values in View(result).percentiles if title.startswith("gap")
+    } == {"not measured"}
+    assert {cell.split("</td>")[1] for cell in cells} == {"<td>not measured"}
 
 
 def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     run = LoadResult("g", "", 1.0, (Request(0.0, 0.1, 0.1, 8, 1),))
     result = bench(LADDER[0], blocks=1)
     single = replace(result, legs=tuple(replace(leg, run=run) for leg in result.legs))
-    columns = compare.columns([View(single), View(bench(LADDER[0], seed=2, quantization="AWQ"))])
-    legs = Page(page.render([single])).text.split("Measurements")[-1]
+    legs = shown(page.render([single])).split("Measurements")[-1]
 
-    assert compare.rows(columns)[0].entries[0].text == "not measured"
+    assert (
+        compare.rows(compare.columns([View(single), View(result)]))[0].entries[0].text
+        == "not measured"
+    )
     assert ("not measured" in legs, "0.000" in legs) == (True, False)
-
-
-def test_columns_have_distinct_names() -> None:
-    views = [View(EXAMPLES[name]()) for name in ("nvfp4", "awq")]
-    names = [
-        [column.name for column in compare.columns(some)]
-        for some in (views[:1], views, views[:1] * 2)
-    ]
-
-    assert names[:2] == [["vLLM 0.33.0+spark.202611"], ["NVFP4", "AWQ"]]
-    assert len(set(names[2])) == 2
 
 
 @given(st.floats(-1e300, 1e300), st.integers(1, 9))
@@ -419,28 +281,25 @@ def test_numbers_keep_their_digits(value: float, digits: int) -> None:
 def test_clean_text_is_one_short_line(value: str) -> None:
     cleaned = clean(value)
 
-    assert len(cleaned) <= 1000
-    assert len(cleaned.splitlines()) <= 1
+    assert (len(cleaned) <= 1000, len(cleaned.splitlines()) <= 1) == (True, True)
     assert not re.search(UNSAFE, cleaned)
 
 
-def test_lab_report_writes_a_page_and_never_over_a_result(cli: Cli, tmp_path: Path) -> None:
-    path, html = tmp_path / "bench.json", tmp_path / "out" / "page.html"
-    result: Result = replace(bench(*LADDER[:2]))
+def test_lab_report_writes_a_page_and_never_over_a_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, target = tmp_path / "bench.json", tmp_path / "out" / "page.html"
+    result = bench(LADDER[0])
     path.write_bytes(msgspec.json.encode(result))
-    options = ("--json", "--root", str(ROOT), "--cache-dir", str(tmp_path))
-    shown = cli("lab", "report", *[str(path)] * 3, *options[1:])
-    written = cli("lab", "report", str(path), "--html", str(html), *options)
-    refused = cli("lab", "report", str(path), "--html", str(path), *options)
-    missing = cli("lab", "report", str(tmp_path / "none.json"), *options)
+    words = ["lab", "report", "--root", str(ROOT), "--cache-dir", str(tmp_path), str(path)]
+    assert main.main([*words, str(path), str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert main.main([*words, "--html", str(target), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert main.main([*words, "--html", str(path)]) == 2
 
-    assert written.returncode == 0, written.stderr
-    assert html.read_text("utf-8") == page.render([result])
-    assert json.loads(written.stdout)["results"][0]["kind"] == "bench"
-    assert (refused.returncode, missing.returncode) == (2, 1)
-    assert json.loads(missing.stdout)["error"]["reference"] == "file-invalid"
-    rows = [line.rstrip() for line in shown.stdout.splitlines() if re.search(r"c\d+ +#[123]", line)]
-    assert len(rows) == 6
-    assert max(map(len, rows)) <= 80
-    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in shown.stdout
+    assert target.read_text("utf-8") == page.render([result])
+    assert written["results"][0]["kind"] == "bench"
     assert results.read(path) == result
+    assert len(re.findall(r"c1 +#[123]", printed)) == 3
+    assert "#1 NVFP4 vLLM 0.33.0+spark.202611 against #3" in printed

@@ -15,6 +15,7 @@ from sparkwright.bench.server import server_log
 from sparkwright.bench.server.server_log import (
     KEPT,
     LogInvalid,
+    LogLines,
     LogPattern,
     LogScanner,
     scan,
@@ -25,12 +26,15 @@ BOTH = {"chosen": CHOSEN, "size": LogPattern("KV cache size", r"KV cache size: (
 LINE = "(Worker pid=7) INFO 11-21 22:31:50 [__init__.py:1303] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
 
 
+def values(data: bytes, log: Path) -> LogLines:
+    """Return the lines of `CHOSEN` in a log with *data*."""
+    log.write_bytes(data)
+    return scan(log, BOTH)["chosen"]
+
+
 def test_values_of_a_line_are_counted_without_its_colour(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(LINE * 2 + "\x1b[32mUsing \x1b[0mOther for NVFP4 GEMM\n")
-    found = scan(log, BOTH)
-    assert found["chosen"].values == {"MarlinNvFp4LinearKernel": 2, "Other": 1}
-    assert (found["chosen"].count, found["size"].count) == (3, 0)
+    lines = values((LINE * 2 + "\x1b[32mUsing \x1b[0mOther for NVFP4 GEMM\n").encode(), tmp_path / "log")
+    assert (lines.count, lines.values) == (3, {"MarlinNvFp4LinearKernel": 2, "Other": 1})
 
 
 @given(st.lists(st.integers(0, 400), max_size=8), st.sampled_from(["\n", "\r\n"]))
@@ -48,26 +52,23 @@ def test_growing_log_gives_the_same_lines_wherever_it_is_cut(cuts: list[int], en
 
 
 def test_values_without_end_are_not_kept(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(10_000)))
-    found = scan(log, BOTH)["chosen"]
-    assert (found.count, len(found.values)) == (10_000, KEPT)
+    lines = values(b"".join(b"Using K%d for NVFP4 GEMM\n" % number for number in range(10_000)), tmp_path / "log")
+    assert (lines.count, len(lines.values)) == (10_000, KEPT)
 
 
 def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode())
+    data = LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert scan(log, BOTH)["chosen"].count == 2
+    assert values(data, tmp_path / "log").count == 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
 
 def test_file_that_is_no_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hole, pipe, large = (tmp_path / name for name in ("hole", "pipe", "large"))
+    hole, pipe, large, missing = (tmp_path / name for name in ("hole", "pipe", "large", "missing"))
     hole.write_bytes(LINE.encode() + b"\0" * 100)
     os.mkfifo(pipe)
     monkeypatch.setattr(server_log, "LARGEST", 1000)
     large.write_bytes(b" " * 1001)
-    for bad in (hole, pipe, large, tmp_path, tmp_path / "missing", Path("/dev/zero")):
+    for bad in (hole, pipe, large, tmp_path, missing, Path("/dev/zero")):
         with pytest.raises(LogInvalid):
             scan(bad, BOTH)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -13,8 +12,6 @@ from pathlib import Path
 import pytest
 from tests.support.standin import Machine, _machine, _standin
 
-from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.builder.wheel import source_wheel
 from sparkwright.core import config
 
@@ -53,41 +50,24 @@ def test_the_wheel_carries_the_reviewed_data_as_a_checkout_has_it(unpacked: Path
     assert "toy-cpu.yaml" in {path.name for path in carried}
     assert all((data / path).read_bytes() == (ROOT / path).read_bytes() for path in carried)
     forced = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    told = {path for one in forced for path in ([ROOT / one] if (ROOT / one).is_file() else (ROOT / one).iterdir())}
-    assert {path.relative_to(ROOT) for path in told} == set(carried)
+    named = {path for source in forced for path in ([ROOT / source] if (ROOT / source).is_file() else (ROOT / source).iterdir())}
+    assert {path.relative_to(ROOT) for path in named} == set(carried)
     assert all(target == f"sparkwright/data/{source}" for source, target in forced.items())
 
 
-def test_the_data_is_a_root_that_every_recipe_loads_from(unpacked: Path) -> None:
-    data = unpacked / "sparkwright" / "data"
-    assert recipes.names(data) == recipes.names(ROOT)
-    preflight.check(recipes.load(data, "toy-cpu"), None, None, total=32_000)
-    assert config.root() == ROOT
-    assert config.root(data) == data
-
-
-def bare(machine: Machine, unpacked: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the unpacked program with nothing but what it requires, in a folder of no checkout."""
+def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a *program* with the unpacked one and nothing but what it requires, in a folder of no checkout."""
     environment = {**machine.environment, "PYTHONPATH": str(unpacked)}
     return subprocess.run(
-        [sys.executable, "-c", BARE, *words], env=environment, cwd=machine.folder, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-P", "-c", program, *words], env=environment, cwd=machine.folder, capture_output=True, text=True, check=False, timeout=120
     )
 
 
 def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
-    """From a recipe of its own data; and its wheel, made again from there, is the same."""
-    words = machine.words("toy-cpu", "--dry-run", "--json")[3:]
-    done = bare(machine, unpacked, *words)
+    """From a recipe of its own data; and its wheel, made again from there, carries the same."""
+    done = bare(machine, unpacked, BARE, *machine.words("toy-cpu", "--dry-run", "--json")[3:])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
-    assert bare(machine, unpacked, "serve", "--health").returncode == 1
-    again = (
-        "import sys; from pathlib import Path; from sparkwright.core import config; "
-        "print(config.__file__); print(len(config.carried()), config.root())"
-    )
-    said = subprocess.run(
-        [sys.executable, "-P", "-c", again], env={**os.environ, "PYTHONPATH": str(unpacked)}, cwd=machine.folder, capture_output=True,
-        text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    data = unpacked / "sparkwright" / "data"
-    assert said == [str(unpacked / "sparkwright" / "core" / "config.py"), f"{len(config.carried())} {data}"]
+    assert bare(machine, unpacked, BARE, "serve", "--health").returncode == 1
+    again = bare(machine, unpacked, "from sparkwright.core import config; print(len(config.carried()), config.root())")
+    assert again.stdout.split() == [str(len(config.carried())), str(unpacked / "sparkwright" / "data")]

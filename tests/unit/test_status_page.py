@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from tests.client.world import World, wheel
 from tests.refusals import refusal
 from tests.support import browser, githubwork
-from tests.support.browser import Tab
 from tests.support.results import HOSTILE, bench, gate
 from tests.unit.conftest import Repository as Work
 
@@ -199,15 +198,6 @@ def test_an_index_that_is_not_trusted_is_refused(story: Path, tmp_path: Path) ->
     assert not (tmp_path / "site").exists()
 
 
-#: Elements that reach beyond the window, though no box around them scrolls.
-OVERFLOW = """
-(() => [...document.body.querySelectorAll('*')].filter(node => {
-  for (let at = node; at; at = at.parentElement)
-    if (['auto', 'hidden', 'scroll'].includes(getComputedStyle(at).overflowX)) return false;
-  return node.getBoundingClientRect().right > innerWidth + 1; }).map(node => node.tagName))()
-"""
-
-
 @pytest.mark.skipif(browser.PROGRAM is None, reason=browser.WHY)
 def test_pages_fit_a_desk_and_a_telephone_and_load_nothing(
     story: Path, github: githubwork.World, tmp_path: Path
@@ -218,15 +208,4 @@ def test_pages_fit_a_desk_and_a_telephone_and_load_nothing(
     report = page.render((bench(cell), bench(cell, quantization="AWQ"), gate(cell)))
     (folder / "report.html").write_text(report)
 
-    def checked(tab: Tab, url: str) -> None:
-        for name in ("index.html", "report.html"):
-            loaded = tab.load(url + name, width=1400)
-            assert [text for text in loaded.complaints if "favicon" not in text] == [], name
-            assert {address.rpartition("/")[2] for address in loaded.asked} <= {name, "favicon.ico"}
-            tab.run("document.querySelectorAll('details').forEach(node => node.open = true)")
-            for width, dark in ((1400, False), (390, True)):
-                tab.look(width=width, dark=dark)
-                assert tab.run(OVERFLOW) == [], (name, width)
-
-    with browser.served(folder) as url, browser.chromium() as tab:
-        checked(tab, url)
+    assert browser.faults(folder, ("index.html", "report.html"), (1400, 390)) == []

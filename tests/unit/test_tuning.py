@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import ast
-import base64
-import csv
-import hashlib
 import json
 import os
-import zipfile
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.refusals import refusal
-from tests.support import standin, wheels
-from tests.support.checkpoints import moe, write
+from tests.support import standin
+from tests.support.checkpoints import moe
 from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, modules, tuning
-from sparkwright.builder import moe_configs, toolchain
+from sparkwright.builder import moe_configs
 from sparkwright.builder.moe_configs import TuningRecord
-from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.builder.workspace import source_tree
 from sparkwright.core import strict_yaml
-from sparkwright.forks.stack import MOE_CONFIGS
-from sparkwright.serving import launch, preflight
+from sparkwright.core.files import sha256_bytes
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import MOE_CONFIGS, Project
 
 ROOT = Path(__file__).parents[2]
 #: The module in which vLLM's kernels look up a file; it keeps what it read, as vLLM does.
@@ -72,35 +69,42 @@ if args.tune:
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-# Names.
+def expert_layer(folder: Path, kind: str, experts: int, size: int, shards: int = 1, **options: Any) -> modules.ExpertLayer:
+    whole = options.pop("whole", False)
+    return modules.expert_layer(checkpoint.read(moe(folder / "m", kind, experts, size, **options)), shards, whole=whole)
 
 
-def test_files_have_the_names_of_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "options", "gpu", "name"),
+    [
+        (("F8_E4M3", 512, 512), {}, "NVIDIA GB10", "E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"),
+        (("F8_E4M3", 512, 512, 2), {}, "D", "E=512,N=256,device_name=D,dtype=fp8_w8a8,block_shape=[128,128].json"),
+        (("F8_E4M3", 512, 512, 2), {"whole": True}, "D", "E=256,N=512,device_name=D,dtype=fp8_w8a8,block_shape=[128,128].json"),
+        (("BF16", 8, 14336), {"quantization_config": None}, "NVIDIA H200 NVL", "E=8,N=14336,device_name=NVIDIA_H200.json"),
+        (("F8_E4M3", 8, 512), {"quantization_config": {**FP8, "weight_block_size": None, "config_groups": [1]}}, "D",
+         "E=8,N=512,device_name=D,dtype=fp8_w8a8.json"),
+    ],
+)  # fmt: skip
+def test_files_have_the_names_of_vllm(model: tuple[Any, ...], options: dict[str, Any], gpu: str, name: str, tmp_path: Path) -> None:
     """Upstream's own files of these shapes and devices, in 0.23.0 and 0.33.0, have these names."""
-    fp8 = checkpoint.read(moe(tmp_path / "fp8", "F8_E4M3", 512, 512, quantization_config=FP8))
-    name = "E=512,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
-    assert modules.expert_layer(fp8).filename(modules.device_name("NVIDIA GB10")) == name
-    assert modules.expert_layer(fp8, 2).filename("D").startswith("E=512,N=256,")
-    assert modules.expert_layer(fp8, 2, whole=True).filename("D").startswith("E=256,N=512,")
-    plain = modules.expert_layer(checkpoint.read(moe(tmp_path / "plain", "BF16", 8, 14336)))
-    assert plain.filename(modules.device_name("NVIDIA H200 NVL")) == "E=8,N=14336,device_name=NVIDIA_H200.json"
+    layer = expert_layer(tmp_path, *model, **{"quantization_config": FP8, **options})
+    assert layer.filename(modules.device_name(gpu)) == name
 
 
-@pytest.mark.parametrize("name", ["dense", "packed", "words for blocks", "a list of groups"])
-def test_checkpoint_without_a_tuning_space_is_refused(name: str, tmp_path: Path) -> None:
-    folder, odd = tmp_path / "m", {"quant_method": "fp8", "weight_block_size": ["x", 128]}
-    if name == "dense":
-        write(folder, {"num_hidden_layers": 1}, [("model.layers.0.mlp.down_proj.weight", "BF16", [64, 64])])
-    elif name == "packed":
-        moe(folder, "U8", quantization_config={"quant_method": "modelopt"})
-    elif name == "words for blocks":
-        moe(folder, "F8_E4M3", quantization_config=odd)
-    else:
-        moe(folder, "F8_E4M3", quantization_config={**FP8, "weight_block_size": None, "config_groups": [1]})
-        assert modules.expert_layer(checkpoint.read(folder)).block == ()
-        return
-    with refusal("checkpoint-invalid" if name == "words for blocks" else "tuning-unavailable"):
-        modules.expert_layer(checkpoint.read(folder))
+@pytest.mark.parametrize(
+    ("kind", "experts", "config", "reference"),
+    [
+        ("BF16", 0, None, "tuning-unavailable"),
+        ("U8", 8, {"quant_method": "modelopt"}, "tuning-unavailable"),
+        ("F8_E4M3", 8, {"quant_method": "fp8", "weight_block_size": ["x", 128]}, "checkpoint-invalid"),
+    ],
+    ids=["dense", "packed", "words for blocks"],
+)
+def test_checkpoint_without_a_tuning_space_is_refused(
+    kind: str, experts: int, config: dict[str, Any] | None, reference: str, tmp_path: Path
+) -> None:
+    with refusal(reference):
+        expert_layer(tmp_path, kind, experts, 1536, quantization_config=config)
 
 
 # The tuner.
@@ -114,57 +118,49 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder, self.python = folder, standin.environment(folder / "environment")
         self.site = next((folder / "environment").glob("lib/python3.*/site-packages"))
-        path = self.site / "vllm" / "model_executor" / "layers" / "fused_moe" / "fused_moe.py"
-        path.parent.mkdir(parents=True)
-        path.write_text(READER.format(name=NAME))
-        self.wheel = folder / f"vllm-{standin.VERSION}-py3-none-any.whl"
-        with zipfile.ZipFile(self.wheel, "w") as archive:
-            for file in sorted(self.site.rglob("*")):
-                if file.is_file():
-                    archive.write(file, file.relative_to(self.site))
+        reader = self.site / "vllm" / "model_executor" / "layers" / "fused_moe" / "fused_moe.py"
+        reader.parent.mkdir(parents=True)
+        reader.write_text(READER.format(name=NAME))
+        self.wheel = Path(shutil.make_archive(str(folder / f"vllm-{standin.VERSION}-py3-none-any"), "zip", self.site)).rename(
+            folder / f"vllm-{standin.VERSION}-py3-none-any.whl"
+        )
         self.tuner, self.model = folder / "benchmark_moe.py", moe(folder / "model")
         self.tuner.write_text(TUNER)
 
     def tune(self, cli: Cli, mini: Mini, *words: str | Path, gpu: str = "NVIDIA GB10, 12.1, 580.1") -> Any:
-        programs = self.folder / "programs"
-        programs.mkdir(exist_ok=True)
-        (programs / "nvidia-smi").write_text(f"#!/bin/sh\necho '{gpu}'\n")
-        (programs / "nvidia-smi").chmod(0o755)
-        given = ["--python", self.python, "--wheel", self.wheel, "--tuner", self.tuner, "--tokens", "1", "--tokens", "64"]
-        environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
-        done = cli("model", "tune", *mini.words, "--json", *given, *words, self.model, env=environment)
-        return json.loads(done.stdout)
+        driver = self.folder / "nvidia-smi"
+        driver.write_text(f"#!/bin/sh\necho '{gpu}'\n")
+        driver.chmod(0o755)
+        options = ["--python", self.python, "--wheel", self.wheel, "--tuner", self.tuner, "--tokens", "1", "--tokens", "64", *words]
+        environment = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
+        return json.loads(cli("model", "tune", *mini.words, "--json", *options, self.model, env=environment).stdout)
 
 
-@pytest.fixture(name="bench")
-def _bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "bench")
-
-
-def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_tuner_runs_without_ray_and_its_file_is_measured_against_the_default(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     assert "error" not in bench.tune(cli, mini)
-    folder = mini.root / "build" / "demo" / "moe"
-    record = strict_yaml.load(folder / f"{NAME[:-5]}.yaml", TuningRecord)
+    path = mini.root / "build" / "demo" / "moe" / f"{NAME[:-5]}.yaml"
+    record = strict_yaml.load(path, TuningRecord)
     assert [(row.tokens, row.before, row.tuned) for row in record.latencies] == [
         (1, (500.0,) * 3, (10.0,) * 3), (64, (32000.0,) * 3, (640.0,) * 3),
     ]  # fmt: skip
     assert (record.vllm, record.device, record.capability, record.configurations) == (standin.VERSION, "NVIDIA_GB10", "12.1", 0)
     # A seeded draw of the configurations does not have the best.
     bench.tune(cli, mini, "--configurations", "5")
-    few = strict_yaml.load(folder / f"{NAME[:-5]}.yaml", TuningRecord)
-    assert few.configurations == 5
-    assert few.latencies[0].tuned[0] > 10
+    few = strict_yaml.load(path, TuningRecord)
+    assert (few.configurations, few.latencies[0].tuned[0] > 10) == (5, True)
 
 
-def test_slower_file_is_not_placed_where_a_build_would_refuse_it(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_slower_file_is_not_placed_where_a_build_would_refuse_it(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     bench.tuner.write_text(TUNER.replace('{"BLOCK_SIZE_M": 500}', '{"BLOCK_SIZE_M": 1}'))
     path = Path(bench.tune(cli, mini)["path"])
     assert not (mini.root / "build" / "demo" / "moe").exists()
     assert strict_yaml.load(path.with_suffix(".yaml"), TuningRecord).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert moe_configs.members(mini.context(), "vllm", "mini_vllm", "") == {}
 
 
-def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_file_for_another_device_release_or_wheel_is_not_made(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     assert bench.tune(cli, mini, gpu="NVIDIA H100 80GB HBM3, 9.0, 580.1")["error"]["reference"] == "tuning-foreign"
     (bench.site / "vllm" / "envs.py").write_text("changed = True\n")
     assert "does not hold the files" in bench.tune(cli, mini)["error"]["what"]
@@ -174,7 +170,8 @@ def test_file_for_another_device_release_or_wheel_is_not_made(bench: Bench, mini
     assert not (mini.root / "build" / "demo" / "moe").exists()
 
 
-def test_tuner_that_writes_another_file_has_failed(bench: Bench, mini: Mini, cli: Cli) -> None:
+def test_tuner_that_writes_another_file_has_failed(tmp_path: Path, mini: Mini, cli: Cli) -> None:
+    bench = Bench(tmp_path / "bench")
     bench.tuner.write_text(TUNER.replace("{args.save_dir}/{NAME}", "{args.save_dir}/E=8,N=768,device_name=NVIDIA_GB10.json"))
     assert bench.tune(cli, mini)["error"]["reference"] == "tuning-failed"
     bench.tuner.write_text("raise SystemExit(3)")
@@ -183,16 +180,10 @@ def test_tuner_that_writes_another_file_has_failed(bench: Bench, mini: Mini, cli
 
 @pytest.mark.network
 def test_tuner_of_the_default_stack_uses_no_more_of_ray_than_the_driver_has(user_store: Any) -> None:
-    from sparkwright.forks.context import RunContext
-    from sparkwright.forks.stack import Project
-
-    root = Path(__file__).parents[2]
-    project = Project(root, "2026.11")
-    tree = ast.parse(tuning.locked_tuner(RunContext(project, user_store, ("vllm",), root / "dist", source="sdist")))
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ray"}
-    modules_used = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ray")}
-    assert used <= {"remote", "init", "available_resources", "get_gpu_ids", "get"}
-    assert modules_used == {"ray.experimental.tqdm_ray"}
+    project = Project(ROOT, "2026.11")
+    source = tuning.locked_tuner(RunContext(project, user_store, ("vllm",), ROOT / "dist", source="sdist")).decode()
+    assert set(re.findall(r"\bray\.(\w+)(?=[.(\[])", source)) <= {"remote", "init", "available_resources", "get_gpu_ids", "get", "experimental"}
+    assert set(re.findall(r"from (ray\S*) import", source)) == {"ray.experimental.tqdm_ray"}
 
 
 # Packing.
@@ -200,8 +191,6 @@ def test_tuner_of_the_default_stack_uses_no_more_of_ray_than_the_driver_has(user
 
 def record(folder: Path, content: bytes = b'{"triton_version": "3.6.0", "1": {"BLOCK_SIZE_M": 16}}', name: str = NAME, **changes: Any) -> None:
     """Write a file and its record."""
-    from sparkwright.core.files import sha256_bytes
-
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     stated = {
@@ -213,7 +202,10 @@ def record(folder: Path, content: bytes = b'{"triton_version": "3.6.0", "1": {"B
 
 
 def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
-    """A graft packs every file of the package that its tree adds to the release (tests/integration/test_rules_and_graft.py)."""
+    """
+    A graft packs every file of the package that its tree adds to the release (tests/integration/test_rules_and_graft.py), and serve looks
+    for it there (test_serving.py).
+    """
     plain, inputs = source_tree(mini.context(), "vllm"), mini.context().source_inputs("vllm")
     record(mini.root / "build" / "demo" / "moe")
     context = mini.context()
@@ -222,84 +214,29 @@ def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
     assert context.objects.changes(plain.tree, tuned.tree) == {member: "A"}
     assert json.loads(context.objects.blob(tuned.tree, member) or b"")["1"] == {"BLOCK_SIZE_M": 16}
     assert context.source_inputs("vllm") != inputs
-    record(mini.root / "build" / "demo" / "moe", b'{"1": {"BLOCK_SIZE_M": 32}}')
-    assert source_tree(mini.context(), "vllm").tree not in (plain.tree, tuned.tree)
     with refusal("tuning-present"):
-        moe_configs.members(mini.context(), "vllm", "mini_vllm", tuned.tree)
+        moe_configs.members(context, "vllm", "mini_vllm", tuned.tree)
 
 
-def test_file_is_in_the_wheel_at_the_path_where_serve_looks_for_it(mini: Mini, tmp_path: Path) -> None:
-    """A real wheel, written by the functions of a graft; no library is compiled, so the base keeps its own."""
-    name = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
-    content = b'{"triton_version": "3.6.0", "1": {"BLOCK_SIZE_M": 16}}'
-    mini.edit("build/demo/environment.yaml", "package: mini_vllm", "package: vllm")
-    mini.edit("build/demo/environment.yaml", "[mini_vllm/_version.py]", "[vllm/_version.py]")
-    record(mini.root / "build" / "demo" / "moe", content, name)
-    context = mini.context()
-    source, settings = source_tree(context, "vllm"), toolchain.settings(context, "vllm")
-    official = archive.WheelName.of("vllm-0.33.0-py3-none-any.whl")
-    members = {"vllm/_version.py": b"__version__ = '0.33.0'\n", "vllm/other.py": b""}
-    base = archive.write(tmp_path, official, members, wheels.metadata("vllm", "0.33.0"), pure=True)
-    changed, manifest = graft.changes(context, source, base, tmp_path, {}, settings)
-    files = sbom.DistInfoFiles(b"{}", sbom.gather(context, source))
-    (tmp_path / "dist").mkdir()
-    wheel = graft.write(base, tmp_path / "dist", "spark.1", changed, manifest, settings, files)
-
-    member = f"vllm/model_executor/layers/fused_moe/configs/{name}"
-    with zipfile.ZipFile(wheel) as packed:
-        assert packed.testzip() is None
-        written = {each: packed.read(each) for each in packed.namelist()}
-        (row,) = [each for each in csv.reader(written["vllm-0.33.0+spark.1.dist-info/RECORD"].decode().splitlines()) if each[0] == member]
-        python = standin.environment(tmp_path / "environment")
-        site = next((tmp_path / "environment").glob("lib/python3.*/site-packages"))
-        model = moe(tmp_path / "model", "F8_E4M3", 256, 512, quantization_config=FP8)
-
-        def experts(gpu: str) -> str:
-            machine = preflight.Machine(119.7, gpus=1, unified=True, gpu=gpu)
-            return launch.plan(launch.ServeRequest(model=str(model)), python, ROOT, machine=machine).experts
-
-        assert experts("NVIDIA GB10").startswith(f"no {name}")
-        packed.extractall(site, [each for each in packed.namelist() if each.startswith("vllm/model_executor/")])
-    assert manifest.replaced == (member,)
-    assert written[member] == content
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    assert row == [member, f"sha256={digest}", str(len(content))]
-    assert b"0.33.0+spark.1" in written["vllm/_version.py"]
-    assert experts("NVIDIA GB10") == f"tuned, {name}"
-    assert experts("NVIDIA H100 80GB HBM3").startswith("no E=256,N=512,device_name=NVIDIA_H100_80GB_HBM3,")
-
-
-def test_file_that_is_slower_and_record_without_a_file_are_refused(mini: Mini) -> None:
-    """Also where one batch of several is slower."""
-    folder, context = mini.root / "build" / "demo" / "moe", mini.context()
-    rows = [{"tokens": 1, "before": [20.0], "tuned": [10.0]}, {"tokens": 8, "before": [40.8, 41.1, 40.7], "tuned": [44.9, 45.2, 44.7]}]
-    record(folder, latencies=rows)
-    with refusal("tuning-slower", match="batches of 8 tokens"):
-        moe_configs.members(context, "vllm", "mini_vllm", "")
-    (folder / NAME).unlink()
-    with refusal("tuning-foreign", match="the record of no file"):
-        moe_configs.members(context, "vllm", "mini_vllm", "")
+#: Rounds of a batch that is slower with the file, behind one that is faster.
+SLOWER = [{"tokens": 1, "before": [20.0], "tuned": [10.0]}, {"tokens": 8, "before": [40.8, 41.1, 40.7], "tuned": [44.9, 45.2, 44.7]}]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "removed", "reference"),
     [
-        {"vllm": "0.32.0"}, {"capability": "9.0"}, {"device": "NVIDIA_H100_80GB_HBM3"}, {"sha256": "c" * 64},
-        {"name": "E=8,N=1536,device_name=..json"},
+        ({"vllm": "0.32.0"}, "", "tuning-foreign"), ({"capability": "9.0"}, "", "tuning-foreign"),
+        ({"device": "NVIDIA_H100_80GB_HBM3"}, "", "tuning-foreign"), ({"sha256": "c" * 64}, "", "tuning-foreign"),
+        ({"name": "E=8,N=1536,device_name=..json"}, "", "tuning-foreign"), ({}, ".json", "tuning-foreign"),
+        ({"latencies": SLOWER}, "", "tuning-slower"), ({}, ".yaml", "file-invalid"), ({"content": b'{"1": ["BLOCK_SIZE_M"]}'}, "", "file-invalid"),
     ],
 )  # fmt: skip
-def test_file_of_another_device_release_or_record_is_not_packed(changes: dict[str, Any], mini: Mini) -> None:
-    record(mini.root / "build" / "demo" / "moe", **changes)
-    with refusal("tuning-foreign"):
-        source_tree(mini.context(), "vllm")
-
-
-def test_file_without_a_record_or_of_another_form_is_refused(mini: Mini) -> None:
+def test_file_of_another_device_release_record_or_form_is_not_packed(
+    changes: dict[str, Any], removed: str, reference: str, mini: Mini
+) -> None:
     folder = mini.root / "build" / "demo" / "moe"
-    record(folder, b'{"1": ["BLOCK_SIZE_M"]}')
-    with refusal("file-invalid"):
-        source_tree(mini.context(), "vllm")
-    record(folder)
-    (folder / f"{NAME[:-5]}.yaml").unlink()
-    with refusal("file-invalid"):
+    record(folder, **changes)
+    if removed:
+        (folder / NAME).with_suffix(removed).unlink()
+    with refusal(reference):
         source_tree(mini.context(), "vllm")

@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.core import process
@@ -59,6 +60,11 @@ REASONS: Mapping[str, str] = {
     "generator-unreadable": "The result of the load generator has another format. Another release "
     "of it may have been put in its place.",
 }
+
+
+#: Tokens of the longest prompt and answer in a record; larger numbers were made up.
+MOST_TOKENS = 1 << 40
+Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
 
 class LoadSpec(msgspec.Struct, frozen=True):
@@ -110,8 +116,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     start: float
     ttft: float
     latency: float
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: Tokens
+    output_tokens: Tokens
     chunks: int | None = None
     error: str = ""
 

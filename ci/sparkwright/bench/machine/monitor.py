@@ -102,16 +102,13 @@ class Telemetry:
         other_load = _other_load(own)
         bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         computing = self._query("nvmlDeviceGetComputeRunningProcesses") or ()
-        power = self._query("nvmlDeviceGetPowerUsage")
         return Snapshot(
             time=time.time(),
             monotonic=time.monotonic(),
             gemv=readings[0].gemv if readings else None,
             copy=readings[0].copy if readings else None,
             sm_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            memory_clock=self._query("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             temperature=self._query("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-            power=None if power is None else power / 1000,
             throttle_reasons=tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             available=process.available_megabytes(),
             other_load=other_load,
@@ -278,7 +275,7 @@ class MachineMonitor:
             seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
             gigabytes = round(device.bytes / seconds / 1e9, 2)
             self.bandwidth = Bandwidth(gigabytes, "measured", device.name)
-            decode_bytes.store_bandwidth(store, self.bandwidth)
+            store.put(*decode_bytes.BANDWIDTH, self.bandwidth)
         self._telemetry = Telemetry(self._device.uuid if self._device else "")
         self.policy = self._telemetry.adapt(policy)
 

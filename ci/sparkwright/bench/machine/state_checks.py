@@ -133,8 +133,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     Attributes:
         time: Seconds since 1970. *monotonic*: seconds of a clock that is never set.
         gemv: Seconds of the probe's matrix-vector product. *copy*: seconds of its copy.
-        sm_clock, memory_clock: MHz.
-        temperature: Degrees Celsius of the GPU. *power*: watts.
+        sm_clock: MHz. *temperature*: degrees Celsius of the GPU.
         throttle_reasons: Why the GPU's clocks are held back.
         available: MB of memory that are available on the host.
         other_load: Share of the processors' time used by other programs, 0 to 1.
@@ -148,9 +147,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     gemv: float | None = None
     copy: float | None = None
     sm_clock: float | None = None
-    memory_clock: float | None = None
     temperature: float | None = None
-    power: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     available: int | None = None
     other_load: float | None = None

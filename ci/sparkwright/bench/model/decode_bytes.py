@@ -30,6 +30,8 @@ class Bandwidth(msgspec.Struct, frozen=True):
     device: str = ""
 
 
+#: Kind and key of the record of the bandwidth that was measured on this machine.
+BANDWIDTH = "bandwidth", "this-machine"
 #: NVIDIA's figure for the GB10 of a DGX Spark (LPDDR5X); reading was measured at 231 to 234 GB/s.
 GB10 = Bandwidth(273.0, "nominal", "GB10")
 
@@ -47,13 +49,8 @@ def distinct_experts(experts: int, taken: int, tokens: int) -> float:
     return -experts * math.expm1(unread)
 
 
-def store_bandwidth(store: Store, bandwidth: Bandwidth) -> None:
-    """Store the bandwidth that was measured on this machine."""
-    store.put("bandwidth", "this-machine", bandwidth)
-
-
 def stored_bandwidth(store: Store) -> Bandwidth | None:
     """Return the bandwidth that was measured on this machine, or None."""
-    bandwidth = store.get("bandwidth", "this-machine", Bandwidth)
+    bandwidth = store.get(*BANDWIDTH, Bandwidth)
     sound = bandwidth and bandwidth.origin == "measured" and 0 < bandwidth.gigabytes < math.inf
     return bandwidth if sound else None

@@ -135,11 +135,6 @@ def setting(flag: str) -> str:
     return "--gpu-memory-utilization" if name == "--device-memory-utilization" else name
 
 
-def machine_memory() -> int:
-    """Return the megabytes of this machine's memory, which on a Spark is also its GPU's."""
-    return int(psutil.virtual_memory().total // 1_000_000)
-
-
 def checkpoint_size(folder: Path) -> CheckpointSize:
     """
     Return the size of the model in *folder*.
@@ -194,7 +189,8 @@ def check(
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
         not-provided, checkpoint-invalid: As `checkpoint_size`.
     """
-    total = machine_memory() if total is None else total
+    if total is None:  # on a Spark the machine's memory is also its GPU's
+        total = int(psutil.virtual_memory().total // 1_000_000)
     size = checkpoint_size(model) if model else None
     results = findings(recipe, workloads, total=total, checkpoint=size, servers=servers)
     errors = [

@@ -7,7 +7,6 @@ So a recipe states them for each range of releases, and is refused for any other
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -20,6 +19,7 @@ from packaging.version import Version
 from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric
 from sparkwright.bench.server.launch import LaunchPlan
+from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 
@@ -50,15 +50,6 @@ class RecipeError(SparkwrightError):
             "flags (ci/recipes/README.md).",
         ),
     }
-
-
-def compile_patterns(*patterns: str) -> None:
-    """Raise ValueError unless all *patterns* are regular expressions."""
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +18,8 @@ import msgspec
 from markupsafe import Markup, escape
 
 from sparkwright.bench.records import METRICS
-from sparkwright.bench.report import text
 from sparkwright.bench.report.compare import Column, shape_of
 from sparkwright.bench.report.view import Value, View, plausible, shift
-from sparkwright.bench.results import CellResult, Series
 from sparkwright.core.pages import clean
 from sparkwright.core.states import State
 
@@ -173,77 +170,33 @@ def forest(view: View, name: str) -> Chart | None:
         return chart(figure, f"{name}-forest", "Change against the margin", caption)
 
 
-def evidence(view: View, cell: CellResult, series: Series, name: str) -> Chart | None:
-    """Return the e-values of *series* after each block; None if it does not decide."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    alpha = view.result.alpha
-    paths = (
-        ("not slower", series.pass_evidence, "good", "o"),
-        ("slower", series.fail_evidence, "bad", "s"),
-    )
-    if not series.pass_evidence or not 0 < alpha < 1:
-        return None
-    # Far beyond the line that decides, a path runs along the edge.
-    low, high = 1e-3, 100 / alpha
-    with drawing(190) as (figure, (axes,)):
-        for label, values, colour, mark in paths:
-            shown = [min(high, max(low, value)) for value in values]
-            blocks = range(1, len(shown) + 1)
-            axes.plot(blocks, shown, color=COLOURS[colour], label=label, marker=mark, ms=4)
-        axes.axhline(1 / alpha, color=COLOURS["ink"], lw=1.2, ls=(0, (4, 2)), label="1/α")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("block")
-        axes.set_ylabel("e-value")
-        legend(axes)
-        last = ", ".join(f"{label} {text.evidence(path[-1])}" for label, path, *_ in paths if path)
-        caption = f"{series.state} after {len(series.pass_evidence)} blocks: {last}."
-        return chart(figure, name, f"{cell.name}: {METRICS[series.metric][0]}", caption)
-
-
 def timeline(view: View, name: str) -> Chart | None:
-    """Return each measurement over time, and the temperature and clock of the GPU."""
+    """Return each measurement over time."""
     legs = [leg for leg in view.result.legs if leg.run and plausible(leg.run.tpot)]
     start = min((leg.began for leg in legs), default=0.0)
-    counted: dict[tuple[str, str], list[float]] = {}
-    for leg in legs:
-        if leg.counts and leg.run:
-            counted.setdefault((leg.cell, leg.side), []).append(leg.run.tpot)
-    medians = {key: statistics.median(values) for key, values in counted.items()}
+    medians = {
+        (cell.name, side): value.median
+        for cell in view.result.cells
+        for side in view.sides
+        if (value := view.value(cell, "tpot", side))
+    }
     points: dict[str, list[tuple[float, float]]] = {}
     for leg in legs:
         if leg.run and (median := medians.get((leg.cell, leg.side))):
-            kind = "does not count" if not leg.counts else str(leg.side)
             off = max(-100.0, min(100.0, 100 * (leg.run.tpot / median - 1)))
+            kind = str(leg.side) if leg.counts else "does not count"
             points.setdefault(kind, []).append(((leg.began - start) / 60, off))
     if not points:
         return None
-    shots = [shot for leg in legs for shot in (leg.before, leg.after) if shot]
-    panels = [
-        (title, values)
-        for title, field in (("GPU, °C", "temperature"), ("clock, MHz", "sm_clock"))
-        if (
-            values := [
-                ((shot.time - start) / 60, getattr(shot, field))
-                for shot in shots
-                if plausible(getattr(shot, field))
-            ]
-        )
-    ]
     looks = (("baseline", *SERIES[0]), ("candidate", *SERIES[1]), ("does not count", "bad", "x"))
-    with drawing(200 + 80 * len(panels), 1 + len(panels), sharex=True) as (figure, axes):
+    with drawing(200) as (figure, (axes,)):
         for kind, colour, mark in looks:
             if kind in points:
                 minutes, offs = zip(*points[kind], strict=True)
-                axes[0].plot(minutes, offs, mark, color=COLOURS[colour], ms=4, label=kind)
-        axes[0].set_ylabel("time per token,\n% off the median")
-        legend(axes[0])
-        for panel, (title, values) in zip(axes[1:], panels, strict=True):
-            panel.plot(*zip(*sorted(values), strict=True), color=COLOURS["three"], lw=1)
-            panel.set_ylabel(title)
-        axes[-1].set_xlabel("minutes since the beginning")
+                axes.plot(minutes, offs, mark, color=COLOURS[colour], ms=4, label=kind)
+        axes.set_ylabel("time per token,\n% off the median")
+        axes.set_xlabel("minutes since the beginning")
+        legend(axes)
         caption = "Each measurement against the median of its workload and side."
         return chart(figure, f"{name}-timeline", "Measurements over time", caption)
 

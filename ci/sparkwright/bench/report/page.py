@@ -19,8 +19,6 @@ TITLES = {
     "calibration": "A/A calibration",
     "verify": "Verification of a recipe",
 }
-#: Charts of evidence on a page.
-MAX_EVIDENCE = 24
 
 
 def render(results: Sequence[Result]) -> str:
@@ -46,11 +44,6 @@ def _section(view: View, name: str) -> dict[str, Any]:
     result = view.result
     sign, word = text.verdict(result)
     series = [(cell, series) for cell in result.cells for series in cell.series]
-    evidence = [
-        charts.evidence(view, cell, each, f"{name}-e{index}")
-        for index, (cell, each) in enumerate(series)
-        if each.primary
-    ]
     history = [
         (f"{cell.name}: {METRICS[each.metric][0]}", each, blocks)
         for cell, each in series
@@ -59,8 +52,8 @@ def _section(view: View, name: str) -> dict[str, Any]:
     return {
         "name": name, "view": view, "result": result, "kind": TITLES[result.kind],
         "sign": sign, "word": word, "forest": charts.forest(view, name),
-        "evidence": [drawn for drawn in evidence[:MAX_EVIDENCE] if drawn], "history": history,
-        "curves": charts.curves(view, name), "timeline": charts.timeline(view, name),
+        "history": history, "curves": charts.curves(view, name),
+        "timeline": charts.timeline(view, name),
         "legs": [(cell.name, list(_legs(view, cell))) for cell in result.cells],
     }  # fmt: skip
 

@@ -22,6 +22,15 @@ KEPT = 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def compile_patterns(*patterns: str) -> None:
+    """Raise ValueError unless all *patterns* are regular expressions."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
 class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     One kind of line.
@@ -36,10 +45,7 @@ class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(f"{self.pattern!r} is not a regular expression: {error}") from None
+        compile_patterns(self.pattern)
 
 
 class LogLines(msgspec.Struct):

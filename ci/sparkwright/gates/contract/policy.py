@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.bench.recipes.recipe import compile_patterns
-from sparkwright.bench.server.server_log import LogPattern
+from sparkwright.bench.server.server_log import LogPattern, compile_patterns
 
 #: Lines that the gate reads by name.
 LINES = frozenset(
