@@ -39,7 +39,7 @@ from sparkwright.builder.arch.plan import PlannedUnit
 from sparkwright.builder.wheel import archive, elf, graft
 from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
 from sparkwright.builder.wheel.elf import ElfUnreadable
-from sparkwright.core import process, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.stack import Project
 
@@ -742,7 +742,7 @@ def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: st
         ["cuobjdump", "--extract-elf", "all", "../a.o"],
         ["cuobjdump", "--extract-ptx", "all", "../a.o"],
     ):
-        process.output([cuda_bin / command[0], *command[1:]], cwd=theirs)
+        subprocess.run([cuda_bin / command[0], *command[1:]], cwd=theirs, check=True)
 
     with elf.mapped(tmp_path / "a.o") as data:
         host = elf.shared_object(data)
