@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Mini
 
-from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import EnvironmentSpec
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
@@ -94,18 +92,6 @@ def test_a_label_changes_names_and_metadata_and_nothing_else(base: Path, out: Pa
     assert members == {**expected, f"{NEW}/licenses/LICENSE": b"free\n"}
 
 
-def test_members_that_stay_keep_their_compressed_bytes_and_mode(base: Path, out: Path) -> None:
-    def raw(path: Path, name: str) -> tuple[int, int, int, bytes]:
-        with zipfile.ZipFile(path) as wheel:
-            info, data = wheel.getinfo(name), path.read_bytes()
-        begin = info.header_offset + 30 + len(name.encode()) + data[info.header_offset + 28]
-        return info.compress_type, info.external_attr, info.CRC, data[begin : begin + info.compress_size]
-
-    wheel = archive.rewrite(base, out, version="1.0+a")
-    for name in ("mini/__init__.py", "mini/core.so", "mini/data/a.bin", "mini/empty.py", "mini/ünïcode.txt"):
-        assert raw(base, name) == raw(wheel, name)
-
-
 def test_members_are_replaced_added_and_removed(tmp_path: Path, out: Path) -> None:
     """Ours in .dist-info replace those of an earlier build; a bill of upstream's stays (PEP 770)."""
     before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}"}
@@ -131,18 +117,12 @@ def test_members_are_replaced_added_and_removed(tmp_path: Path, out: Path) -> No
         assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_a_wheel_has_the_same_bytes_in_any_order_of_its_files(tmp_path: Path, out: Path) -> None:
-    name = WheelName.of("mini_headers-1.0+a-py3-none-any.whl")
-    written, rewritten = set[bytes](), set[bytes]()
-    for turn in (dict, lambda items: dict(reversed(items))):
-        archive.write(out, name, turn([("b.h", b"b"), ("a.h", b"a")]), "Name: mini-headers\nVersion: 1.0+a\n", pure=True)
-        written.add((out / name.filename).read_bytes())
-        files = {**FILES, "mini/data/a.bin": b"", **META}
-        base = archive.rewrite(packed(tmp_path / NAME, files), out, version="1.0+a", replace=turn([("b", b"b"), ("a", b"a")]))
-        rewritten.add(base.read_bytes())
+def test_a_wheel_has_the_same_bytes_in_any_order_of_its_files(base: Path, out: Path) -> None:
+    made = set[bytes]()
+    for replace in ({"a": b"a", "b": b"b"}, {"b": b"b", "a": b"a"}):
+        made.add(archive.rewrite(base, out, version="1.0+a", replace=replace).read_bytes())
 
-    assert (len(written), len(rewritten)) == (1, 1)
-    assert verify(out / name.filename).keys() == {"a.h", "b.h", f"{name.info}/METADATA", f"{name.info}/WHEEL"}
+    assert len(made) == 1
 
 
 # Requirements.
@@ -209,16 +189,6 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
     with refusal("file-invalid") as caught:
         strict_yaml.parse(text, EnvironmentSpec, "environment.yaml")
     assert words in caught.value.details[0]
-
-
-def test_requirements_of_what_is_not_grafted_are_refused(mini: Mini) -> None:
-    """A wheel that its own backend makes states its requirements in its tree, where a patch can change them."""
-    mini.edit(
-        "build/demo/environment.yaml", "distribution: mini-flashinfer\n", "distribution: mini-flashinfer\n    requires: {numpy: ''}\n"
-    )
-
-    with refusal("file-invalid", match="flashinfer, which is not grafted"):
-        toolchain.spec(mini.context().project)
 
 
 # Refusals.
