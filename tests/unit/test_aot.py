@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
+from tests.support import fatbins
+from tests.unit.conftest import Mini
 
 from sparkwright.audit import policy
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.builder.wheel import archive, flashinfer_aot
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.builder.wheel.flashinfer_aot import (
+    AotBuilder,
     AotModule,
     AotSpec,
     ModuleSpec,
@@ -28,9 +30,6 @@ from sparkwright.builder.wheel.flashinfer_aot import (
 from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput
 from sparkwright.core import process, strict_yaml
 from sparkwright.forks.stack import Project
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
 
 ROOT = Path(__file__).parents[2]
 STACKS = sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml"))
@@ -58,66 +57,52 @@ def gen_toy_module(kind, width=8):
     return Spec(f"toy_{kind}_{width}", "sm_121f")
 
 def gen_toy_family_modules():
-    return [Spec("toy_family", "sm_120f"), Spec("toy_exact", "sm_121a")]
-
-def gen_picky_module(kind):
-    raise ValueError(f"{kind} is not supported")
-
-def gen_dsl_module():
-    return object()
+    return [Spec("toy_family", "sm_120f")]
 """
+#: Its own ``__init__`` cannot be imported here, as the real one's cannot.
+PACKAGE = {"__init__": "import a_library_that_is_not_locked\n", "jit/__init__": "", "jit/env": ENV, "jit/toy": TOY}
+METADATA = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
 
 
-@pytest.fixture(name="package")
-def _package(tmp_path: Path) -> Path:
-    """Return a folder with the small FlashInfer, whose own ``__init__`` cannot be imported here, as the real one's cannot."""
-    files = {"__init__.py": "import a_library_that_is_not_locked\n", "jit/__init__.py": "", "jit/env.py": ENV, "jit/toy.py": TOY}
-    for name, text in files.items():
-        path = tmp_path / "package" / "flashinfer" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    return tmp_path / "package"
+def spec(*entries: dict[str, Any]) -> AotSpec:
+    """Return the list of a module for each of *entries*, which are changes of one entry."""
+    modules = ({"call": TOY_CALL, "models": ["m"], "reason": "r", **entry} for entry in entries)
+    return AotSpec("flashinfer", "flashinfer-jit-cache", msgspec.convert(list(modules), type=tuple[ModuleSpec, ...]))
 
 
-def spec(**changes: Any) -> AotSpec:
-    fields = {"call": TOY_CALL, "models": ["m"], "reason": "r", **changes}
-    return AotSpec("flashinfer", "flashinfer-jit-cache", (msgspec.convert(fields, type=ModuleSpec),))
+@pytest.fixture(name="sources")
+def _sources(tmp_path: Path) -> Path:
+    """Return the wheel of the small FlashInfer."""
+    files = {f"flashinfer/{name}.py": text.encode() for name, text in PACKAGE.items()}
+    files["flashinfer_python-1+a.dist-info/licenses/LICENSE"] = b"Apache\n"
+    return archive.write(tmp_path, WheelName.of("flashinfer_python-1+a-py3-none-any.whl"), files, METADATA, pure=True)
 
 
-def generate(package: Path, *calls: tuple[str, Mapping[str, Any]]) -> tuple[AotModule, ...]:
-    """Run the script as a build does: in a process of its own, with files for question and answer."""
-    build = package.parent / "build"
-    build.mkdir(exist_ok=True)
-    listed = [{"call": f"flashinfer.jit.{call}", "arguments": arguments} for call, arguments in calls]
-    process.output([sys.executable, "-IS", flashinfer_aot._SCRIPT, package, build, json.dumps(listed)])
-    return msgspec.json.decode((build / "modules.json").read_bytes(), type=tuple[AotModule, ...])
-
-
-def test_modules_are_generated_without_the_rest_of_flashinfer(package: Path) -> None:
-    """The package's ``__init__`` is not run; a list stands for one module per element."""
-    calls = [("toy.gen_toy_module", {"kind": ["a", "b"], "width": [8, 16]}), ("toy.gen_toy_family_modules", {})]
-    modules = generate(package, *calls)
-    build = package.parent / "build"
-
-    assert [module.name for module in modules] == ["toy_a_8", "toy_a_16", "toy_b_8", "toy_b_16", "toy_family", "toy_exact"]
-    assert modules[0] == module("toy_a_8", "sm_121f")
-    included = [f"subninja {build / module.name / 'build.ninja'}" for module in modules]
-    assert (build / "build.ninja").read_text().splitlines() == ["ninja_required_version = 1.3", *included]
-
-
-def test_a_module_that_flashinfer_does_not_make_is_refused(package: Path, mini: Mini, tmp_path: Path) -> None:
-    """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
+@pytest.fixture(name="generate")
+def _generate(sources: Path, mini: Mini, tmp_path: Path) -> Callable[..., tuple[AotModule, ...]]:
+    """Return what generates the modules of a list, as a build does."""
     tools = Toolchain("key", tmp_path / "tools")
-    (tools.root / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13").mkdir(parents=True)
+    (tools.root / "lib/python3.11/site-packages/nvidia/cu13").mkdir(parents=True)
     (tools.root / "bin").mkdir()
     tools.python.symlink_to(sys.executable)
-    files = {str(path.relative_to(package)): path.read_bytes() for path in package.rglob("*.py")}
-    metadata = "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 1\n"
-    wheel = archive.write(tmp_path, WheelName.of("flashinfer_python-1-py3-none-any.whl"), files, metadata, pure=True)
-    asked = spec(call="flashinfer.jit.toy.gen_toi_module")
+    return lambda *entries: AotBuilder(mini.context(), tools, spec(*entries), sources).generate()
 
+
+def test_modules_are_generated_without_the_rest_of_flashinfer(generate: Callable[..., tuple[AotModule, ...]], mini: Mini) -> None:
+    """The package's ``__init__`` is not run; a list stands for one module per element."""
+    family = {"call": "flashinfer.jit.toy.gen_toy_family_modules", "arch": "12.0f"}
+    modules = generate({"arguments": {"kind": ["a", "b"], "width": [8, 16]}}, family)
+    (build,) = mini.cache.rglob("build/build.ninja")
+
+    assert [item.name for item in modules] == ["toy_a_8", "toy_a_16", "toy_b_8", "toy_b_16", "toy_family"]
+    assert modules[0] == module("toy_a_8", "sm_121f")
+    assert [line.split("/")[-2] for line in build.read_text().splitlines()[1:]] == [item.name for item in modules]
+
+
+def test_a_module_that_flashinfer_does_not_make_is_refused(generate: Callable[..., tuple[AotModule, ...]]) -> None:
+    """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
     with refusal("module-unknown", match=r"does not generate the modules of demo") as caught:
-        flashinfer_aot.AotBuilder(mini.context(), tools, asked, wheel).generate()
+        generate({"call": "flashinfer.jit.toy.gen_toi_module"})
     assert any("no attribute 'gen_toi_module'" in line for line in caught.value.details)
 
 
@@ -142,7 +127,7 @@ def test_a_module_has_the_architecture_of_its_entry_and_a_folder_of_its_own(
     arch: str, names: list[str], codes: tuple[str, ...], reference: str
 ) -> None:
     with refusal(reference) if reference else contextlib.nullcontext():
-        flashinfer_aot.check([module(name, *codes) for name in names], spec(arch=arch), "12.1f")
+        flashinfer_aot.check([module(name, *codes) for name in names], spec({"arch": arch}), "12.1f")
 
 
 @pytest.mark.parametrize(
@@ -158,10 +143,8 @@ def test_a_module_has_the_architecture_of_its_entry_and_a_folder_of_its_own(
 )
 def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: dict[str, Any]) -> None:
     fields = {"call": TOY_CALL, "models": ["m"], "reason": "r", **changes}
-    text = json.dumps({"fork": "flashinfer", "distribution": "flashinfer-jit-cache", "modules": [fields]})
-
     with refusal("file-invalid"):
-        strict_yaml.parse(text, AotSpec, "aot.yaml")
+        strict_yaml.parse(json.dumps({"fork": "f", "distribution": "f-jit-cache", "modules": [fields]}), AotSpec, "aot.yaml")
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -175,35 +158,6 @@ def test_the_reviewed_lists_are_valid_and_agree_with_the_audit_policy(stack: str
     assert archs == {library.arch for library in rules.distributions[listed.distribution].libraries if library.arch}
 
 
-@pytest.fixture(name="sources")
-def _sources(tmp_path: Path) -> Path:
-    """Return a wheel of sources with a version label, a licence, and two files to compile."""
-    name = WheelName("flashinfer_python", "0.7.2.post1+spark.2026.11.p0.cu130", "py3-none-any")
-    metadata = (
-        f"Metadata-Version: 2.4\nName: flashinfer-python\nVersion: {name.version}\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
-    )
-    path = tmp_path / "wheels" / name.filename
-    path.parent.mkdir()
-    files = {f"{name.info}/licenses/LICENSE": b"Apache\n", "flashinfer/a.cu": b"a\n", "flashinfer/b.cu": b"b\n"}
-    archive.write(path.parent, name, files, metadata, pure=True)
-    return path
-
-
-@pytest.fixture(scope="module", name="library")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return a real shared library."""
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "a.c").write_text("int answer(void) { return 42; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "a.so", folder / "a.c"], check=True)
-    return (folder / "a.so").read_bytes()
-
-
-def packed(mini: Mini, sources: Path, library: bytes, folder: Path) -> Path:
-    folder.mkdir()
-    modules = {module("norm", "sm_121f"): library, module("act", "sm_121f"): library, module("fp4_120f", "sm_120f"): library}
-    return flashinfer_aot.pack(folder, spec(), sources, mini.context(), modules, DistInfoFiles(b"{}\n", SbomInput()))
-
-
 #: The questions of FlashInfer's loader.
 LOADER = """\
 import json, sys
@@ -214,21 +168,22 @@ print(json.dumps(dict(version=package.__version__, folder=package.get_jit_cache_
 """
 
 
-def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path, library: bytes, tmp_path: Path) -> None:
+def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path, tmp_path: Path) -> None:
     """FlashInfer's loader finds its version, the modules and the libraries; the wheel requires the sources' exact version."""
-    path = packed(mini, sources, library, tmp_path / "out")
-    name, site = WheelName.of(path.name), tmp_path / "site"
+    (site := tmp_path / "site").mkdir()
+    library = fatbins.library(tmp_path)
+    modules = {module("norm", "sm_121f"): library, module("act", "sm_121f"): library, module("fp4_120f", "sm_120f"): library}
+    path = flashinfer_aot.pack(tmp_path, spec({}), sources, mini.context(), modules, DistInfoFiles(b"{}\n", SbomInput()))
     with zipfile.ZipFile(path) as wheel:
         wheel.extractall(site)
     answer = json.loads(process.output([sys.executable, "-c", LOADER.format(site=site)]))
-    metadata = (site / name.info / "METADATA").read_text()
+    info = site / WheelName.of(path.name).info
 
-    assert {provider["version"] for provider in answer["providers"]} == {WheelName.of(sources.name).version}
-    assert [(provider["cuda_architectures"], provider["modules"]) for provider in answer["providers"]] == [
-        (["sm120f"], ["fp4_120f"]),
-        (["sm121f"], ["act", "norm"]),
+    assert [(provider["version"], provider["cuda_architectures"], provider["modules"]) for provider in answer["providers"]] == [
+        ("1+a", ["sm120f"], ["fp4_120f"]),
+        ("1+a", ["sm121f"], ["act", "norm"]),
     ]
     assert (Path(answer["folder"]) / "norm" / "norm.so").read_bytes() == library
-    assert re.fullmatch(rf"py3-none-manylinux_2_\d+_{mini.context().machine}", name.tag)
-    assert f"Requires-Dist: flashinfer-python=={name.version}\n" in metadata
-    assert (site / name.info / "licenses/LICENSE").read_bytes() == b"Apache\n"
+    assert re.search(rf"-py3-none-manylinux_2_\d+_{mini.context().machine}\.whl$", path.name)
+    assert "Requires-Dist: flashinfer-python==1+a\n" in (info / "METADATA").read_text()
+    assert (info / "licenses/LICENSE").read_bytes() == b"Apache\n"
