@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import socket
-import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.tags import sys_tags
 from tests.refusals import refusal
+from tests.unit.conftest import Mini
 
-import sparkwright
-from sparkwright.builder import container, container_build, pylock
-from sparkwright.builder.pylock import Interpreter
-from sparkwright.builder.wheel import source_wheel
+from sparkwright.builder import container, container_build
 from sparkwright.cli import main
-from sparkwright.core.store import Store
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
+from sparkwright.core import process
 
 ROOT = Path(__file__).parents[2]
 ID = "sha256:" + "0123456789abcdef" * 4
@@ -36,12 +27,6 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
         yield Path(folder, "engine.sock")
-
-
-@pytest.fixture
-def demo(store: Store) -> RunContext:
-    project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
-    return RunContext(project, store, tuple(project.spec.forks), store.root / "dist")
 
 
 def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,47 +65,23 @@ def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
     ],
 )
 def test_messages_of_the_engine_become_references(text: str, reference: str) -> None:
-    error = container.translate_error(text)
-
-    assert (error.reference, error.details) == (reference, (text,))
+    assert container.translate_error(text).reference == reference
 
 
 def test_only_a_process_that_certainly_exited_has_exited() -> None:
     """Not this one, nor one in a process namespace that cannot be seen from here."""
     script = "from sparkwright.builder import container; print(container.owner_id())"
-    dead = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    boot, namespace, process = container.owner_id().split(".")
-    owners = [container.owner_id(), f"{boot}.1.{process}", dead, f"another-boot.{namespace}.{process}"]
+    dead = process.output([sys.executable, "-c", script]).strip()
+    boot, namespace, number = container.owner_id().split(".")
+    owners = [container.owner_id(), f"{boot}.1.{number}", dead, f"another-boot.{namespace}.{number}"]
 
     assert [container.has_exited(owner) for owner in owners] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
-def test_a_base_without_its_digest_is_refused(demo: RunContext, name: str) -> None:
+def test_a_base_without_its_digest_is_refused(mini: Mini, name: str) -> None:
     with refusal("base-unresolved"):
-        container_build.pinned_base(demo, name)
-
-
-def test_the_program_is_packed_whole_and_reproducibly(tmp_path: Path) -> None:
-    first = source_wheel.write_program(tmp_path)
-    before, package = first.read_bytes(), Path(sparkwright.__file__).parent
-    files = {f"sparkwright/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-
-    assert source_wheel.write_program(tmp_path).read_bytes() == before
-    with zipfile.ZipFile(first) as wheel:
-        assert files <= set(wheel.namelist())
-        assert b"Requires-Dist: msgspec" in wheel.read("sparkwright-0.1.0.dist-info/METADATA")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not a glibc system")
-def test_a_described_python_selects_the_same_files_as_it_would_itself() -> None:
-    described = json.loads(subprocess.run([sys.executable, "-c", Interpreter.SCRIPT], capture_output=True, check=True).stdout)
-    python = Interpreter(**described)
-    project = Project(ROOT, "2026.11")
-    stated = [tag for tag in sys_tags() if not tag.platform.startswith("linux_")]
-
-    assert python.selection()["tags"] == stated
-    assert pylock.wheels(project, python) == pylock.wheels(project)
+        container_build.pinned_base(mini.context(), name)
 
 
 @pytest.mark.parametrize("options", [["--base", ID], ["--container", "--target", "aarch64"]])
