@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -52,23 +53,17 @@ def test_the_stub_of_the_driver_is_kept_by_the_linker(cuda: Path, tmp_path: Path
     assert (cuda / "lib" / "libcudart.so").resolve() == cuda / "lib" / "libcudart.so.13"
 
 
-def test_the_compiler_is_the_one_that_cmake_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """``CXX`` names it; another compiler is another machine for the keys of builds."""
-    other = tmp_path / "g++-99"
-    other.write_text("#!/bin/sh\necho g++ 99.1.0\n")
-    other.chmod(0o755)
-    monkeypatch.setenv("CXX", str(other))
-
-    assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
-
-
 def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """CMake would prefer the variable to its toolchain file, and compile host code for this machine."""
+    """CMake would prefer the variable to its toolchain file, and compile host code for this machine; builds are keyed by its version."""
+    (tmp_path / "g++-99").write_text("#!/bin/sh\necho g++ 99.1.0\n")
+    (tmp_path / "g++-99").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CXX", "g++-99")
     monkeypatch.setenv("CUDAHOSTCXX", "g++-98")
     cuda = tmp_path / "lib/python3.12/site-packages/nvidia/cu13"
     cuda.mkdir(parents=True)
 
+    assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
     assert Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
     assert "CUDAHOSTCXX" not in Toolchain("key", tmp_path, tmp_path).environment()
     monkeypatch.setenv("CXX", "ccache g++-99")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.unit.conftest import Repository
@@ -11,27 +14,22 @@ from sparkwright.builder.configure import Call, Declaration
 from sparkwright.core.git import Objects
 from sparkwright.forks import resolve
 from sparkwright.forks.lock import ForkLock, VendoredLock
-from sparkwright.forks.stack import SourceError
 
 COMMIT = "1" * 40
 URL = "https://host.example/part.git"
 BASE = "https://host.example/group/fork.git"
 
 
-def superproject(repository: Repository, modules: str | None, *paths: str) -> str:
-    """Commit *modules* as .gitmodules and a link to `COMMIT` at each path; return the tree."""
+def submodules(repository: Repository, modules: str | None, *paths: str) -> dict[str, tuple[str, str]]:
+    """Return the submodules of a tree with *modules* as .gitmodules and a link to `COMMIT` at each path."""
     repository.commit({".gitmodules": modules.encode()} if modules is not None else {"file": b""})
     for path in paths:
         repository.git("update-index", "--add", "--cacheinfo", f"160000,{COMMIT},{path}")
-    return repository.git("write-tree")
+    return resolve.submodules(Objects(repository.path / ".git"), repository.git("write-tree"), BASE)
 
 
 def section(path: str, url: str, name: str = "") -> str:
     return f'[submodule "{name or path}"]\n\tpath = {path}\n\turl = {url}\n'
-
-
-def submodules(repository: Repository, tree: str) -> dict[str, tuple[str, str]]:
-    return resolve.submodules(Objects(repository.path / ".git"), tree, BASE)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +45,7 @@ def test_submodules_are_links_with_the_address_of_gitmodules(
     repository: Repository, modules: str | None, expected: list[tuple[str, str]]
 ) -> None:
     """A section without a link counts for nothing, and an include reads no file of this machine."""
-    tree = superproject(repository, modules, "a", "b/c")
-    assert submodules(repository, tree) == {path: (url, COMMIT) for path, url in expected}
+    assert submodules(repository, modules, "a", "b/c") == {path: (url, COMMIT) for path, url in expected}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +62,14 @@ def test_submodules_are_links_with_the_address_of_gitmodules(
 )
 def test_unsafe_or_contradictory_gitmodules_is_refused(repository: Repository, modules: str) -> None:
     with refusal("declaration-unsafe"):
-        submodules(repository, superproject(repository, modules, "a"))
+        submodules(repository, modules, "a")
 
 
 @pytest.mark.parametrize("base", [BASE, "https://host.example/g/f/", "ssh://git@host.example/g/f", "file:///srv/g/f"])
 @pytest.mark.parametrize("address", ["../x.git", "./x", "../../x", "https://other.example/x", "./../x"])
 def test_relative_addresses_are_those_of_git(repository: Repository, base: str, address: str) -> None:
-    superproject(repository, section("a", address), "a")
+    submodules(repository, section("a", "../x"), "a")
+    (repository.path / ".gitmodules").write_text(section("a", address))
     repository.git("remote", "add", "origin", base)
     repository.git("submodule", "init")
     assert resolve.absolute(address, base) == repository.git("config", "submodule.a.url")
@@ -79,10 +77,6 @@ def test_relative_addresses_are_those_of_git(repository: Repository, base: str, 
 
 def call(command: str, *arguments: str) -> Call:
     return Call("CMakeLists.txt", 7, command, arguments)
-
-
-def declared(*calls: Call) -> list[tuple[str, str, str, bool]]:
-    return [(found.name, found.url, found.ref, found.pinnable) for found in configure.declarations(calls)]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def declared(*calls: Call) -> list[tuple[str, str, str, bool]]:
     ],
 )  # fmt: skip
 def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, str, str, bool]]) -> None:
-    assert declared(traced) == expected
+    assert [(found.name, found.url, found.ref, found.pinnable) for found in configure.declarations([traced])] == expected
 
 
 @pytest.mark.parametrize("option", ["GIT_REPOSITORY", "GIT_TAG", "URL"])
@@ -110,35 +104,32 @@ def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, st
 def test_unsafe_declaration_is_refused(option: str, value: str) -> None:
     repository = ("GIT_REPOSITORY", URL) if option == "GIT_TAG" else ()
     with refusal("declaration-unsafe"):
-        declared(call("fetchcontent_declare", "part", *repository, option, value))
+        list(configure.declarations([call("fetchcontent_declare", "part", *repository, option, value)]))
 
 
 PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="fetchcontent")
 DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
 
 
-def faults(*sources: Declaration, ignored: dict[str, str] | None = None, complete: bool = True) -> tuple[str, ...]:
-    locked = ForkLock(vendored={"part": PART, "third/party": VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="submodule")})
-    try:
-        configure.check_vendored("mini", sources, locked, ignored or {}, complete=complete)
-    except SourceError as error:
-        if error.reference != "source-unlocked":
-            raise
-        return error.details
-    return ()
+SUBMODULE = msgspec.structs.replace(PART, kind="submodule")
 
 
-def test_source_that_the_lock_pins_otherwise_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("sources", "ignored", "fault"),
+    [
+        ([Declaration("part", "https://user:secret@host.example/other.git", COMMIT, "x:1")], (), "; the lock names "),
+        ([Declaration("part", URL, "3" * 40, "x:1")], (), "; the lock names "),
+        ([DECLARED, Declaration("more", URL, "v1", "x:1")], (), f"x:1: more: {URL} at v1 is not in the lock"),
+        ([DECLARED, Declaration("more", URL, "", "x:1", pinnable=False)], (), "cannot pin"),
+        # Only a configure of every target shows an entry without effect.
+        ([], (), "lock: part: CMake asks for no such source"),
+        ([DECLARED], ["gone"], "ignored: gone: CMake asks for no such source"),
+    ],
+)
+def test_source_that_the_lock_pins_otherwise_is_refused(sources: list[Declaration], ignored: Iterable[str], fault: str) -> None:
     """Another address, another ref, a source of no entry, a kind that cannot be pinned; a password is not shown."""
-    secret = "https://user:secret@host.example/other.git"
-    assert "in the lock" not in faults(Declaration("part", secret, COMMIT, "x:1"))[0]
-    assert "secret" not in faults(Declaration("part", secret, COMMIT, "x:1"))[0]
-    assert faults(Declaration("part", URL, "3" * 40, "x:1")) != ()
-    assert faults(DECLARED, Declaration("more", URL, "v1", "x:1")) == (f"x:1: more: {URL} at v1 is not in the lock",)
-    assert "cannot pin" in faults(DECLARED, Declaration("more", URL, "", "x:1", pinnable=False))[0]
-
-
-def test_entry_without_effect_is_refused() -> None:
-    """Only a configure of every target can show that."""
-    assert faults() == ("lock: part: CMake asks for no such source",)
-    assert faults(DECLARED, ignored={"gone": "once"}) == ("ignored: gone: CMake asks for no such source",)
+    locked = ForkLock(vendored={"part": PART, "third/party": SUBMODULE})
+    with refusal("source-unlocked") as caught:
+        configure.check_vendored("mini", sources, locked, dict.fromkeys(ignored, "once"), complete=True)
+    (line,) = caught.value.details
+    assert (fault in line, "secret" in line) == (True, False)
