@@ -30,11 +30,11 @@ FILES = {
 }
 
 
-def check(context: RunContext, changed: Mapping[str, str], base: Path | None = None) -> None:
-    """Check vllm as if upstream had `FILES`, and our series *changed* some."""
+def check(context: RunContext, changed: Mapping[str, str], base: Path | None = None, before: Mapping[str, str] = FILES) -> None:
+    """Check vllm as if upstream had the files *before*, and our series *changed* some."""
     old, new = (
         context.objects.store_files((path, REGULAR, text.encode()) for path, text in files.items())
-        for files in (FILES, {**FILES, **changed})
+        for files in (before, {**before, **changed})
     )
     source = SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
     preflight.check(context, source, base)
@@ -71,7 +71,7 @@ LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_li
 
 
 def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> None:
-    """Requirements that environment.yaml replaces and those of extras do not count; a wheel that was damaged in the store is refused."""
+    """Requirements that environment.yaml replaces and those of extras do not count; a wheel of other sources, or damaged in the store, is refused."""
     name = WheelName("mini_vllm", "0.33.0", f"cp38-abi3-linux_{platform.machine()}")
     files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(LIBRARIES, b"\x7fELF")
     requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
@@ -88,6 +88,9 @@ def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> N
     assert "the wheel would require mini-flashinfer==0.6.8, and the stack has 0.7.2" in line
     mini.edit("build/demo/environment.yaml", "    package: mini_vllm\n", "    package: mini_vllm\n    requires: {mini-flashinfer: mini-flashinfer==0.7.2}\n")
     check(mini.context(), {}, base)
+    with refusal("base-mismatch", match=base.name) as caught:
+        check(mini.context(), {}, base, FILES | {"mini_vllm/a.py": "A = 2\n"})
+    assert caught.value.details[1:] == ("mini_vllm/a.py",)
     base.write_bytes(base.read_bytes() + b"\n")
     with refusal("source-mismatch"):
         check(mini.context(), {}, base)
