@@ -1,4 +1,4 @@
-"""Stack 2026.11 as it is reviewed: the real releases, fetched from the package index, patched and rewritten."""
+"""Stack 2026.11 as it is reviewed: the real releases, fetched from the package index, patched and rewritten; their converters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from tests.refusals import refusal
 
+from sparkwright.builder import toolchain
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cherry_picks import series
+from sparkwright.core import strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
+from sparkwright.gates.numerics import gate as numerics
 
 pytestmark = pytest.mark.network
 
@@ -28,36 +31,20 @@ def _context(user_store: Store) -> RunContext:
 
 
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_the_locked_source_has_the_locked_tree(context: RunContext, fork: str) -> None:
-    """What the index delivers today is what the lock names: the archive by sha256, its content by tree id."""
+def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork: str) -> None:
+    """The index delivers it; each patch of the series and each rule is applied once, and changes only the files that they name."""
     locked = context.lock.forks[fork]
-    fetched = fetch.fetch(context, fork)
-    file = locked.sdist or locked.wheel
-
-    assert file is not None
-    assert (fetched.tree, fetched.pin) == (file.tree, file.sha256)
-    assert context.objects.has(f"{fetched.tree}^{{tree}}")
-
-
-@pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_series_and_rules_apply_exactly_and_have_an_effect(context: RunContext, fork: str) -> None:
-    """Each patch of the series and each rule is applied once, and every patch leaves another tree behind."""
-    made = source_tree(context, fork)
+    made, file = source_tree(context, fork), locked.sdist or locked.wheel
     patches = series.load(PROJECT.series_folder(fork))
     rules = archs.load(PROJECT.build_folder / "archs.yaml").of(fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
+    named = {path for patch in patches for path in patch.files} | {site.file for site in made.sites}
 
-    assert [step.name for step in made.steps] == [one.name for one in patches]
+    assert file
+    assert (made.source.tree, made.source.pin) == (file.tree, file.sha256)
+    assert [step.name for step in made.steps] == [patch.name for patch in patches]
     assert [site.rule for site in made.sites] == [rule.name for rule in rules]
     assert len(set(trees)) == len(trees)
-    assert (made.tree != made.patched) == bool(rules)
-
-
-def test_only_named_files_change(context: RunContext) -> None:
-    """Between upstream's vLLM and ours differ the files that patches and rules name, and no other."""
-    made = source_tree(context, "vllm")
-    named = {path for one in series.load(PROJECT.series_folder("vllm")) for path in one.files} | {site.file for site in made.sites}
-
     assert context.objects.changes(made.source.tree, made.tree).keys() == named
 
 
@@ -65,19 +52,19 @@ def test_what_was_fetched_once_needs_no_network(context: RunContext, tmp_path: P
     """Offline the same trees come out of the store; an empty store says that it is offline."""
     trees = [source_tree(context, fork).tree for fork in context.forks]
     offline = dataclasses.replace(context, offline=True)
-    empty = dataclasses.replace(context, offline=True, store=Store(tmp_path / "empty"))
 
     assert [source_tree(offline, fork).tree for fork in context.forks] == trees
     with refusal("offline"):
-        fetch.fetch(empty, "flashinfer")
+        fetch.fetch(dataclasses.replace(offline, store=Store(tmp_path / "empty")), "flashinfer")
 
 
-def test_a_rule_for_another_release_stops_the_rewrite(context: RunContext) -> None:
-    """On the tree that has the rules already, every rule finds that its list is not the one it was written for."""
-    made = source_tree(context, "vllm")
-    rules = archs.load(PROJECT.build_folder / "archs.yaml")
-    text = context.objects.blob(made.tree, "CMakeLists.txt")
+@pytest.mark.long
+@pytest.mark.toolchain
+def test_the_converters_of_the_default_stack_are_right(context: RunContext, tmp_path: Path) -> None:
+    """G1: every converter that the reviewed policy names is found, compiled and right: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", numerics.NumericsPolicy)
+    trees, includes = numerics.source_trees(context, policy), numerics.include_folders(toolchain.obtain(context))
+    checks = numerics.run(trees, policy, includes, tmp_path)
 
-    assert text is not None
-    with refusal("rule-mismatch"):
-        archs.rewrite({"CMakeLists.txt": text}.get, rules.of("vllm").rules)
+    assert checks
+    assert [check for check in checks if check.state != "pass"] == []

@@ -205,7 +205,7 @@ def record(folder: Path, content: bytes = b'{"triton_version": "3.6.0", "1": {"B
 
 
 def test_file_is_in_the_source_tree_and_in_the_label(mini: Mini) -> None:
-    """A graft packs every file of the package that its tree adds to the release (tests/integration/test_rules_and_graft.py)."""
+    """A graft packs every file of the package that its tree adds to the release (tests/integration/test_builds.py)."""
     plain, inputs = source_tree(mini.context(), "vllm"), mini.context().source_inputs("vllm")
     record(mini.root / "build" / "demo" / "moe")
     context = mini.context()
