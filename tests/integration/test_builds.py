@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import Redis
-from tests.integration.conftest import Demo
+from tests.integration.conftest import PATIENCE, Demo
+from tests.support.waiting import until
 from uv import find_uv_bin
 
 from sparkwright.builder.wheel import archive
@@ -130,8 +131,8 @@ def finished(demo: Demo) -> list[str]:
 def test_units_compiled_before_a_kill_are_not_compiled_again(demo: Demo, undisturbed: Demo) -> None:
     """Compilers die with a killed build, the next run compiles the other units alone, and the wheel has the usual bytes."""
     with demo.building("--jobs", "2"):
-        demo.wait_for(lambda: finished(demo))
-    demo.wait_for(lambda: not demo.processes(), 20)
+        until(lambda: finished(demo), PATIENCE)
+    until(lambda: not demo.processes())
     before, units = finished(demo), demo.units()
 
     demo.build()
@@ -149,7 +150,7 @@ def test_a_build_that_is_killed_in_every_stage_ends_with_the_same_wheel(demo: De
     for stage in STAGES:
         with demo.building() as child:
             assert any(stage in line for line in child.stderr or ()), f"the build never came to {stage!r}"
-        demo.wait_for(lambda: not demo.processes(), 20)
+        until(lambda: not demo.processes())
 
     demo.build()
 
