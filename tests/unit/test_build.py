@@ -28,10 +28,8 @@ from sparkwright.cli import main
 from sparkwright.core.files import sha256_file
 from sparkwright.core.git import REGULAR
 from sparkwright.core.store import Store
-from sparkwright.forks import lock
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.lock import FileLock
 
 HEADER = """
 #define CUDAAPI
@@ -144,11 +142,9 @@ def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> N
     files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(LIBRARIES, b"\x7fELF")
     requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
     metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
-    base, context = archive.write(mini.root, name, files, metadata, pure=False), mini.context()
-    locked = FileLock("mini-vllm", "0.33.0", base.name, sha256_file(base), base.stat().st_size)
-    fork = msgspec.structs.replace(context.lock.forks["vllm"], bases={platform.machine(): locked})
-    changed = msgspec.structs.replace(context.lock, forks={**context.lock.forks, "vllm": fork})
-    context.project.lock_file.write_text(lock.render(changed), "utf-8")
+    base = archive.write(mini.root, name, files, metadata, pure=False)
+    locked = f"{{name: mini-vllm, version: 0.33.0, filename: {base.name}, sha256: {sha256_file(base)}, size: 1}}"
+    mini.edit("forks/demo/lock.yaml", "  vllm:\n", f"  vllm:\n    bases: {{{platform.machine()}: {locked}}}\n")
     with refusal("early-check-failed") as caught:
         check(mini.context(), {}, base)
 
