@@ -229,6 +229,7 @@ def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo
     found = rebuilt(built_demo, "--source", "auto", "--fork", "vllm")
     assert (found["verdict"], found["first"], found["again"]) == ("identical", before, before)
     assert found["device_code"][0] == found["device_code"][1] != ""
+    assert not (built_demo.folder / "store" / "work" / "rebuild").exists()
 
 
 def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> None:
@@ -329,6 +330,6 @@ def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: tuple[
 
     inside = [f"/{Path(path).relative_to(emulated[0])}" for path in paths]
     command = ["chroot", emulated[0], "/qemu", "/usr/bin/python3", "-c", _LOAD, *inside]
-    done = subprocess.run(command, env={"LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(command, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin"}, capture_output=True, text=True, check=False, timeout=900)
 
     assert done.stdout.split() == [OTHER, *["loaded"] * len(libraries)], done.stderr[-4000:]

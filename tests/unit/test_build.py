@@ -286,13 +286,3 @@ def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(mini: M
 
     with refusal("not-provided", match="no build record|no stack"):
         main.run(["build", "--again", *mini.words, str(path)])
-
-
-def test_a_wheel_that_is_built_again_is_the_same(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fetched, patched and packed anew in another store, the wheel is identical; nothing is left behind."""
-    main.run(["build", "--again", *mini.words, str(built(mini))])
-
-    said = capsys.readouterr()
-    assert ": identical" in said.out
-    assert "fetch cutlass" in said.err, "the other store has no source yet"
-    assert not (mini.cache / "work" / "rebuild").exists()

@@ -140,14 +140,6 @@ def test_members_are_replaced_added_and_removed(tmp_path: Path, out: Path) -> No
         assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_a_wheel_has_the_same_bytes_in_any_order_of_its_files(base: Path, out: Path) -> None:
-    made = set[bytes]()
-    for replace in ({"a": b"a", "b": b"b"}, {"b": b"b", "a": b"a"}):
-        made.add(archive.rewrite(base, out, version="1.0+a", replace=replace).read_bytes())
-
-    assert len(made) == 1
-
-
 # Requirements.
 
 #: As build backends write them: markers, extras, parentheses, a name in capitals, a continued line.
@@ -217,12 +209,6 @@ def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry
 # Refusals.
 
 
-@pytest.mark.parametrize("name", ["mini.whl", "mini-1.0.tar.gz", "mini-1.0-py3-none-any.zip", "mini-one-py3-none-any.whl"])
-def test_a_name_that_no_wheel_has_is_refused(name: str) -> None:
-    with refusal("wheel-invalid", match="is not the name of a wheel"):
-        WheelName.of(name)
-
-
 @pytest.mark.parametrize(
     ("change", "reference", "words"),
     [
@@ -246,25 +232,6 @@ def test_a_wheel_that_contradicts_itself_is_refused(
     with refusal(reference, match=words):
         archive.rewrite(base, out, version="1.0+a", version_files=("mini/__init__.py",))
 
-
-# Versions in files.
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('__version__ = "1.0"\n', "__version__ = '1.0+a'\n"),
-        ("__version__ = version = '1.0'  # by scm\n", "__version__ = version = '1.0+a'  # by scm\n"),
-        ("é = 'é'\r\n__version__ = '1.0'\r\nx = 1\r\n", "é = 'é'\r\n__version__ = '1.0+a'\r\nx = 1\r\n"),
-        ("'1.0'\nother = '1.0'\n__version__='1.0'", "'1.0'\nother = '1.0'\n__version__='1.0+a'"),
-        ("if True:\n    version = '1.0'\n__version__ = '1.0'", "if True:\n    version = '1.0'\n__version__ = '1.0+a'"),
-    ],
-)
-def test_a_version_is_restated_where_a_module_sets_it(text: str, expected: str) -> None:
-    assert archive.restate(text, "1.0", "1.0+a", "x.py") == expected
-
-
-ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(name="tools")
 def _tools(tmp_path: Path) -> Toolchain:
@@ -418,6 +385,7 @@ def test_every_part_is_named_by_hash() -> None:
     assert [patch["diff"]["url"] for patch in pedigree["patches"]] == [f"#patch/vllm/{step.sha256}" for step in (PICK, OURS)]
 
 
+ROOT = Path(__file__).parents[2]
 STACKS = sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml"))
 TOY_CALL = "flashinfer.jit.toy.gen_toy_module"
 
@@ -533,11 +501,9 @@ def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: di
 def test_the_reviewed_lists_are_valid_and_agree_with_the_audit_policy(stack: str) -> None:
     project = Project(ROOT, stack)
     listed = flashinfer_aot.load(project, "flashinfer")
-    rules = policy.load(project.audit_file, project.spec.arch)
-
     assert listed is not None
-    archs = {entry.arch for entry in listed.modules if entry.arch}
-    assert archs == {library.arch for library in rules.distributions[listed.distribution].libraries if library.arch}
+    libraries = policy.load(project.audit_file, project.spec.arch).distributions[listed.distribution].libraries
+    assert {entry.arch for entry in listed.modules} - {""} == {library.arch for library in libraries} - {""}
 
 
 #: The questions of FlashInfer's loader.
