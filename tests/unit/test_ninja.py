@@ -222,7 +222,7 @@ COSTS = {
 
 def commands(build: Path, file: str) -> list[str]:
     """Return the commands that ninja would run, sorted."""
-    words = [NINJA, "-C", build, "-f", file, "-t", "commands", "all"]
+    words: list[str | Path] = [NINJA, "-C", build, "-f", file, "-t", "commands", "all"]
     return sorted(subprocess.check_output(words, text=True).splitlines()[1:])
 
 
