@@ -133,8 +133,8 @@ class Demo:
     def add_patch(self, name: str, path: str, old: str, new: str) -> None:
         """Append to the series of vllm a patch that replaces *old*, which the file at *path* of the patched tree holds once, by *new*."""
         tree = json.loads(self.run("apply", "--fork", "vllm", "--json").stdout)["trees"][0]["patched"]
-        command = ["git", "--git-dir", self.folder / "store" / "objects.git", "show", f"{tree}:{path}"]
-        text = subprocess.check_output(command, text=True)
+        objects = str(self.folder / "store" / "objects.git")
+        text = subprocess.check_output(["git", "--git-dir", objects, "show", f"{tree}:{path}"], text=True)
         assert text.count(old) == 1
         for side, content in (("a", text), ("b", text.replace(old, new))):
             file = self.folder / name / side / path

@@ -329,7 +329,7 @@ def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: tuple[
         paths = [wheel.extract(name, emulated[0] / "srv") for name in libraries]
 
     inside = [f"/{Path(path).relative_to(emulated[0])}" for path in paths]
-    command = ["chroot", emulated[0], "/qemu", "/usr/bin/python3", "-c", _LOAD, *inside]
+    command = ["chroot", str(emulated[0]), "/qemu", "/usr/bin/python3", "-c", _LOAD, *inside]
     done = subprocess.run(command, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin"}, capture_output=True, text=True, check=False, timeout=900)
 
     assert done.stdout.split() == [OTHER, *["loaded"] * len(libraries)], done.stderr[-4000:]

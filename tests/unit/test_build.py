@@ -260,12 +260,11 @@ def test_only_host_code_may_differ(
     mini: Mini, first: dict[str, bytes], again: dict[str, bytes], verdict: str, unexplained: tuple[str, ...]
 ) -> None:
     """Another host compiler makes another library of the same device code."""
-    wheels = []
-    for name, files in (("one", first), ("two", again)):
-        (mini.root / name).mkdir()
-        wheel = WheelName.of("mini-1.0-py3-none-any.whl")
-        wheels.append(archive.write(mini.root / name, wheel, files, "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n", pure=True))
-    result = reproduce.compare(*wheels, policy.load(mini.context().project.audit_file, "12.1f"), mini.root)
+    name, metadata = WheelName.of("mini-1.0-py3-none-any.whl"), "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+    (mini.root / "two").mkdir()
+    one = archive.write(mini.root, name, first, metadata, pure=True)
+    two = archive.write(mini.root / "two", name, again, metadata, pure=True)
+    result = reproduce.compare(one, two, policy.load(mini.context().project.audit_file, "12.1f"), mini.root)
 
     assert (result.verdict, result.unexplained) == (verdict, unexplained)
     with refusal("rebuild-differs") if unexplained else contextlib.nullcontext():
