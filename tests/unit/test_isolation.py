@@ -121,7 +121,6 @@ def _sleeping(marker: str) -> list[psutil.Process]:
 
 def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_refusal", lambda: "no unshare")
-
     assert Sandbox.create({tmp_path: "mini"}) == Sandbox("none")
     with refusal("isolation-missing", match="without a network"):
         Sandbox.create({tmp_path: "mini"}, needed=True)
