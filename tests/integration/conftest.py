@@ -9,12 +9,9 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -48,13 +45,14 @@ class Demo:
     def __init__(self, folder: Path, target: str = "") -> None:
         self.folder, self.target = folder, target
         self.series = folder / "project" / "forks" / "demo" / "vllm" / "series"
+        self.output = ["--fork", "vllm", "--output", str(folder / "dist"), *(["--target", target] if target else [])]
         self.work = folder / "store" / "work" / "demo" / "vllm" / (f"build-{target}" if target else "build")
 
-    def command(self, verb: str, *words: str, python: tuple[str, ...] = ()) -> list[str]:
-        """Return the command line of *verb*; *python* are options of the interpreter."""
+    def command(self, verb: str, *words: str) -> list[str]:
+        """Return the command line of *verb*."""
         mirror = f"{upstreams.HOST}={self.folder / 'upstreams'}{os.sep}"
         return [
-            sys.executable, *python, "-m", "sparkwright", verb, "--root", str(self.folder / "project"), "--stack", "demo",
+            sys.executable, "-m", "sparkwright", verb, "--root", str(self.folder / "project"), "--stack", "demo",
             "--cache-dir", str(self.folder / "store"), "--source", "git", "--mirror", mirror, *words,
         ]  # fmt: skip
 
@@ -62,10 +60,10 @@ class Demo:
         """Return variables with which the package index cannot be asked; all that a locked demo needs is in its store."""
         return {**os.environ, "SPARKWRIGHT_INDEX_URL": NOWHERE, "HOME": str(self.folder)}
 
-    def run(self, verb: str, *words: str, status: int = 0, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run *verb* to its end and return what it said; it must end with *status*."""
         done = subprocess.run(
-            self.command(verb, *words, python=python), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
+            self.command(verb, *words), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
             timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stderr
@@ -73,18 +71,15 @@ class Demo:
 
     def build(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Build vllm, the fork that compiles, into ``dist``."""
-        words = (*words, "--target", self.target) if self.target else words
-        return self.run("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words, status=status)
+        return self.run("build", *self.output, *words, status=status)
 
     def building(self, *words: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """Return a build of vllm that runs in a group of its own (`running`)."""
-        command = self.command("build", "--fork", "vllm", "--output", str(self.folder / "dist"), *words)
-        return running(command, self.environment(), self.folder)
+        return running(self.command("build", *self.output, *words), self.environment(), self.folder)
 
     def calls(self) -> list[CompilerCall]:
         """Return the compiler calls of the last run that compiled and came to its end."""
-        file = self.work / "launch" / ninja.FINISHED
-        lines = file.read_bytes().splitlines() if file.exists() else []
+        lines = (self.work / "launch" / ninja.FINISHED).read_bytes().splitlines()
         calls = [msgspec.json.decode(line, type=CompilerCall) for line in lines]
         return [msgspec.structs.replace(call, unit=call.unit.rpartition("/src/")[2]) for call in calls]
 
@@ -135,39 +130,26 @@ class Demo:
                     found.append(" ".join(words)[:200])
         return found
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """Return the first true value of *condition*, asked every few milliseconds."""
-        end = time.monotonic() + seconds
-        while not (value := condition()):
-            assert time.monotonic() < end, f"it does not happen within {seconds:g} s; running: {self.processes()}"
-            time.sleep(0.01)
-        return value
-
     def add_patch(self, name: str, path: str, old: str, new: str) -> None:
         """Append to the series of vllm a patch that replaces *old*, which the file at *path* of the patched tree holds once, by *new*."""
         tree = json.loads(self.run("apply", "--fork", "vllm", "--json").stdout)["trees"][0]["patched"]
-        objects, work, index = self.folder / "store" / "objects.git", self.folder / f"edit-{name}", self.folder / f"index-{name}"
-        work.mkdir()
-        plain = {**os.environ, "GIT_DIR": str(objects), "GIT_WORK_TREE": str(work), "GIT_INDEX_FILE": str(index), "HOME": str(self.folder)}
-
-        def git(*arguments: str) -> bytes:
-            return subprocess.run(["git", *arguments], cwd=work, env=plain, capture_output=True, check=True).stdout
-
-        git("-c", "core.bare=false", "read-tree", "-m", "-u", tree)
-        text = (work / path).read_text("utf-8")
+        objects = str(self.folder / "store" / "objects.git")
+        text = subprocess.check_output(["git", "--git-dir", objects, "show", f"{tree}:{path}"], text=True)
         assert text.count(old) == 1
-        (work / path).write_text(text.replace(old, new), "utf-8")
-        git("-c", "core.bare=false", "add", "--all", "--force")
-        diff = git("diff", "--cached", "-U1", "--full-index", tree)
+        for side, content in (("a", text), ("b", text.replace(old, new))):
+            file = self.folder / name / side / path
+            file.parent.mkdir(parents=True)
+            file.write_text(content, "utf-8")
+        command = ["git", "-c", "core.autocrlf=false", "diff", "--no-index", "--no-prefix", "-U1", "--full-index", "a", "b"]
+        diff = subprocess.run(command, cwd=self.folder / name, stdout=subprocess.PIPE, text=True, check=False).stdout
         head = (
             f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: Test <test@sparkwright.example>\nDate: Fri, 20 Nov 2026 12:00:00 +0000\n"
             f"Subject: [PATCH] {name.capitalize()}\n\nAs the test wants it.\n\n"
             "Upstream-Status: Pending\nReason: the test needs a change\nDrop-When: the test ends\n---\n\n"
         )
-        (self.series.parent / f"{name}.patch").write_bytes(head.encode() + diff)
+        (self.series.parent / f"{name}.patch").write_text(head + diff, "utf-8")
         with self.series.open("a") as listing:
             listing.write(f"{name}.patch\n")
-        shutil.rmtree(work)
 
 
 @pytest.fixture

@@ -1,20 +1,32 @@
-"""Stack 2026.11 as it is reviewed: the real releases, fetched from the package index, patched and rewritten."""
+"""Stack 2026.11 as it is reviewed: the real releases, fetched from the package index, patched, rewritten and compiled in part."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from tests.refusals import refusal
+from uv import find_uv_bin
 
+from sparkwright.audit import policy, wheel
+from sparkwright.builder import pipeline, toolchain
 from sparkwright.builder.arch import rules as archs
+from sparkwright.builder.wheel import flashinfer_aot
+from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotSpec, ModuleSpec
 from sparkwright.builder.workspace import source_tree
 from sparkwright.cherry_picks import series
+from sparkwright.cli import demo
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
+from sparkwright.gates.numerics import gate as numerics
 
 pytestmark = pytest.mark.network
 
@@ -28,36 +40,20 @@ def _context(user_store: Store) -> RunContext:
 
 
 @pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_the_locked_source_has_the_locked_tree(context: RunContext, fork: str) -> None:
-    """What the index delivers today is what the lock names: the archive by sha256, its content by tree id."""
+def test_what_the_lock_names_is_patched_and_rewritten(context: RunContext, fork: str) -> None:
+    """The index delivers it; each patch of the series and each rule is applied once, and changes only the files that they name."""
     locked = context.lock.forks[fork]
-    fetched = fetch.fetch(context, fork)
-    file = locked.sdist or locked.wheel
-
-    assert file is not None
-    assert (fetched.tree, fetched.pin) == (file.tree, file.sha256)
-    assert context.objects.has(f"{fetched.tree}^{{tree}}")
-
-
-@pytest.mark.parametrize("fork", PROJECT.spec.forks)
-def test_series_and_rules_apply_exactly_and_have_an_effect(context: RunContext, fork: str) -> None:
-    """Each patch of the series and each rule is applied once, and every patch leaves another tree behind."""
-    made = source_tree(context, fork)
+    made, file = source_tree(context, fork), locked.sdist or locked.wheel
     patches = series.load(PROJECT.series_folder(fork))
     rules = archs.load(PROJECT.build_folder / "archs.yaml").of(fork).rules
     trees = [made.source.tree, *(step.tree for step in made.steps)]
+    named = {path for patch in patches for path in patch.files} | {site.file for site in made.sites}
 
-    assert [step.name for step in made.steps] == [one.name for one in patches]
+    assert file
+    assert (made.source.tree, made.source.pin) == (file.tree, file.sha256)
+    assert [step.name for step in made.steps] == [patch.name for patch in patches]
     assert [site.rule for site in made.sites] == [rule.name for rule in rules]
     assert len(set(trees)) == len(trees)
-    assert (made.tree != made.patched) == bool(rules)
-
-
-def test_only_named_files_change(context: RunContext) -> None:
-    """Between upstream's vLLM and ours differ the files that patches and rules name, and no other."""
-    made = source_tree(context, "vllm")
-    named = {path for one in series.load(PROJECT.series_folder("vllm")) for path in one.files} | {site.file for site in made.sites}
-
     assert context.objects.changes(made.source.tree, made.tree).keys() == named
 
 
@@ -65,19 +61,118 @@ def test_what_was_fetched_once_needs_no_network(context: RunContext, tmp_path: P
     """Offline the same trees come out of the store; an empty store says that it is offline."""
     trees = [source_tree(context, fork).tree for fork in context.forks]
     offline = dataclasses.replace(context, offline=True)
-    empty = dataclasses.replace(context, offline=True, store=Store(tmp_path / "empty"))
 
     assert [source_tree(offline, fork).tree for fork in context.forks] == trees
     with refusal("offline"):
-        fetch.fetch(empty, "flashinfer")
+        fetch.fetch(dataclasses.replace(offline, store=Store(tmp_path / "empty")), "flashinfer")
 
 
-def test_a_rule_for_another_release_stops_the_rewrite(context: RunContext) -> None:
-    """On the tree that has the rules already, every rule finds that its list is not the one it was written for."""
-    made = source_tree(context, "vllm")
-    rules = archs.load(PROJECT.build_folder / "archs.yaml")
-    text = context.objects.blob(made.tree, "CMakeLists.txt")
+@pytest.mark.long
+@pytest.mark.toolchain
+def test_the_converters_of_the_default_stack_are_right(context: RunContext, tmp_path: Path) -> None:
+    """G1: every converter that the reviewed policy names is found, compiled and right: vLLM's, FlashInfer's, CUTLASS's and CUDA's own."""
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "numerics.yaml", numerics.NumericsPolicy)
+    trees, includes = numerics.source_trees(context, policy), numerics.include_folders(toolchain.obtain(context))
+    checks = numerics.run(trees, policy, includes, tmp_path)
 
-    assert text is not None
-    with refusal("rule-mismatch"):
-        archs.rewrite({"CMakeLists.txt": text}.get, rules.of("vllm").rules)
+    assert checks
+    assert [check for check in checks if check.state != "pass"] == []
+
+
+
+#: Two small modules; a build of the reviewed list takes an hour and more on two cores.
+SMALL = AotSpec(
+    "flashinfer",
+    "flashinfer-jit-cache",
+    (ModuleSpec("flashinfer.jit.activation.gen_act_and_mul_module", ("test",), "small", {"act_func_name": ["silu", "gelu"]}),),
+)
+
+#: What a user's program does, less FlashInfer's ``__init__``, which wants packages that no build needs.
+LOAD = """\
+import json, sys, types
+sys.modules |= {name: types.ModuleType(name) for name in ("requests", "pynvml")}
+bare = types.ModuleType("flashinfer")
+bare.__path__ = [sys.argv[1] + "/flashinfer"]
+sys.modules["flashinfer"] = bare
+from flashinfer.jit.activation import gen_act_and_mul_module
+found = {}
+for name in ("silu", "gelu", "gelu_tanh"):
+    spec = gen_act_and_mul_module(name)
+    try:
+        loaded = hasattr(spec.build_and_load(), spec.name)
+    except Exception as error:
+        loaded = type(error).__name__
+    found[spec.name] = [spec.is_aot, loaded]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", name="small")
+def _small(user_store: Store, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """Return a run on the reviewed data with the small list."""
+    folder = tmp_path_factory.mktemp("aot")
+    for name in ("forks", "cherry_picks", "build", "ci/audit"):
+        shutil.copytree(ROOT / name, folder / "project" / name)
+    shutil.copy(ROOT / "ci" / "audit.yaml", folder / "project" / "ci")
+    project = Project(folder / "project", "2026.11")
+    (project.build_folder / "aot.yaml").write_text(strict_yaml.dump(SMALL), "utf-8")
+    (folder / "store").mkdir()
+    for name in demo.SHARED:
+        (folder / "store" / name).symlink_to(user_store.folder(name), target_is_directory=True)
+    return RunContext(project, Store(folder / "store"), ("flashinfer",), folder / "dist", source="sdist")
+
+
+@pytest.mark.long
+@pytest.mark.toolchain
+def test_first_use_on_a_spark_compiles_nothing(small: RunContext, tmp_path: Path) -> None:
+    """
+    FlashInfer's loader takes the packed libraries and calls no compiler; a module that was not packed is what it would compile. Their
+    cubins are all for sm_121f, there is no PTX, and a second build makes nothing.
+    """
+    tools, sources = toolchain.obtain(small), pipeline.build(small, "flashinfer")
+    modules = flashinfer_aot.build(small, SMALL, sources)
+    wheels = [pipeline.wheel_path(small, built) for built in (sources, modules)]
+    assert pipeline.current(small, "flashinfer") == sources
+    assert flashinfer_aot.build(small, SMALL, sources) == modules
+    audited = wheel.audit(wheels[1], policy.load(small.project.audit_file, small.project.spec.arch), tools.cuda / "bin")
+    assert {Path(library.name).name: (library.cubins, library.ptx) for library in audited.libraries} == {
+        f"{name}_and_mul.so": ({"sm_121f": 1}, {}) for name in ("silu", "gelu")
+    }
+    # The policy of the stack also asks for the module that this list leaves out.
+    assert {finding.rule for finding in audited.findings} == {"library-missing"}
+
+    # An environment with the wheels, the tools' torch and TVM FFI, and compilers that write down that they were called.
+    env = process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_NO_CACHE="1")
+    python = tmp_path / "venv" / "bin" / "python"
+    process.output([find_uv_bin(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv"], env=env)
+    process.output([find_uv_bin(), "pip", "install", "--no-index", "--no-deps", "--python", python, *wheels], env=env)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "tools.pth").write_text("".join(f"{path}\n" for path in tools.root.glob("lib/python3*/site-packages")))
+    (tmp_path / "bin").mkdir()
+    for name in ("nvcc", "ninja", "c++"):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\nexit 1\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    # What a capability of 12.1 becomes there; a GPU would be asked in the same place.
+    spark = {"FLASHINFER_CUDA_ARCH_LIST": "12.1", "CUDA_HOME": str(tmp_path), "FLASHINFER_DISABLE_JIT": "1"}
+    paths = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(tmp_path / "home"), "LC_ALL": "C.UTF-8"}
+    said = process.output([python, "-c", LOAD, str(site)], env={**paths, **spark})
+
+    assert json.loads(said.splitlines()[-1]) == {
+        "silu_and_mul": [True, True], "gelu_and_mul": [True, True], "gelu_tanh_and_mul": [False, "MissingJITCacheError"],
+    }  # fmt: skip
+    # FlashInfer asks nvcc for its release; nothing else is called.
+    calls = (tmp_path / "called").read_text().splitlines() if (tmp_path / "called").exists() else []
+    assert set(calls) <= {"nvcc --version"}
+
+
+@pytest.mark.long
+@pytest.mark.toolchain
+def test_every_module_of_the_reviewed_list_is_one_of_the_locked_release(small: RunContext) -> None:
+    """FlashInfer makes each of them, for the arch that the list says; among them is the quantiser that it loads on a Spark."""
+    spec = flashinfer_aot.load(PROJECT, "flashinfer")
+    assert spec is not None
+    sources = pipeline.wheel_path(small, pipeline.build(small, "flashinfer"))
+    modules = AotBuilder(small, toolchain.obtain(small), spec, sources).generate()
+
+    assert {module.call for module in modules} == {entry.call for entry in spec.modules}
+    assert {"fp4_quantization_120f", "fused_moe_120", "sampling"} <= {module.name for module in modules}

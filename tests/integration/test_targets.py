@@ -10,28 +10,28 @@ Builds of chosen CMake targets, end to end: a small project in vLLM's shape, its
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.conftest import NOWHERE
+from tests.refusals import refusal
+from tests.support import fatbins
+from tests.unit.conftest import Repository
 
 from sparkwright.builder import pipeline
 from sparkwright.builder.pipeline import BuiltWheel
 from sparkwright.builder.toolchain import Toolchain
-from sparkwright.builder.wheel import archive as wheelfile
+from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.cli.stages import lock_vendored
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import lock, package_index, resolve
+from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.lock import FileLock
 from sparkwright.forks.stack import Project
@@ -129,15 +129,6 @@ forks:
 OURS = ("include/parts/headers.h", '"headers-v1"', '"headers-ours"')
 
 
-def git(folder: Path, *words: str) -> str:
-    """Return the output of git, run without any configuration."""
-    who = {f"GIT_{role}_{what}": "t@t.example" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    when = {f"GIT_{role}_DATE": "2026-11-01T12:00:00Z" for role in ("AUTHOR", "COMMITTER")}
-    plain = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", **who, **when}
-    command = ["git", "-c", "protocol.file.allow=always", "-c", "init.defaultBranch=main", *words]
-    return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=True).stdout.strip()
-
-
 class Parts:
     """
     The project with its repositories.
@@ -148,33 +139,24 @@ class Parts:
 
     def __init__(self, folder: Path, tools: Toolchain) -> None:
         self.folder, self.root, self.upstreams = folder, folder / "project", folder / "upstreams"
-        for name, files in {**PARTS, "widget": WIDGET}.items():
-            self.commit(name, files)
+        forks = {**PARTS, "widget": WIDGET}
+        self.repositories = {name: Repository(self.upstreams / name) for name in forks}
+        for name, files in forks.items():
+            self.repositories[name].commit({path: text.encode() for path, text in files.items()})
         modules = "".join(f'[submodule "{name}"]\n\tpath = {name}\n\turl = ../{name}.git\n' for name in ("gamma", "unused"))
-        (self.upstreams / "alpha" / ".gitmodules").write_text(modules)
-        git(self.upstreams / "alpha", "clone", "--quiet", str(self.upstreams / "gamma"), "gamma")
-        git(self.upstreams / "alpha", "add", "--all")
-        git(self.upstreams / "alpha", "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},unused")
-        git(self.upstreams / "alpha", "commit", "--quiet", "--amend", "-m", "With gamma")
-        for name in (*PARTS, "widget"):
-            git(self.upstreams / name, "tag", "v1.5" if name == "widget" else "v1")
+        alpha = self.repositories["alpha"]
+        alpha.commit({".gitmodules": modules.encode()})
+        for name, commit in (("gamma", self.repositories["gamma"].git("rev-parse", "HEAD")), ("unused", "1" * 40)):
+            alpha.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{name}")
+        alpha.git("commit", "--quiet", "--amend", "-m", "With gamma")
+        for name, repository in self.repositories.items():
+            repository.git("tag", "v1.5" if name == "widget" else "v1")
             for allowed in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
-                git(self.upstreams / name, "config", allowed, "true")
+                repository.git("config", allowed, "true")
         self.store = Store(folder / "store")
         # The tools are those of the demo, which are installed already.
         (folder / "store" / "environments").symlink_to(tools.root.parent)
         self._write()
-
-    def commit(self, name: str, files: Mapping[str, str]) -> None:
-        folder = self.upstreams / name
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            git(folder, "init", "--quiet")
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-        git(folder, "add", "--all")
-        git(folder, "commit", "--quiet", "-m", "Change")
 
     def _write(self) -> None:
         demo = ROOT / "ci" / "sparkwright" / "demo" / "project"
@@ -197,18 +179,14 @@ class Parts:
 
     def _base(self) -> FileLock:
         """Put an official wheel with three libraries into the store, and return its lock."""
-        library = self.folder / "library.so"
-        words = ["-shared", "-Wl,--no-as-needed", "-x", "c++", "-o", str(library), "/dev/null"]
-        subprocess.run(["c++", *words], check=True)
+        library = fatbins.library(self.folder)
         name = WheelName("widget", "1.5", f"cp39-abi3-linux_{platform.machine()}")
-        files = {f"widget/{target}.abi3.so": library.read_bytes() for target in ("_core", "_extra", "_other")}
+        files = {f"widget/{target}.abi3.so": library for target in ("_core", "_extra", "_other")}
         files |= {path: text.encode() for path, text in WIDGET.items() if path.startswith("widget/")}
-        wheelfile.write(self.folder, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
-        sha256 = sha256_file(self.folder / name.filename)
-        place = package_index.path_of(self.store, sha256, name.filename)
-        place.parent.mkdir(parents=True)
-        shutil.copy(self.folder / name.filename, place)
-        return FileLock("widget", "1.5", name.filename, sha256, place.stat().st_size)
+        path = archive.write(self.folder, name, files, "Metadata-Version: 2.4\nName: widget\nVersion: 1.5\n", pure=False)
+        sha256 = sha256_file(path)
+        path = path.rename(self.store.folder("downloads", sha256) / path.name)
+        return FileLock("widget", "1.5", path.name, sha256, path.stat().st_size)
 
     def lock(self) -> dict[str, lock.VendoredLock]:
         """Read the vendored sources from CMake into the lock, and return them."""
@@ -218,36 +196,24 @@ class Parts:
     def context(self, *targets: str, mirrors: bool = True) -> RunContext:
         """Return a run for *targets*, as the command line would make it."""
         places = {f"{HOST}{name}.git": str(self.upstreams / name) for name in (*PARTS, "widget")} if mirrors else {}
-        project = Project(self.root, "parts")
         return RunContext(
-            project, self.store, ("widget",), self.folder / "dist", source="git", mirrors=places, targets=targets, jobs=2,
+            Project(self.root, "parts"), self.store, ("widget",), self.folder / "dist", source="git", mirrors=places, targets=targets, jobs=2,
             offline=not mirrors,
         )  # fmt: skip
 
     def build(self, *targets: str, mirrors: bool = True) -> BuiltWheel:
         return pipeline.build(self.context(*targets, mirrors=mirrors), "widget")
 
-    def failure(self, *targets: str) -> SparkwrightError:
-        with pytest.raises(SparkwrightError) as caught:
-            self.build(*targets)
-        return caught.value
-
     def patch(self, fork: str, path: str, old: str, new: str) -> None:
         """Append to the series of *fork* a patch that replaces *old* by *new*."""
-        work, tag = self.upstreams / fork, "v1.5" if fork == "widget" else "v1"
-        series = self.root / "forks/parts" / fork
-        count = len(list(series.glob("*.patch")))
-        git(work, "checkout", "--quiet", "-B", "ours", tag if not count else "ours")
-        (work / path).write_text((work / path).read_text().replace(old, new))
-        git(work, "add", "--all")
-        git(work, "commit", "--quiet", "-m", f"Change {count}")
-        diff = git(work, "diff", "-U1", "--full-index", "HEAD~1", "HEAD")
-        git(work, "checkout", "--quiet", "main")
-        head = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] Change {count}\n\nAs told.\n\n"
-        trailers = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends\n---\n"
-        (series / f"{count}.patch").write_text(head + trailers + diff + "\n")
+        repository, series = self.repositories[fork], self.root / "forks/parts" / fork
+        name = f"{len(list(series.glob('*.patch')))}.patch"
+        repository.git("checkout", "--quiet", "-B", "ours", "main" if name == "0.patch" else "ours")
+        text = (repository.path / path).read_text()
+        (series / name).write_bytes(repository.change({path: text.replace(old, new).encode()}))
+        repository.git("checkout", "--quiet", "main")
         with (series / "series").open("a") as listing:
-            listing.write(f"{count}.patch\n")
+            listing.write(f"{name}\n")
 
     def declare(self, text: str) -> None:
         """Let the fork's CMake run *text* before the vendored sources are made available."""
@@ -257,28 +223,20 @@ class Parts:
 @pytest.fixture
 def parts(tmp_path: Path, tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Return a project whose lock names no vendored source yet; the package index cannot be asked."""
-    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", "http://127.0.0.1:9/simple/")
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)
     for name in ("CXX", "CC", "CUDAHOSTCXX"):
         monkeypatch.delenv(name, raising=False)
     return Parts(tmp_path / "parts", tools)
 
 
-def members(parts: Parts, built: BuiltWheel) -> dict[str, bytes]:
-    with zipfile.ZipFile(parts.folder / "dist" / built.filename) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def test_default_targets_need_no_vendored_source(parts: Parts) -> None:
-    """Only the core target is compiled, with nothing of FetchContent in the lock; all others stay those of the wheel."""
-    built = parts.build()
-
-    assert built.transplant is not None
-    assert list(built.transplant.libraries) == ["widget/_extra.abi3.so"]
-    assert sorted(built.transplant.base) == ["widget/_core.abi3.so", "widget/_other.abi3.so"]
-
-
 def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
-    """The lock is read from CMake; the build needs no host afterwards, and compiles only changed units the next time."""
+    """
+    The default target needs none: all other libraries stay those of the wheel. For all, the lock is read from CMake; the build needs
+    no host afterwards, and compiles only changed units the next time.
+    """
+    transplant = parts.build().transplant
+    assert transplant
+    assert ([*transplant.libraries], sorted(transplant.base)) == (["widget/_extra.abi3.so"], ["widget/_core.abi3.so", "widget/_other.abi3.so"])
     locked = parts.lock()
     assert sorted(locked) == ["alpha", "alpha/gamma", "beta", "delta"]
     assert all(entry.resolved for entry in locked.values())
@@ -286,14 +244,14 @@ def test_all_targets_are_compiled_with_the_locked_sources(parts: Parts) -> None:
 
     built = parts.build("all", mirrors=False)
 
-    files = members(parts, built)
+    with zipfile.ZipFile(parts.folder / "dist" / built.filename) as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
     # The text alone: pytest would take minutes to show the difference of two libraries.
     words = re.findall(rb"parts: [a-z0-9 -]+", files["widget/_core.abi3.so"])
     assert words == [b"parts: alpha-v1 gamma-v1 beta-v1 delta-v1 headers-ours"]
     assert built.counts["native"] == 2
-    assert built.transplant is not None
-    assert sorted(built.transplant.libraries) == ["widget/_core.abi3.so", "widget/_extra.abi3.so"]
-    assert sorted(built.transplant.base) == ["widget/_other.abi3.so"]
+    assert built.transplant
+    assert [*built.transplant.base] == ["widget/_other.abi3.so"]
     record = json.loads(next(data for name, data in files.items() if name.endswith("/sparkwright.json")))
     assert record["targets"] == ["all"]
     bill = json.loads(next(data for name, data in files.items() if name.endswith(".cdx.json")))
@@ -315,34 +273,21 @@ def test_a_missing_source_is_named_before_anything_is_configured(parts: Parts) -
     for folder in ("mirrors", "work", "objects.git", "records"):
         shutil.rmtree(parts.folder / "store" / folder, ignore_errors=True)
 
-    error = parts.failure("all")
-
-    assert error.reference == "source-unreachable"
-    assert "beta" in error.what
+    with refusal("source-unreachable", match="beta"):
+        parts.build("all")
     assert not list(parts.store.root.glob("work/parts/widget/*/build"))
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("FetchContent_Declare(epsilon GIT_REPOSITORY https://upstream.example/epsilon.git GIT_TAG v1)\n", "epsilon"),
-        ("file(DOWNLOAD https://upstream.example/epsilon.h ${CMAKE_BINARY_DIR}/epsilon.h STATUS ignored)\n", "https://upstream.example/epsilon.h"),
-    ],
-)  # fmt: skip
-def test_source_that_the_lock_does_not_pin_is_refused(parts: Parts, text: str, name: str) -> None:
-    parts.lock()
-    parts.declare(f"include(FetchContent)\n{text.replace('alpha', 'beta')}")
+def test_source_that_the_lock_does_not_pin_is_refused(parts: Parts) -> None:
+    """A declaration or a download that CMake reaches; one that it does not reach is no finding."""
+    parts.declare("if(NEVER)\n  FetchContent_Declare(zeta GIT_REPOSITORY https://upstream.example/zeta.git)\nendif()\n")
+    assert "zeta" not in parts.lock()
+    parts.declare("FetchContent_Declare(epsilon GIT_REPOSITORY https://upstream.example/epsilon.git GIT_TAG v1)\n")
+    parts.declare("file(DOWNLOAD https://upstream.example/eta.h ${CMAKE_BINARY_DIR}/eta.h STATUS ignored)\n")
 
-    error = parts.failure("all")
-
-    assert error.reference == "source-unlocked"
-    assert any(name.replace("alpha", "beta") in line for line in error.details)
-
-
-def test_declaration_that_is_not_reached_is_no_finding(parts: Parts) -> None:
-    parts.declare("if(NEVER)\n  FetchContent_Declare(epsilon GIT_REPOSITORY https://upstream.example/epsilon.git)\nendif()\n")
-
-    assert "epsilon" not in parts.lock()
+    with refusal("source-unlocked") as caught:
+        parts.build("all")
+    assert [name for name in ("epsilon", "eta.h", "zeta") if name in str(caught.value.details)] == ["epsilon", "eta.h"]
 
 
 def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
@@ -350,5 +295,6 @@ def test_target_without_a_library_in_the_wheel_is_refused(parts: Parts) -> None:
     parts.patch("widget", "CMakeLists.txt", "if(WIDGET_EXTRA_ONLY)", "add_library(_more MODULE csrc/extra.cpp)\nif(WIDGET_EXTRA_ONLY)")
     parts.lock()
 
-    assert parts.failure("_more").reference == "base-mismatch"
-    assert parts.failure("absent").reference == "configure-failed"
+    for target, reference in (("_more", "base-mismatch"), ("absent", "configure-failed")):
+        with refusal(reference):
+            parts.build(target)

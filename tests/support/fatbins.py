@@ -68,24 +68,14 @@ def ptx(target: str) -> Image:
     return 1, target, f".version 9.0\n.target {target}\n.address_size 64\n".encode()
 
 
-def library(folder: Path, *units: Sequence[Image], source: str = "") -> bytes:
-    """Return a shared library of the C text *source* with a fatbin for each unit."""
-    body = b"".join(container(*(_entry(image) for image in unit)) for unit in units)
-    (folder / "fatbin").write_bytes(body)
+def library(folder: Path, *units: Sequence[Image], source: str = "", fatbin: bytes = b"") -> bytes:
+    """Return a shared library of the C text *source* with *fatbin* and one for each unit."""
+    (folder / "fatbin").write_bytes(fatbin + b"".join(container(*map(_entry, unit)) for unit in units))
     (folder / "fatbin.c").write_text(source)
-    words: list[str | Path] = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        folder / "fatbin.c",
-        "-o",
-        folder / "fatbin.so",
-    ]
-    if units:
-        text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
-        (folder / "fatbin.s").write_text(text)
-        words.append(folder / "fatbin.s")
-    subprocess.run(words, check=True)
+    text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
+    (folder / "fatbin.s").write_text(text)
+    words = ["-shared", "-fPIC", "fatbin.c", "fatbin.s", "-o", "fatbin.so"]
+    subprocess.run(["cc", *words], cwd=folder, check=True)
     return (folder / "fatbin.so").read_bytes()
 
 

@@ -41,16 +41,10 @@ def killed(run: Callable[[], object], when: Callable[[], bool]) -> bool:
 
 
 class Killer:
-    """Ends this process by SIGKILL at the *after*-th call of `count`."""
+    """Ends this process by SIGKILL before the *after*-th call of the functions that it watches."""
 
     def __init__(self, after: int) -> None:
         self._left = after
-
-    def count(self) -> None:
-        """Count an operation, and end the process before the last one."""
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, owner: Any, *names: str, below: str = "") -> None:
         """Replace functions of *owner* by ones that are counted when their first or last argument holds *below*."""
@@ -59,8 +53,9 @@ class Killer:
 
     def _counted(self, real: Callable[..., Any], below: str) -> Callable[..., Any]:
         def call(*words: Any, **options: Any) -> Any:
-            if below in f"{words[0]} {words[-1]}":
-                self.count()
+            self._left -= below in f"{words[0]} {words[-1]}"
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             return real(*words, **options)
 
         return call

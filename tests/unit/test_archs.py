@@ -1,14 +1,17 @@
-"""Arch rules, guards and the plan: exactly the places they were written for, and every unit for the arch or with a reason."""
+"""Arch rules, guards and the plan: exactly the places they were written for, every unit for the arch or with a reason; what CMake is asked, and asks for."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.refusals import refusal
+from tests.unit.conftest import Mini, Repository
 
+from sparkwright.builder import configure
 from sparkwright.builder.arch import plan
 from sparkwright.builder.arch import rules as archs
 from sparkwright.builder.arch.plan import ArchPlan, PlanComparison
@@ -21,13 +24,13 @@ from sparkwright.builder.arch.rules import (
     Site,
     parse_cmake,
 )
-from sparkwright.builder.configure import Call, Configured, TranslationUnit
+from sparkwright.builder.configure import Call, Configured, Declaration, TranslationUnit
+from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.workspace import source_tree
-from sparkwright.core import strict_yaml
+from sparkwright.core import process, strict_yaml
 from sparkwright.core.git import REGULAR, Objects
-
-if TYPE_CHECKING:
-    from tests.unit.conftest import Mini
+from sparkwright.forks import resolve
+from sparkwright.forks.lock import ForkLock, VendoredLock
 
 TEXT = """\
 if(TOOLKIT VERSION_GREATER_EQUAL 13.4)
@@ -84,16 +87,10 @@ def test_a_rule_that_does_not_match_one_place_lists_the_near_misses(text: str, f
     assert set(lines) <= set(caught.value.details)
 
 
-def test_two_rules_must_not_change_one_list() -> None:
+def test_two_rules_have_names_and_lists_of_their_own(tmp_path: Path) -> None:
     with refusal("rule-mismatch", match="another rule changes"):
         rewrite(TEXT, RULE, change(name="again", append=("12.2",)))
-
-
-def test_a_kept_unit_needs_a_reason_and_rules_need_names_of_their_own(tmp_path: Path) -> None:
-    with refusal("file-invalid"):
-        strict_yaml.parse("kept: [{fork: mini, unit: a.cu, gencode: compute_80}]", ArchRules, "archs.yaml")
-    path = tmp_path / "archs.yaml"
-    path.write_text(strict_yaml.dump(ArchRules(rules=(RULE, RULE))))
+    (path := tmp_path / "archs.yaml").write_text(strict_yaml.dump(ArchRules(rules=(RULE, RULE))))
     with refusal("file-invalid", match="two rules of one name"):
         archs.load(path)
 
@@ -123,14 +120,6 @@ def test_a_tree_without_the_text_passes(tmp_path: Path) -> None:
     check_guard(tmp_path, MENDED, patterns=("only_120",), exempt={"csrc/wrap.cuh": "defines it"})
 
 
-def test_every_line_that_would_fail_is_listed_with_the_reason(tmp_path: Path) -> None:
-    """The stage that makes the tree ends with the advice of the guard."""
-    with refusal("arch-trap", match="2 lines of mini would fail at run time") as caught:
-        check_guard(tmp_path, GUARDED)
-    assert caught.value.details == ("one-arch: It traps on 12.1.", "csrc/deep/er/gemm.cu:2", "csrc/deep/er/gemm.cu:4")
-    assert caught.value.todo == "Pick the mend."
-
-
 @pytest.mark.parametrize("fields", [{"files": ("gone/kernels.cu",)}, {"patterns": ("only_12O<",)}, {"exempt": {"csrc/deep/er/gemm.cu": "all of it"}}])
 def test_a_guard_that_guards_nothing_is_refused(tmp_path: Path, fields: dict[str, object]) -> None:
     """With paths or a text that upstream outgrew, or that somebody mistyped, it would pass for ever."""
@@ -138,14 +127,16 @@ def test_a_guard_that_guards_nothing_is_refused(tmp_path: Path, fields: dict[str
         check_guard(tmp_path, MENDED, **fields)
 
 
-def test_the_stage_fails(mini: Mini) -> None:
+def test_every_line_that_would_fail_is_listed_with_the_reason(mini: Mini) -> None:
+    """The stage that makes the tree ends with the advice of the guard."""
     site = source_tree(mini.context(), "vllm").sites[0]
-    path = mini.root / "build" / "demo" / "archs.yaml"
     guard = msgspec.structs.replace(GUARD, fork="vllm", files=("CMakeLists.txt",), patterns=(site.before,))
-    rules = msgspec.structs.replace(archs.load(path), guards=(guard,))
-    path.write_text(strict_yaml.dump(msgspec.to_builtins(rules)), "utf-8")
-    with refusal("arch-trap"):
+    with (mini.root / "build" / "demo" / "archs.yaml").open("a") as rules:
+        rules.write(strict_yaml.dump({"guards": [msgspec.to_builtins(guard)]}))
+    with refusal("arch-trap", match="lines of vllm would fail at run time") as caught:
         source_tree(mini.context(), "vllm")
+    assert {f"one-arch: {GUARD.reason}", f"CMakeLists.txt:{site.line}"} <= set(caught.value.details)
+    assert caught.value.todo == GUARD.todo
 
 
 # CMake.
@@ -168,7 +159,7 @@ endfunction()
 """
 
 
-def test_commands_have_their_scopes() -> None:
+def test_commands_have_their_scopes_and_arguments_their_bytes() -> None:
     commands = [command for command in parse_cmake(BRANCHES, "CMakeLists.txt") if command.name == "set"]
     assert [(command.line, command.scopes) for command in commands] == [
         (4, ("if(A VERSION_GREATER_EQUAL 2.0)",)),
@@ -176,12 +167,8 @@ def test_commands_have_their_scopes() -> None:
         (10, ("else()",)),
         (13, ("function(f OUT)",)),
     ]
-
-
-def test_arguments_have_their_bytes() -> None:
-    command = next(command for command in parse_cmake(BRANCHES, "x") if command.line == 7)
-    assert command.texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
-    assert all(BRANCHES[argument.start : argument.end].decode() == argument.text for argument in command.arguments)
+    assert commands[1].texts == ("LIST", "3;4", "a]b", 'q\\"uote', "$<$<CONFIG:Debug>:5>")
+    assert tuple(BRANCHES[argument.start : argument.end].decode() for argument in commands[1].arguments) == commands[1].texts
 
 
 @pytest.mark.parametrize(
@@ -205,48 +192,44 @@ PTX80 = ("compute_80:compute_80", "compute_80:sm_80")
 
 def plans(*units: tuple[str, ...], rules: ArchRules | None = None, calls: tuple[Call, ...] = (), text: str = "") -> ArchPlan:
     """Examine units of the target ``t`` whose gencodes are *units*; their sources are a.cu, b.cu, …"""
-    made = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
-    configured = Configured(made, calls)
+    listed = tuple(TranslationUnit("t", f"{letter}.cu", gencode) for letter, gencode in zip("abcdefgh", units, strict=False))
     read = {"CMakeLists.txt": text.encode()}.get
-    return plan.examine(configured, arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
-
-
-@pytest.mark.parametrize(
-    ("gencode", "verdict"),
-    [
-        (NATIVE, "native"),
-        (("compute_120f:sm_120f",), "folded"),
-        (("compute_121:sm_121",), "folded"),
-        (("compute_121a:sm_121a",), "folded"),
-        (("compute_121:compute_121", "compute_121f:compute_121f", "compute_121f:sm_121f"), "folded"),
-        (PTX80, "foreign"),
-        (("compute_80:compute_80",), "foreign"),
-        (("compute_90a:sm_90a",), "foreign"),
-        (("native:native",), "foreign"),
-        ((), "none"),
-    ],
-)
-def test_verdicts(gencode: tuple[str, ...], verdict: str) -> None:
-    found = plans(gencode, NATIVE)
-    assert found.units[0].verdict == verdict
+    return plan.examine(Configured(listed, calls), arch="12.1f", rules=rules or ArchRules(), fork="mini", read=read)
 
 
 def kept(unit: str, gencode: str = "compute_80") -> ArchRules:
     return ArchRules(kept=(ArchException("mini", unit, "why not", gencode),))
 
 
-def dropped(unit: str) -> ArchRules:
-    return ArchRules(dropped=(DroppedUnits("mini", unit, "a trap on this device"),))
+DROPPED = ArchRules(dropped=(DroppedUnits("mini", "b.cu", "a trap on this device"),))
 
 
-def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plans(PTX80, NATIVE, rules=kept("a.cu"))
-    plan.check(PlanComparison("", found, found))
-    assert (found.units[0].verdict, found.units[0].reason) == ("kept", "why not")
-    assert plans((), NATIVE, rules=kept("a.cu", "default")).units[0].verdict == "kept"
-    before, after = plans(NATIVE, PTX80, rules=dropped("b.cu")), plans(NATIVE, rules=dropped("b.cu"))
-    plan.check(PlanComparison("", after, before))
-    plan.show(PlanComparison("", after, before))
+@pytest.mark.parametrize(
+    ("gencode", "rules", "verdict"),
+    [
+        (NATIVE, ArchRules(), "native"),
+        (("compute_120f:sm_120f",), ArchRules(), "folded"),
+        (("compute_121:sm_121",), ArchRules(), "folded"),
+        (("compute_121a:sm_121a",), ArchRules(), "folded"),
+        (("compute_121:compute_121", "compute_121f:compute_121f", "compute_121f:sm_121f"), ArchRules(), "folded"),
+        (PTX80, ArchRules(), "foreign"),
+        (("compute_80:compute_80",), ArchRules(), "foreign"),
+        (("compute_90a:sm_90a",), ArchRules(), "foreign"),
+        (("native:native",), ArchRules(), "foreign"),
+        ((), ArchRules(), "none"),
+        (PTX80, kept("a.cu"), "kept"),
+        ((), kept("a.cu", "default"), "kept"),
+    ],
+)
+def test_verdicts(gencode: tuple[str, ...], rules: ArchRules, verdict: str) -> None:
+    plans_made = plans(gencode, NATIVE, rules=rules)
+    assert (plans_made.units[0].verdict, plans_made.units[0].reason) == (verdict, "why not" if rules.kept else "")
+
+
+def test_units_that_are_dropped_pass_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = PlanComparison("", plans(NATIVE, rules=DROPPED), plans(NATIVE, PTX80, rules=DROPPED))
+    plan.check(comparison)
+    plan.show(comparison)
     assert "a trap on this device" in capsys.readouterr().err
 
 
@@ -261,7 +244,7 @@ def test_units_that_are_kept_or_dropped_pass_with_their_reason(capsys: pytest.Ca
         ([PTX80], kept("a.cu", "default"), "kept: a.cu is listed at default"),
         ([NATIVE], kept("gone/*.cu"), "kept: gone/*.cu matches no CUDA unit"),
         ([NATIVE], kept("?.cu"), "but CMake gives it compute_121f:sm_121f"),
-        ([NATIVE], dropped("a.cu"), "dropped: a.cu is compiled"),
+        ([NATIVE, NATIVE], DROPPED, "dropped: b.cu is compiled"),
         ([], ArchRules(), "a.cu (compute_121f:sm_121f)"),
     ],
 )  # fmt: skip
@@ -296,6 +279,206 @@ SET = (1, "set", "MINE", "120f")
     ],
 )  # fmt: skip
 def test_the_calls_that_decided_an_arch_are_named(text: str, calls: list[tuple[int | str, ...]], deciding: list[str]) -> None:
-    made = tuple(Call("CMakeLists.txt", int(line), str(name), tuple(map(str, values))) for line, name, *values in calls)
-    (unit,) = plans(("compute_120f:sm_120f",), calls=made, text=text).units
+    traced = tuple(Call("CMakeLists.txt", int(line), str(name), tuple(map(str, values))) for line, name, *values in calls)
+    (unit,) = plans(("compute_120f:sm_120f",), calls=traced, text=text).units
     assert unit.calls == tuple(f"CMakeLists.txt:{line}" for line in deciding)
+
+
+# What nvcc will be given.
+
+TREE = {
+    "CMakeLists.txt": """\
+cmake_minimum_required(VERSION 3.26)
+project(mini LANGUAGES CXX CUDA)
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+file(WRITE "${CMAKE_BINARY_DIR}/made.cu" "__global__ void made() {}\\n")
+add_library(first OBJECT one.cu two.cu plain.cpp "${CMAKE_BINARY_DIR}/made.cu")
+set_source_files_properties(one.cu "${CMAKE_BINARY_DIR}/made.cu" PROPERTIES COMPILE_OPTIONS
+  "$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_121f,code=sm_121f>")
+set(WIDE "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_80,code=[compute_80,sm_80]>")
+set_source_files_properties(two.cu plain.cpp PROPERTIES COMPILE_OPTIONS "${WIDE}")
+add_subdirectory(sub)
+""",
+    "sub/CMakeLists.txt": """\
+add_library(second OBJECT three.cu)
+set_target_properties(second PROPERTIES CUDA_ARCHITECTURES "90-virtual;121f-real")
+""",
+    "one.cu": "__global__ void one() {}\n",
+    "two.cu": "__global__ void two() {}\n",
+    "sub/three.cu": "__global__ void three() {}\n",
+    "plain.cpp": "int plain() { return 0; }\n",
+}
+
+
+def run(source: Path, build: Path, cuda_bin: Path, cuda_env: Path, *targets: str) -> Configured:
+    return configure.configure(
+        source, build, targets=targets, sandbox=Sandbox.create({}), log=build.with_suffix(".log"), cmake=cuda_env / "bin" / "cmake",
+        env=process.clean_environment(CUDACXX=str(cuda_bin / "nvcc")),
+        defines={"CMAKE_BUILD_TYPE": "Release", "CMAKE_MAKE_PROGRAM": str(cuda_env / "bin" / "ninja")},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("nvcc -gencode arch=compute_121f,code=sm_121f -c a.cu", ("compute_121f:sm_121f",)),
+        ("nvcc -gencode=arch=compute_121f,code=sm_121f -gencode arch=compute_121f,code=sm_121f a.cu", ("compute_121f:sm_121f",)),
+        ("nvcc '--generate-code=arch=compute_80,code=[compute_80,sm_80]' a.cu", PTX80),
+        ('nvcc --generate-code arch=compute_80,code=\\"sm_80,compute_80\\" a.cu', PTX80),
+        ("nvcc --gpu-architecture sm_121f a.cu", ("sm_121f:sm_121f",)),
+        ("nvcc -arch=native a.cu", ("native:native",)),
+        ("nvcc -Xcompiler -arch=sm_90 -Xcompiler=-march=native -DX=-arch=sm_80 a.cu", ()),
+        ("nvcc -c a.cu -arch", ()),
+    ],
+)
+def test_every_spelling(command: str, expected: tuple[str, ...]) -> None:
+    assert configure.gencode(shlex.split(command)) == expected
+
+
+@pytest.mark.toolchain
+def test_the_units_of_a_real_configure(tmp_path: Path, cuda_bin: Path, cuda_env: Path) -> None:
+    source = tmp_path / "tree"
+    (source / "sub").mkdir(parents=True)
+    for name, text in TREE.items():
+        (source / name).write_text(text)
+    found = run(source, tmp_path / "build", cuda_bin, cuda_env)
+    assert [(unit.target, unit.source, unit.gencode) for unit in found.units] == [
+        ("first", "<build>/made.cu", NATIVE),
+        ("first", "one.cu", NATIVE),
+        ("first", "two.cu", PTX80),
+        ("second", "sub/three.cu", (*NATIVE, "compute_90:compute_90")),
+    ]
+    assert found.units[1].object == "CMakeFiles/first.dir/one.cu.o"
+    assert ("sub/CMakeLists.txt", 2, "set_target_properties") in [(call.file, call.line, call.command) for call in found.calls]
+    assert not any(str(tmp_path) in argument for call in found.calls for argument in call.arguments)
+
+
+def test_a_failed_configure_shows_the_words_of_cmake(tmp_path: Path) -> None:
+    """A compiler that upstream refuses, for example, with the advice to name another."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cmake").write_text("#!/bin/sh\necho 'GCC >= 13 is required (found 12.2.0)'\nexit 1\n")
+    (tmp_path / "bin" / "cmake").chmod(0o755)
+    with refusal("configure-failed") as caught:
+        run(tmp_path, tmp_path / "build", tmp_path, tmp_path)
+    assert "GCC >= 13 is required (found 12.2.0)" in caught.value.details
+    assert "CXX=g++-13" in caught.value.todo
+
+
+COMMIT = "1" * 40
+URL = "https://host.example/part.git"
+BASE = "https://host.example/group/fork.git"
+
+
+def submodules(repository: Repository, modules: str | None, *paths: str) -> dict[str, tuple[str, str]]:
+    """Return the submodules of a tree with *modules* as .gitmodules and a link to `COMMIT` at each path."""
+    repository.commit({".gitmodules": modules.encode()} if modules is not None else {"file": b""})
+    for path in paths:
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{COMMIT},{path}")
+    return resolve.submodules(Objects(repository.path / ".git"), repository.git("write-tree"), BASE)
+
+
+def section(path: str, url: str, name: str = "") -> str:
+    return f'[submodule "{name or path}"]\n\tpath = {path}\n\turl = {url}\n'
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (section("a", URL, "x") + section("b/c", "../part.git"), [("a", URL), ("b/c", "https://host.example/group/part.git")]),
+        (section("gone", "ext::x"), [("a", ""), ("b/c", "")]),
+        (None, [("a", ""), ("b/c", "")]),
+        ("[include]\n\tpath = /etc/passwd\n", [("a", ""), ("b/c", "")]),
+    ],
+)
+def test_submodules_are_links_with_the_address_of_gitmodules(
+    repository: Repository, modules: str | None, expected: list[tuple[str, str]]
+) -> None:
+    """A section without a link counts for nothing, and an include reads no file of this machine."""
+    assert submodules(repository, modules, "a", "b/c") == {path: (url, COMMIT) for path, url in expected}
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        *(
+            section("a", url)
+            for url in ("ext::sh -c x", "fd::17", "-u./run", "https://a.example/\a", "../../../../b.example/x", "x" * 3000)
+        ),
+        "[submodule",
+        '[submodule "a"]\n\tpath = a\n\turl = https://a.example\n\turl = https://b.example\n',
+        section("a", "https://a.example", "x") + section("a", "https://b.example", "y"),
+    ],
+)
+def test_unsafe_or_contradictory_gitmodules_is_refused(repository: Repository, modules: str) -> None:
+    with refusal("declaration-unsafe"):
+        submodules(repository, modules, "a")
+
+
+@pytest.mark.parametrize("base", [BASE, "https://host.example/g/f/", "ssh://git@host.example/g/f", "file:///srv/g/f"])
+@pytest.mark.parametrize("address", ["../x.git", "./x", "../../x", "https://other.example/x", "./../x"])
+def test_relative_addresses_are_those_of_git(repository: Repository, base: str, address: str) -> None:
+    submodules(repository, section("a", "../x"), "a")
+    (repository.path / ".gitmodules").write_text(section("a", address))
+    repository.git("remote", "add", "origin", base)
+    repository.git("submodule", "init")
+    assert resolve.absolute(address, base) == repository.git("config", "submodule.a.url")
+
+
+def call(command: str, *arguments: str) -> Call:
+    return Call("CMakeLists.txt", 7, command, arguments)
+
+
+@pytest.mark.parametrize(
+    ("traced", "expected"),
+    [
+        (call("fetchcontent_declare", "Part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1", "GIT_SHALLOW", "TRUE"), [("Part", URL, "v1", True)]),
+        (call("fetchcontent_declare", "part", f"GIT_REPOSITORY;{URL};GIT_TAG;V1"), [("part", URL, "V1", True)]),
+        (call("fetchcontent_declare", "part", "GIT_REPOSITORY", URL), [("part", URL, "master", True)]),
+        (call("fetchcontent_declare", "part", "SOURCE_DIR", "/here"), []),
+        (call("fetchcontent_declare", "part", "DOWNLOAD_COMMAND", ""), []),
+        (call("fetchcontent_populate", "part"), []),
+        (call("fetchcontent_populate", "part", "GIT_REPOSITORY", URL, "GIT_TAG", "v1"), [("part", URL, "v1", False)]),
+        (call("externalproject_add", "part", "URL", URL, "URL_HASH", "SHA256=0"), [("part", URL, "", False)]),
+        (call("file", "DOWNLOAD", URL, "here"), [(URL, URL, "", False)]),
+        (call("file", "WRITE", "here", "text"), []),
+        (call("warn_if_ptx", "-gencode arch=compute_121f,code=sm_121f"), []),
+    ],
+)  # fmt: skip
+def test_traced_calls_declare_sources(traced: Call, expected: list[tuple[str, str, str, bool]]) -> None:
+    assert [(found.name, found.url, found.ref, found.pinnable) for found in configure.declarations([traced])] == expected
+
+
+@pytest.mark.parametrize("option", ["GIT_REPOSITORY", "GIT_TAG", "URL"])
+@pytest.mark.parametrize("value", ["ext::sh -c x", "--upload-pack=x", "https://a.example/\x1b"])
+def test_unsafe_declaration_is_refused(option: str, value: str) -> None:
+    repository = ("GIT_REPOSITORY", URL) if option == "GIT_TAG" else ()
+    with refusal("declaration-unsafe"):
+        list(configure.declarations([call("fetchcontent_declare", "part", *repository, option, value)]))
+
+
+PART = VendoredLock(URL, COMMIT, COMMIT, "2" * 40, kind="fetchcontent")
+DECLARED = Declaration("part", URL, COMMIT, "CMakeLists.txt:7")
+
+
+SUBMODULE = msgspec.structs.replace(PART, kind="submodule")
+
+
+@pytest.mark.parametrize(
+    ("sources", "ignored", "fault"),
+    [
+        ([Declaration("part", "https://user:secret@host.example/other.git", COMMIT, "x:1")], (), "; the lock names "),
+        ([Declaration("part", URL, "3" * 40, "x:1")], (), "; the lock names "),
+        ([DECLARED, Declaration("more", URL, "v1", "x:1")], (), f"x:1: more: {URL} at v1 is not in the lock"),
+        ([DECLARED, Declaration("more", URL, "", "x:1", pinnable=False)], (), "cannot pin"),
+        # Only a configure of every target shows an entry without effect.
+        ([], (), "lock: part: CMake asks for no such source"),
+        ([DECLARED], ["gone"], "ignored: gone: CMake asks for no such source"),
+    ],
+)
+def test_source_that_the_lock_pins_otherwise_is_refused(sources: list[Declaration], ignored: Iterable[str], fault: str) -> None:
+    """Another address, another ref, a source of no entry, a kind that cannot be pinned; a password is not shown."""
+    locked = ForkLock(vendored={"part": PART, "third/party": SUBMODULE})
+    with refusal("source-unlocked") as caught:
+        configure.check_vendored("mini", sources, locked, dict.fromkeys(ignored, "once"), complete=True)
+    (line,) = caught.value.details
+    assert (fault in line, "secret" in line) == (True, False)

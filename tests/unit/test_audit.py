@@ -1,33 +1,45 @@
-"""The audit on real wheels: archives, host code, and device code in the form that nvcc writes."""
+"""The audit on real wheels: archives, host code, device code in the form that nvcc writes; its readers of ELF files and fatbins."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import platform
 import struct
 import subprocess
+import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
 from pathlib import Path
 from typing import Any, Literal
 
+import lz4.block
 import msgspec
 import pytest
 import zstandard
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import fatbins
-from tests.support.fatbins import cubin, ptx
+from tests.support.fatbins import container, cubin, entry, ptx
 
+from sparkwright.audit import device_code
 from sparkwright.audit import policy as audit_policy
 from sparkwright.audit.policy import AuditPolicy
-from sparkwright.audit.report import RULES, AuditReport, raise_for_findings, show
-from sparkwright.audit.wheel import audit
+from sparkwright.audit.report import RULES, AuditedWheel, AuditReport, raise_for_findings, show
+from sparkwright.audit.wheel import Contents, LibraryAudit, audit
 from sparkwright.builder import toolchain
-from sparkwright.builder.arch.plan import PlannedUnit
-from sparkwright.builder.wheel import archive, elf, graft
+from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.wheel.archive import CompiledUnit, WheelName
+from sparkwright.builder.wheel.elf import ElfUnreadable
 from sparkwright.core import strict_yaml
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
@@ -63,18 +75,22 @@ def write_wheel(
 
 def policy(library: Mapping[str, Any] | None = None, **top: Any) -> AuditPolicy:
     """Return `POLICY` with fields of its one library (or of the whole file) replaced."""
-    data = msgspec.convert({**POLICY, **top}, dict[str, Any])
     if library is not None:
-        base = {} if library.get("role") == "base" else {"glob": LIBRARY, "role": "target"}
-        libraries = [{**base, **library}]
-        data["distributions"] = {"probe": {"reason": "A test.", "libraries": libraries}}
-    return msgspec.convert(data, AuditPolicy)
+        libraries = [{"glob": LIBRARY, "role": "target", **library}]
+        top["distributions"] = {"probe": {"reason": "A test.", "libraries": libraries}}
+    return msgspec.convert({**POLICY, **top}, AuditPolicy)
 
 
 def rules(report: AuditReport) -> list[str]:
     """Return the rules of the report's findings."""
     assert all(finding.rule in RULES for finding in report.findings)
     return [finding.rule for finding in report.findings]
+
+
+def write_program(folder: Path, text: str) -> None:
+    """Write the shell script *text* as ``nvdisasm``."""
+    (folder / "nvdisasm").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "nvdisasm").chmod(0o755)
 
 
 # The policy file.
@@ -87,10 +103,9 @@ def test_every_stack_asks_for_what_its_build_compiles(stack: str) -> None:
     """The libraries of role target are those of the build's targets."""
     project = Project(ROOT, stack)
     vllm = audit_policy.load(project.audit_file, project.spec.arch).distributions["vllm"]
-    globs = {library.glob for library in vllm.libraries if library.role == "target"}
-    targets = toolchain.spec(project).forks["vllm"].core_targets
+    names = {Path(library.glob).name.partition(".")[0] for library in vllm.libraries if library.role == "target"}
 
-    assert {Path(glob).name.partition(".")[0] for glob in globs} == set(targets)
+    assert names == set(toolchain.spec(project).forks["vllm"].core_targets)
 
 
 TARGET = {"role": "target", "glob": "*"}
@@ -131,15 +146,16 @@ def test_a_policy_that_contradicts_itself_is_refused(
 # The archive.
 
 
-def _share(data: bytearray) -> None:
-    first = data.index(b"PK\x01\x02")
-    second = data.index(b"PK\x01\x02", first + 4)
-    data[second + 42 : second + 46] = data[first + 42 : first + 46]
+def share(data: bytearray) -> None:
+    """Let the second member have the bytes of the first."""
+    first = data.index(b"PK\x01\x02") + 42
+    second = data.index(b"PK\x01\x02", first) + 42
+    data[second : second + 4] = data[first : first + 4]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(_share, "overlap"), (lambda data: data.extend(b"PK\x01\x02" * 200_001), "more than 100000 members")],
+    [(share, "overlap"), (lambda data: data.extend(b"PK\x01\x02" * 200_001), "more than 100000 members")],
 )
 def test_an_archive_that_is_larger_than_it_seems_is_refused(
     tmp_path: Path, change: Callable[[bytearray], None], message: str
@@ -174,8 +190,7 @@ def test_a_hostile_member_is_refused(
     """Links, names that leave the folder, bombs, and a build record that is none."""
     wheel = write_wheel(tmp_path, {})
     info = zipfile.ZipInfo("probe/new")
-    info.filename = name
-    for field, value in fields.items():
+    for field, value in {"filename": name, **fields}.items():
         setattr(info, field, value)
     with zipfile.ZipFile(wheel, "a") as opened:
         opened.writestr(info, data)
@@ -183,15 +198,11 @@ def test_a_hostile_member_is_refused(
         audit(wheel, policy(), NOWHERE)
 
 
-def _renamed(path: Path, name: str) -> Path:
-    return path.rename(path.with_name(name))
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        lambda folder: _renamed(write_wheel(folder, {}), "probe.zip"),
-        lambda folder: _renamed(write_wheel(folder, {}), "probe-2-py3-none-any.whl"),
+        lambda folder: write_wheel(folder, {}).rename(folder / "probe.zip"),
+        lambda folder: write_wheel(folder, {}).rename(folder / "probe-2-py3-none-any.whl"),
         lambda folder: write_wheel(folder, {}, name="other"),
         lambda folder: folder / "probe-1-py3-none-any.whl",
         lambda folder: folder.joinpath("probe-1-py3-none-any.whl").mkdir(),
@@ -212,21 +223,20 @@ def test_record_is_checked_against_the_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each difference between RECORD and the members is a finding, in the error and the table."""
-    good = write_wheel(tmp_path, {f"probe/{name}.py": name.encode() for name in "abc"}, tag="any")
-    assert audit(good, policy(distributions={}), NOWHERE).passed
-    wheel = tmp_path / "changed" / good.name
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(good) as source, zipfile.ZipFile(wheel, "w") as target:
-        for name in source.namelist():
-            data = b"9" if name == "probe/a.py" else source.read(name)
+    wheel = write_wheel(tmp_path, {f"probe/{name}.py": name.encode() for name in "abc"}, tag="any")
+    assert audit(wheel, policy(distributions={}), NOWHERE).passed
+    with zipfile.ZipFile(wheel) as source:
+        members = {name: source.read(name) for name in source.namelist()} | {"probe/a.py": b"9"}
+    with zipfile.ZipFile(wheel, "w") as target:
+        for name, data in members.items():
             target.writestr(name, data.replace(b"probe/c.py", b"probe/gone.py"))
     report = audit(wheel, policy(distributions={}), NOWHERE)
 
     assert rules(report) == ["record-mismatch", "record-missing", "record-surplus"]
-    with refusal("audit-failed"):
-        raise_for_findings(report)
     show(report, result=True)
     assert "record-surplus" in capsys.readouterr().out
+    with refusal("audit-failed"):
+        raise_for_findings(report)
 
 
 # Host code.
@@ -404,17 +414,13 @@ def test_code_for_another_target_is_found(
     tmp_path: Path, targets: list[str], expected: dict[str, str]
 ) -> None:
     """By the note in the cubin, since its name and flags are the same for several targets."""
-    units = []
-    for text in targets:
-        target, _, listed = text.partition(" as ")
-        name = target.removeprefix("ptx ")
-        units.append([ptx(name) if name != target else cubin(tmp_path, name, listed=listed)])
-    wheel = write_wheel(tmp_path, {LIBRARY: fatbins.library(tmp_path, *units)})
+    pairs = [text.partition(" as ")[::2] for text in targets]
+    images = [ptx(name[4:]) if name.startswith("ptx ") else cubin(tmp_path, name, listed=listed) for name, listed in pairs]
+    wheel = write_wheel(tmp_path, {LIBRARY: fatbins.library(tmp_path, *([image] for image in images))})
     report = audit(wheel, policy({}), NOWHERE)
 
-    assert {finding.rule: finding.message for finding in report.findings}.keys() == expected.keys()
-    for finding in report.findings:
-        assert expected[finding.rule] in finding.message
+    assert {finding.rule for finding in report.findings} == expected.keys()
+    assert all(expected[finding.rule] in finding.message for finding in report.findings)
 
 
 def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_path: Path) -> None:
@@ -426,23 +432,13 @@ def test_unreadable_device_code_is_a_finding_and_the_rest_is_still_reported(tmp_
 
     assert rules(report) == ["device-unreadable", "library-unknown"]
     assert report.libraries[1].cubins == {"sm_121f": 1}
-    assert msgspec.json.decode(msgspec.json.encode(report), type=AuditReport) == report
-    wants = policy({"opcodes": [{"pattern": "x", "least": 1, "kernels": "kernel"}]})
-    with refusal("tool-missing", match="nvdisasm"):
-        audit(write_wheel(tmp_path, {LIBRARY: good}), wants, NOWHERE)
 
 
 def test_device_code_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     """A small wheel may not keep the audit busy for hours: the bytes that its entries state count together, in all libraries."""
     packed = zstandard.compress(bytes(1000))
     entry = fatbins.entry(packed, flags=0x8000, packed=len(packed), whole=elf.MOST_IMAGE_BYTES)
-    (tmp_path / "bomb").write_bytes(fatbins.container(*[entry] * 70))
-    (tmp_path / "bomb.s").write_text(
-        f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{tmp_path}/bomb"\n'
-    )
-    words: list[str | Path] = ["cc", "-shared", tmp_path / "bomb.s", "-o", tmp_path / "bomb.so"]
-    subprocess.run(words, check=True)
-    bomb = (tmp_path / "bomb.so").read_bytes()
+    bomb = fatbins.library(tmp_path, fatbin=fatbins.container(*[entry] * 70))
     assert rules(audit(write_wheel(tmp_path, {LIBRARY: bomb}), policy({}), NOWHERE)) == [
         "device-unreadable"
     ]
@@ -454,11 +450,7 @@ def test_the_device_code_digest_follows_the_code_alone(tmp_path: Path) -> None:
     """Neither Python, host code nor the order of units changes it."""
     one, two = [cubin(tmp_path, "sm_121f")], [cubin(tmp_path, "sm_121f", kernels=("two",))]
     digests = []
-    for units, source, python in (
-        ([one, two], "", b"1"),
-        ([two, one], "int a;", b"2"),
-        ([one], "", b"1"),
-    ):
+    for units, source, python in (([one, two], "", b"1"), ([two, one], "int a;", b"2"), ([one], "", b"1")):
         library = fatbins.library(tmp_path, *units, source=source)
         wheel = write_wheel(tmp_path, {LIBRARY: library, "probe/a.py": python})
         digests.append(audit(wheel, policy({}), NOWHERE).device_code)
@@ -490,9 +482,7 @@ def test_instructions_are_counted_in_the_code_that_a_spark_loads(
 ) -> None:
     """A wheel that was not built here is judged by what a Spark gets from it."""
     lines = [".text.quantise:", *(f"  /*0000*/ {text}" for text in instructions)]
-    program = tmp_path / "nvdisasm"
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-    program.chmod(0o755)
+    write_program(tmp_path, "".join(f"echo '{line}'\n" for line in lines))
     library = fatbins.library(tmp_path, [cubin(tmp_path, target, kernels=("quantise",))])
     wants = policy({"opcodes": [FP4], "trap_free": [NO_TRAP]})
     report = audit(write_wheel(tmp_path, {LIBRARY: library}), wants, tmp_path, judged=judged)
@@ -511,84 +501,280 @@ def unit(name: str, *images: fatbins.Image) -> CompiledUnit:
     return CompiledUnit(f"csrc/{name}.cu", "_C", f"{name}.o", LIBRARY, gencode, code)
 
 
+def findings(
+    folder: Path, images: Sequence[fatbins.Image], *units: CompiledUnit, **allowed: Any
+) -> list[tuple[str, str]]:
+    """Return the findings of a wheel whose library has a fatbin for each image, and whose record names *units*."""
+    files = {
+        LIBRARY: fatbins.library(folder, *([image] for image in images)),
+        "probe-1.dist-info/sparkwright.json": msgspec.json.encode({"units": units}),
+    }
+    report = audit(write_wheel(folder, files), policy(allowed), NOWHERE)
+    return [(finding.rule, finding.text) for finding in report.findings]
+
+
+MISSING = ("arch-missing", "csrc/b.cu (target _C): its object holds no cubin for sm_121f")
+
+
 def test_findings_name_the_units_that_they_concern(tmp_path: Path) -> None:
     """By the hashes of their code: units folded, left out or unrecorded."""
-    one, two, three = (
-        cubin(tmp_path, target, kernels=(target,)) for target in ("sm_121f", "sm_120f", "sm_120a")
+    good, folded, absent, other = (
+        cubin(tmp_path, target, kernels=(target, kernel))
+        for target, kernel in (("sm_121f", "a"), ("sm_120f", "a"), ("sm_120a", "a"), ("sm_121f", "b"))
     )
 
-    def findings(images: Sequence[fatbins.Image], *units: CompiledUnit) -> list[tuple[str, str]]:
-        files = {
-            LIBRARY: fatbins.library(tmp_path, *([image] for image in images)),
-            "probe-1.dist-info/sparkwright.json": msgspec.json.encode({"units": units}),
-        }
-        report = audit(write_wheel(tmp_path, files), policy({}), NOWHERE)
-        return [(finding.rule, finding.text) for finding in report.findings]
-
-    assert findings([one], unit("a", one)) == []
-    assert findings([one, two], unit("a", one), unit("b", two)) == [
+    assert findings(tmp_path, [good], unit("a", good)) == []
+    assert findings(tmp_path, [good, folded], unit("a", good), unit("b", folded)) == [
         ("arch-folded", "csrc/b.cu (target _C): cubins for sm_120f: 1, allowed: 0"),
-        ("arch-missing", "csrc/b.cu (target _C): its object holds no cubin for sm_121f"),
+        MISSING,
     ]
-    assert findings([one], unit("a", one), unit("b", three)) == [
-        (
-            "arch-missing",
-            "csrc/b.cu (target _C): 1 of the 1 pieces of code in its object are not in it",
-        )
-    ]
-    other = cubin(tmp_path, "sm_121f", kernels=("other",))
-    assert findings([one, other], unit("a", one)) == [("code-foreign", "1 of 2, for sm_121f")]
+    ((rule, text),) = findings(tmp_path, [good], unit("a", good), unit("b", absent))
+    assert (rule, "csrc/b.cu (target _C): 1 of the 1 pieces" in text) == ("arch-missing", True)
+    assert findings(tmp_path, [good, other], unit("a", good)) == [("code-foreign", "1 of 2, for sm_121f")]
 
 
-@pytest.mark.parametrize(
-    ("target", "allowed"),
-    [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")],
-)
+@pytest.mark.parametrize(("target", "field"), [("sm_120f", "also"), ("sm_90", "also"), ("ptx sm_121f", "ptx")])
 def test_a_unit_without_code_for_its_planned_target_is_found(
-    tmp_path: Path, target: str, allowed: str
+    tmp_path: Path, target: str, field: str
 ) -> None:
     """Even if the policy allows the code that it has instead."""
     arch = target.removeprefix("ptx ")
-    other = ptx(arch) if arch != target else cubin(tmp_path, arch, kernels=("other",))
-    good = cubin(tmp_path, "sm_121f")
-    files = {
-        LIBRARY: fatbins.library(tmp_path, [good], [other]),
-        "probe-1.dist-info/sparkwright.json": msgspec.json.encode(
-            {"units": [unit("a", good), unit("b", other)]}
-        ),
+    good, other = cubin(tmp_path, "sm_121f"), ptx(arch) if arch != target else cubin(tmp_path, arch, kernels=("other",))
+    allowed = {field: [{"arch": arch, "most": 1, "reason": "A test."}]}
+
+    assert findings(tmp_path, [good, other], unit("a", good), unit("b", other), **allowed) == [MISSING]
+
+
+# ELF files.
+
+OPERATOR = policy({**HOST_ONLY, "operators": ["half"]})
+ABOUT = AuditedWheel("probe-1-py3-none-any.whl", "0" * 64, 1, "probe", "1", ())
+
+SOURCE = """
+#include <math.h>
+#include <stdio.h>
+int shown = 3;
+static int hidden(int x) { return x + 1; }
+double half(double x) { puts("half(Tensor x) -> Tensor"); return pow(x, 0.5) + hidden(shown); }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A shared library with needs, a search path, a soname and symbols."""
+    folder = tmp_path_factory.mktemp("elf")
+    (folder / "a.c").write_text(SOURCE)
+    options = "-Wl,--no-as-needed,-rpath,/opt/lib:$ORIGIN,-soname,liba.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", options, "a.c", "-lm", "-o", "a.so"], cwd=folder, check=True)
+    return (folder / "a.so").read_bytes()
+
+
+def test_it_reads_what_another_reader_reads(library: bytes) -> None:
+    """Needs, paths and symbols are those that pyelftools finds by the section table."""
+    other = ELFFile(io.BytesIO(library))
+    dynamic, table = (other.get_section_by_name(name) for name in (".dynamic", ".dynsym"))
+    assert isinstance(dynamic, DynamicSection)
+    assert isinstance(table, SymbolTableSection)
+    tags = {tag.entry.d_tag: vars(tag) for tag in dynamic.iter_tags()}
+    found = elf.shared_object(library)
+
+    assert {"libm.so.6"} <= set(found.needed)
+    assert (found.rpath, found.soname) == ((tags["DT_RUNPATH"]["runpath"],), tags["DT_SONAME"]["soname"])
+    assert found.symbols == {
+        symbol.name
+        for symbol in table.iter_symbols()
+        if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
     }
-    rule = policy({allowed: [{"arch": arch, "most": 1, "reason": "A test."}]})
-    (finding,) = audit(write_wheel(tmp_path, files), rule, NOWHERE).findings
-
-    assert finding.rule == "arch-missing"
-    assert finding.text == "csrc/b.cu (target _C): its object holds no cubin for sm_121f"
-
-
-def test_the_manifest_holds_the_code_of_each_object(tmp_path: Path) -> None:
-    """An object that is missing, or is none, is refused."""
-    image = cubin(tmp_path, "sm_121f")
-    (tmp_path / "a.o").write_bytes(fatbins.library(tmp_path, [image]))
-    (tmp_path / "b.o").write_bytes(b"no object")
-    gencode = ("compute_121f:sm_121f",)
-    good, *bad = (
-        PlannedUnit("_C", f"csrc/{name}.cu", gencode, f"{name}.o", verdict="native")
-        for name in "abc"
-    )
-
-    assert graft.unit_manifest(tmp_path, [good], {"_C": LIBRARY}) == (unit("a", image),)
-    for planned in bad:
-        with refusal("compile-failed", match=planned.object):
-            graft.unit_manifest(tmp_path, [planned], {"_C": LIBRARY})
+    assert found.versions.keys() == {"GLIBC"}
+    assert [section.name for section in elf.sections(library)] == [
+        section.name for section in other.iter_sections()
+    ]
 
 
-def test_the_table_has_the_verdict_of_each_library(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_the_loader_would_bring_is_read_without_a_section_table(library: bytes) -> None:
+    """Sections can be stripped or lie; the loader looks at segments, and so does the audit."""
+    bare = library[:0x28] + bytes(8) + library[0x30:0x3A] + bytes(6)
+    found = elf.shared_object(bare + library[64:])
+    whole = elf.shared_object(library)
+
+    assert not found.symbols
+    assert (found.needed, found.rpath, found.versions) == (whole.needed, whole.rpath, whole.versions)
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value", "says"),
+    [
+        (0x28, "<Q", 1 << 60, "section table lies beyond"),
+        (0x20, "<Q", 1 << 60, "segment table lies beyond"),
+        (0x3A, "<H", 7, "has 7 bytes"),
+        (0x3C, "<H", 0xFFF0, "section table lies beyond"),
+        (0x38, "<H", 0xFFFF, "more than any library"),
+        (0x3E, "<H", 999, "should be in section 999"),
+        (4, "<B", 1, "not 64-bit"),
+        (0, "<I", 0, "does not begin like ELF"),
+    ],
+)
+def test_a_header_that_lies_is_refused_with_what_it_says(
+    library: bytes, place: int, form: str, value: int, says: str
 ) -> None:
-    """The column of the gains is named after the stack's target."""
-    good, bad = (fatbins.library(tmp_path, [cubin(tmp_path, arch)]) for arch in ("sm_90a", "sm_90"))
-    files = {LIBRARY: good, "probe/other.so": bad}
-    show(audit(write_wheel(tmp_path, files), policy({}, arch="9.0a"), NOWHERE), result=True)
-    _, head, _, *rows = filter(str.strip, capsys.readouterr().out.splitlines())
+    bad = bytearray(library)
+    struct.pack_into(form, bad, place, value)
+    with pytest.raises(ElfUnreadable, match=says):
+        elf.shared_object(bytes(bad))
 
-    assert head.split()[-3:] == ["on", "sm_90a", "verdict"]
-    assert [" ".join(row.split()[-3:]) for row in rows[:2]] == ["1 native pass", "plain 1 finding"]
+
+@given(place=st.integers(0, 559), change=st.binary(min_size=1, max_size=8), table=st.sampled_from(("header", ".dynamic", ".gnu.version_r", "sections")))
+def test_any_change_of_the_tables_is_refused_or_read(library: bytes, table: str, place: int, change: bytes) -> None:
+    """Whatever bytes of headers, dynamic entries or sections are changed, reading ends with a result or says why not."""
+    offsets = {section.name: section.offset for section in elf.sections(library)}
+    offsets |= {"header": 0, "sections": struct.unpack_from("<Q", library, 0x28)[0]}
+    begin = offsets[table] + place
+    bad = library[:begin] + change + library[begin + len(change) :]
+    with contextlib.suppress(ElfUnreadable):
+        found = elf.shared_object(bad)
+        assert sum(map(len, found.symbols)) <= elf.MOST_NAME_BYTES
+        LibraryAudit(OPERATOR, ABOUT, Contents((), Message()), LIBRARY).check_host(bad, found)
+
+
+# Fatbins.
+
+
+def unpacked(data: bytes) -> list[bytes]:
+    return [elf.unpack(data, item) for item in elf.fatbin_entries(data, [(0, len(data))])]
+
+
+def packed_entry(packed: bytes, flags: int, whole: int) -> bytes:
+    return container(entry(packed, flags=flags, packed=len(packed), whole=whole))
+
+
+PACKED = zstandard.compress(bytes(1000))
+
+
+@pytest.mark.parametrize("flag", [0x8000, 0x2000])
+def test_packed_entries_unpack_to_what_was_packed(flag: int) -> None:
+    text = b"machine code " * 300
+    packed = zstandard.compress(text) if flag == 0x8000 else lz4.block.compress(text, store_size=False)
+
+    assert unpacked(packed_entry(packed, flag, len(text))) == [text]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (container(entry(b"x"), version=2), "0xba55ed50 of version 2"),
+        (container(entry(b"x"), magic=0x12345678), "no fatbin begins with 0x12345678"),
+        (container(entry(b"x", version=0x0102)), "version 0x0102 and kind 2"),
+        (container(entry(b"x", kind=16)), "kind 16"),
+        (container(entry(b"x"))[:-8], "ends beyond its section"),
+        (container(entry(b"x")[:-8]), "ends beyond its fatbin"),
+        (container(entry(b"x")[:40]), "no room for its header"),
+        (container(entry(b"x", flags=0x2000, packed=99)), "ends beyond its fatbin"),
+        (
+            container(entry(b"x", flags=0x8000, packed=1, whole=1 << 40)),
+            "states that it unpacks to 1099511627776 bytes",
+        ),
+        (
+            container(entry(b"x", flags=0x2000, packed=1, whole=5000)),
+            "states that it unpacks to 5000 bytes",
+        ),
+        (packed_entry(PACKED, 0x8000, 10), "the table says"),
+        (packed_entry(PACKED, 0x8000, 5000), "the table says"),
+        (packed_entry(b"\xff" * 60, 0x8000, 5120), "zstd"),
+        (packed_entry(b"\xff" * 60, 0x2000, 5120), "lz4"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_its_number(data: bytes, says: str) -> None:
+    """A version, a kind or a size that this reader does not know, and damaged packing, of which no more is held than the table states."""
+    with pytest.raises(ElfUnreadable, match=says):
+        unpacked(data)
+
+
+@given(st.integers(0, 300), st.binary(min_size=1, max_size=8))
+def test_any_change_gives_an_error_or_entries_inside_the_file(place: int, change: bytes) -> None:
+    """Whatever is written over the tables, the reader ends, and what it yields lies in the file."""
+    data = (
+        container(entry(b"one" * 9, flags=1 << 21), entry(b"two", kind=1))
+        + bytes(16)
+        + container(entry(b"three"))
+    )
+    data = data[:place] + change + data[place + len(change) :]
+    with contextlib.suppress(ElfUnreadable):
+        entries = list(elf.fatbin_entries(data, [(0, len(data))]))
+        assert all(item.offset + item.stored <= len(data) for item in entries)
+        unpacked(data)
+
+
+# Against NVIDIA's tools.
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(("mode", "packing"), [("none", ""), ("speed", "lz4"), ("balance", "zstd"), ("size", "zstd")])
+def test_cuobjdump_finds_the_same_bytes(cuda_bin: Path, tmp_path: Path, mode: str, packing: str) -> None:
+    """Whichever way nvcc packs it, each cubin and each PTX text is the one that NVIDIA's own tool extracts."""
+    (tmp_path / "a.cu").write_text("__global__ void twice(float* data) { data[threadIdx.x] *= 2.f; }\n")
+    codes = ["sm_80", "compute_80", "sm_90a", "sm_120f", "sm_121a", "compute_121f"]
+    arches = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
+    (theirs := tmp_path / "theirs").mkdir()
+    for command in (
+        ["nvcc", "-c", "-Xcompiler", "-fPIC", *arches, f"-compress-mode={mode}", "../a.cu", "-o", "../a.o"],
+        ["cuobjdump", "--extract-elf", "all", "../a.o"],
+        ["cuobjdump", "--extract-ptx", "all", "../a.o"],
+    ):
+        subprocess.run([cuda_bin / command[0], *command[1:]], cwd=theirs, check=True)
+
+    with elf.mapped(tmp_path / "a.o") as data:
+        host = elf.shared_object(data)
+        found = list(elf.fatbin_entries(data, host.fatbins))
+        ours = Counter(sha256_bytes(elf.unpack(data, item)) for item in found)
+        images = device_code.read(data, host, "sm_12", compiled=True).images
+    assert ours == Counter(map(sha256_file, theirs.iterdir()))
+    targets = ["sm_80", "sm_90a", "sm_120f", "sm_121a", "sm_80", "sm_121f"]
+    assert Counter(image.target for image in images) == Counter(targets)
+    # What does not become smaller stays as it is.
+    assert {item.compression for item in found} | {""} == {packing, ""}
+
+
+@pytest.mark.parametrize(
+    ("cubins", "ptx", "expected"),
+    [
+        (["sm_121f"], [], "native"),
+        (["sm_120f"], [], "family"),
+        (["sm_121"], [], "plain"),
+        (["sm_120"], [], "plain"),
+        (["sm_121a"], [], "native"),
+        (["sm_120", "sm_120f", "sm_121f"], ["sm_80"], "native"),
+        (["sm_120f", "sm_121"], [], "plain"),
+        (["sm_120a"], ["sm_120"], "jit"),
+        (["sm_80", "sm_90a"], ["sm_80", "sm_90"], "jit"),
+        (["sm_80"], ["sm_90a", "sm_120a", "sm_100f"], "nothing"),
+        (["garbage", "sm_"], ["sm_x"], "nothing"),
+        *(([target], [], "nothing") for target in ("sm_120a", "sm_122", "sm_122f", "sm_110f", "sm_80")),
+        *(([], [target], "jit") for target in ("sm_75", "sm_110", "sm_120", "sm_120f", "sm_121", "sm_121a", "sm_121f")),
+        *(([], [target], "nothing") for target in ("sm_90f", "sm_100a", "sm_122", "sm_122f")),
+    ],
+)
+def test_a_spark_gets_the_nearest_code_by_nvidias_rules(
+    cubins: list[str], ptx: list[str], expected: str
+) -> None:
+    """Machine code of its generation and not newer, ``a`` for 12.1 alone, before PTX that is not newer (docs/explanation/gates.md)."""
+    assert device_code.support_level(cubins, ptx, (12, 1)) == expected
+
+
+# Disassembly.
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "message"),
+    [
+        ("exec sleep 60", "command-failed", "takes longer than for any wheel"),
+        ("echo no cubin >&2; exit 3", "command-failed", "cannot read a cubin"),
+        ("", "tool-missing", "nvdisasm is not in"),
+    ],
+)
+def test_a_disassembly_that_fails_or_does_not_end_is_refused(
+    tmp_path: Path, text: str, reference: str, message: str
+) -> None:
+    if text:
+        write_program(tmp_path, text)
+    with refusal(reference, match=message):
+        device_code.opcodes(tmp_path / "a.cubin", tmp_path, time.monotonic() + 0.5)

@@ -1,4 +1,4 @@
-"""Compiling with real ninja, gcc and ccache: order, failures, costs, and what a kill leaves."""
+"""Compiling with real ninja, gcc and ccache: order, failures, costs, and what a kill leaves; the schedule for ninja."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
-import time
+from collections.abc import Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import endings
 from tests.support.waiting import until
-from tests.unit.conftest import Mini
 
-from sparkwright.builder import ninja
+from sparkwright.builder import ninja, schedule
 from sparkwright.builder.ninja import BuildFolder
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.schedule import Cost, Costs
+from sparkwright.builder.schedule import HEAVY, CompileOrder, Cost, Costs
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
@@ -34,45 +36,35 @@ NINJA = Path(
     shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja") or "ninja"
 )
 ROOT = Path(__file__).parents[2]
+#: Is followed by what a unit does the first time.
+FIRST = "test -e $2.flag ||"
 #: A compiler for sources that are shell scripts: it runs the source and makes a copy of it.
-COMPILER = '#!/bin/sh\n. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
+COMPILER = '. "$2"\necho begun > "$4"\ncp "$2" "$4"\n'
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 
 
 class Work:
-    """A work folder as CMake leaves it; every unit is a shell script or a C++ file."""
+    """A work folder as CMake leaves it; every unit is a shell script."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.source, self.build = folder, folder / "src", folder / "build"
         self.trace = folder / "trace"
         for path in (self.source, self.build):
             path.mkdir(parents=True)
-        self.compiler = folder / "compiler"
-        self.compiler.write_text(COMPILER)
-        self.compiler.chmod(0o755)
+        (folder / "compiler").write_text(COMPILER)
         self.costs: dict[str, Cost] = {}
 
     def add(self, name: str, text: str, seconds: float = 1) -> None:
-        """Add a unit with its expected cost; a shell script reports its start and its end."""
-        if name.endswith(".cu"):
-            text = f"echo + {name} >> {self.trace}\n{text}\necho - {name} >> {self.trace}\n"
+        """Add a unit with its expected cost, which reports its start and its end, and write build.ninja."""
+        text = f"echo + {name} >> {self.trace}\n{text}\necho - {name} >> {self.trace}\n"
         (self.source / name).write_text(text)
         self.costs[name] = Cost(seconds, 100)
-        self.write_build()
-
-    def write_build(self) -> None:
-        """Write build.ninja, as CMake does each time that it configures."""
         launcher = ninja.install_launcher(self.folder)
-        units = [
-            f"build {name}.o: {'script' if name.endswith('.cu') else 'gcc'} {self.source}/{name}\n"
-            for name in self.costs
-        ]
         self.build.joinpath("build.ninja").write_text(
             f"launcher = {sys.executable} -IS {launcher}\n"
-            f"rule script\n  command = $launcher {self.compiler} -c $in -o $out\n"
-            "rule gcc\n  command = $launcher gcc -MD -MF $out.d -c $in -o $out\n"
-            "  deps = gcc\n  depfile = $out.d\n" + "".join(units)
+            f"rule script\n  command = $launcher sh {self.folder}/compiler -c $in -o $out\n"
+            + "".join(f"build {unit}.o: script {self.source}/{unit}\n" for unit in self.costs)
         )
 
     def ledger(self) -> Costs:
@@ -93,9 +85,11 @@ class Work:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes that work in this folder."""
-        processes = psutil.process_iter(["cmdline"])
-        named = [p for p in processes if str(self.folder) in " ".join(p.info["cmdline"] or ())]
-        return [process for process in named if process.pid != os.getpid()]
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(self.folder) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid()
+        ]
 
 
 @pytest.fixture(name="work")
@@ -103,24 +97,9 @@ def _work(tmp_path: Path) -> Work:
     return Work(tmp_path / "work")
 
 
-def test_a_second_run_compiles_what_changed(work: Work) -> None:
-    """Neither new costs nor CMake's writing of build.ninja compile a unit again."""
-    work.add("a.cu", "")
-    work.add("b.cpp", "int b() { return 1; }\n")
-    assert work.compile() == ["a.cu", "b.cpp"]
-    work.costs = {"b.cpp": Cost(99, 10), "a.cu": Cost(1, 9000)}
-    work.write_build()
-
-    assert work.compile() == []
-    work.add("b.cpp", "int b() { return 2; }\n")
-    assert work.compile() == ["b.cpp"]
-    assert sorted(work.ledger().recorded) == ["a.cu", "b.cpp"]
-
-
 def test_a_unit_that_was_killed_for_memory_is_compiled_again_alone(work: Work) -> None:
     """The first kill leaves the other units; the second try has the machine to itself."""
-    flag = work.folder / "flag"
-    work.add("killed.cu", f"test -e {flag} || {{ touch {flag}; sleep 0.1; kill -KILL $$; }}", 9)
+    work.add("killed.cu", f"{FIRST} {{ touch $2.flag; sleep 0.1; kill -KILL $$; }}", 9)
     work.add("other.cu", "sleep 0.4", 8)
     work.add("later.cu", "", 1)
 
@@ -142,19 +121,14 @@ def test_a_unit_that_lacks_memory_even_alone_is_refused(work: Work, text: str) -
     assert any("largest process" in line for line in raised.value.details)
 
 
-def test_a_unit_that_fails_otherwise_alone_is_no_question_of_memory(work: Work) -> None:
-    flag = work.folder / "flag"
-    work.add("a.cu", f"test -e {flag} || {{ touch {flag}; kill -KILL $$; }}; exit 1")
-    with refusal("compile-failed", match=r"a\.cu does not compile"):
-        work.compile()
-
-
 @pytest.mark.parametrize(
     ("text", "reference", "words"),
     [
         ("echo a.cu:7: error: no >&2; exit 1", "compile-failed", "a.cu:7: error: no"),
         ("kill -SEGV $$", "compile-failed", "status 139"),
         ('cp "$2" /dev/full; exit 1', "disk-full", "No space left"),
+        # It fails otherwise when it is compiled alone.
+        (f"{FIRST} {{ touch $2.flag; kill -KILL $$; }}; exit 1", "compile-failed", "status 1"),
     ],
 )
 def test_a_failed_unit_is_named_with_the_words_of_its_compiler(
@@ -178,10 +152,8 @@ def started(work: Work) -> ForkProcess:
     Start to compile *work* in another process, which is ended by signals as at a terminal; return
     when one unit is done, and another one has written half of its object.
     """
-    flag = work.folder / "flag"
-    text = f'test -e {flag} || {{ echo half > "$4"; touch {flag}; exec sleep 1000; }}'
     work.add("done.cu", "", 9)
-    work.add("half.cu", text, 1)
+    work.add("half.cu", f'{FIRST} {{ echo half > "$4"; touch $2.flag; exec sleep 1000; }}', 1)
 
     def compile_units() -> None:
         endings.heard()
@@ -190,50 +162,122 @@ def started(work: Work) -> ForkProcess:
 
     process = multiprocessing.get_context("fork").Process(target=compile_units)
     process.start()
-    until(lambda: flag.exists() and "- done.cu" in work.events())
+    log = work.build / ".ninja_log"
+    until(lambda: (work.source / "half.cu.flag").exists() and log.exists() and "done.cu.o" in log.read_text())
     return process
 
 
-def test_a_half_written_object_is_made_again_after_everything_was_killed(work: Work) -> None:
-    """An object that is newer than its source, but not in ninja's log, is not taken for whole."""
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL, None])
+def test_a_build_that_is_ended_leaves_no_compiler_and_nothing_half_made(
+    work: Work, by: signal.Signals | None
+) -> None:
+    """However it is ended, None for every process at once: a newer object that is not in ninja's log is made again."""
     run = started(work)
-    time.sleep(0.5)
     build = psutil.Process(run.pid)
     # ninja first: one that outlives the build by a moment removes the object.
-    for process in [*build.children(recursive=True), build]:
+    for process in [build] if by else [*build.children(recursive=True), build]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    run.join()
+            process.send_signal(by or signal.SIGKILL)
+    run.join(90)
     until(lambda: not work.processes())
-    assert (work.build / "half.cu.o").read_text() == "half\n"
+    assert by or (work.build / "half.cu.o").read_text() == "half\n"
 
     assert work.compile() == ["half.cu"]
     assert (work.build / "half.cu.o").read_text() == (work.source / "half.cu").read_text()
     assert "done.cu" in work.ledger().recorded, "the next run records the calls of a killed one"
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-def test_compilers_end_with_the_build(work: Work, by: signal.Signals) -> None:
-    """However the build is ended, nothing goes on compiling."""
-    run = started(work)
-    psutil.Process(run.pid).send_signal(by)
-    run.join(90)
+# The schedule.
 
-    until(lambda: not work.processes())
+#: As CMake writes it, with every kind of escape, and a pool, an order-only input and a link.
+TEXT = """\
+# A comment that ends in a dollar $
+flags = -c
+pool own
+  depth = 1
+rule CUDA_COMPILER__a
+  command = nvcc $FLAGS $flags $in -o $out
+build all: phony a.so
+
+build dir/short.cu.o: CUDA_COMPILER__a /s$ rc/short.cu || order
+  FLAGS = -O3
+build dir/lo$:ng.cu.o | side: CUDA_COMPILER__a /s$ rc/long$$.cu $
+    | implicit.h
+  FLAGS = -O2 $
+    -O1
+build dir/large.cu.o: CUDA_COMPILER__a /s$ rc/large.cu
+build dir/pooled.cu.o: CUDA_COMPILER__a /s$ rc/pooled.cu
+  pool = own
+build order: phony
+build a.so: CUDA_COMPILER__a dir/short.cu.o dir/large.cu.o dir/lo$:ng.cu.o dir/pooled.cu.o
+default all
+"""
+COSTS = {
+    "/s rc/short.cu": Cost(1, 100),
+    "/s rc/long$.cu": Cost(50, 100),
+    "/s rc/large.cu": Cost(9, HEAVY + 1),
+    "/s rc/pooled.cu": Cost(8, HEAVY + 1),
+}
 
 
-OWN = {"CCACHE_DIR": "/mine", "CCACHE_DISABLE": "1", "PATH": "/bin"}
+def commands(build: Path, file: str) -> list[str]:
+    """Return the commands that ninja would run, sorted."""
+    words: list[str | Path] = [NINJA, "-C", build, "-f", file, "-t", "commands", "all"]
+    return sorted(subprocess.check_output(words, text=True).splitlines()[1:])
 
 
-def test_only_the_remote_storage_of_the_user_reaches_a_build(
-    mini: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_schedule_has_the_same_commands_longest_first(tmp_path: Path) -> None:
+    """Large units get the pool; build.ninja stays as it is."""
+    (tmp_path / "build.ninja").write_text(TEXT)
+    schedule.write_schedule(tmp_path, tmp_path, COSTS.__getitem__, 2, 10 * HEAVY)
+    text = (tmp_path / schedule.SCHEDULE).read_text()
+
+    assert commands(tmp_path, "build.ninja") == commands(tmp_path, schedule.SCHEDULE)
+    places = [text.index(f"build dir/{name}") for name in ("lo$:ng", "large", "pooled", "short")]
+    assert places == sorted(places)
+    assert text.count("pool = heavy") == 2
+    assert (tmp_path / "build.ninja").read_text() == TEXT
+
+
+def test_files_that_build_ninja_names_are_ordered_by_their_longest_unit(tmp_path: Path) -> None:
+    """FlashInfer writes a file for each module, with absolute names as ninja sees them."""
+    rule = "rule cc\n  command = cc -c $in -o $out\n"
+    for name in ("a", "b"):
+        text = f"{rule}build /in/{name}.o: cc /src/{name}.cu\n"
+        (tmp_path / f"{name}.ninja").write_text(text)
+    (tmp_path / "build.ninja").write_text("subninja /in/a.ninja\nsubninja /in/b.ninja\n")
+    costs = {"/src/a.cu": Cost(1, HEAVY * 2), "/src/b.cu": Cost(9, HEAVY * 2)}
+
+    order = schedule.write_schedule(tmp_path, Path("/in"), costs.__getitem__, 4, HEAVY * 2)
+
+    assert order == CompileOrder(4, 1)
+    names = (tmp_path / schedule.SCHEDULE).read_text().split()[-4:]
+    assert names[1::2] == [f"/in/{name}.{schedule.SCHEDULE}" for name in ("b", "a")]
+    assert "pool = heavy" in (tmp_path / f"a.{schedule.SCHEDULE}").read_text()
+
+
+UNITS = st.lists(st.builds(Cost, st.just(1.0), st.integers(100, 9000)), max_size=20)
+
+
+@given(UNITS, st.integers(1, 12), st.integers(9000, 60000))
+def test_no_units_that_can_meet_exceed_the_memory(
+    units: Sequence[Cost], cores: int, megabytes: int
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "ccache").touch(0o755)
-    monkeypatch.setenv(ninja.REMOTE, "redis://hidden@cache.example")
-    variables = ninja.cache_variables(mini.context(), OWN, None)
+    """The largest units that the order lets run together fit, whatever their times are."""
+    order = schedule.order(units, cores, megabytes)
+    sizes = sorted((unit.megabytes for unit in units), reverse=True)
+    heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]
+    light = [size for size in sizes if size <= HEAVY][: order.jobs - len(heavy)]
 
-    assert variables.pop(ninja.REMOTE) == "redis://hidden@cache.example"
-    assert "hidden" not in str(variables)
-    assert variables["CCACHE_DIR"] == str(mini.context().store.root / "ccache")
-    assert "CCACHE_DISABLE" not in variables
+    assert (1 <= order.jobs <= cores, order.heavy >= 1) == (True, True)
+    assert sum(heavy) + sum(light) <= megabytes
+
+
+def test_measured_costs_count_before_guesses(work: Work) -> None:
+    """This machine's last record first, then the stack's."""
+    work.costs = {"shipped.cu": Cost(20, 2000), "both.cu": Cost(21, 2100)}
+    work.ledger().add({"both.cu": Cost(1, 100), "more.cu": Cost(2, 200)})
+    work.ledger().add({"both.cu": Cost(12.35, 999)})
+    expected = {"both.cu": Cost(12.35, 999), "shipped.cu": Cost(20, 2000), "other.cu": Cost(20, 1200), "more.cu": Cost(2, 200)}
+
+    assert {unit: work.ledger().expected(unit) for unit in expected} == expected

@@ -9,7 +9,7 @@ loader does, whatever its section table states. Numbers are those of the System 
 
 Fatbins are the containers in which nvcc puts the device code of a translation unit. NVIDIA does not
 publish the format; this is what nvcc 13.0 writes and cuobjdump 13.5 reads alike
-(`tests/unit/test_elf.py` compares the two). A section holds containers one after the
+(`tests/unit/test_audit.py` compares the two). A section holds containers one after the
 other, with zeros between them: magic, version 1, size of the header, size of the rest. A container
 holds entries: kind (1 PTX, 2 cubin), version 0x0101, sizes, the arch as a number, flags, and the
 stored bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) and ``sm_120f`` (bit

@@ -51,12 +51,10 @@ def check_base(
     context: RunContext, source: SourceTree, base: Path, settings: ForkEnvironment
 ) -> None:
     """
-    Check that *base* was built from the same source, before the series, and has the requirements
-    that change.
+    Check that *base* was built from the same source, before the series.
 
     Raises:
         base-mismatch: A Python file that both have differs.
-        requirement-mismatch: See `archive.change_requirements`.
     """
     tree = context.objects.paths(source.source.tree, settings.package)
     with zip_file(base) as wheel:
@@ -68,15 +66,12 @@ def check_base(
             for name in names
             if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
         ]
-        metadata = wheel.read(f"{archive.WheelName.of(base.name).info}/METADATA")
     if differing or not names:
         raise BuildError(
             "base-mismatch",
             f"{base.name} was not built from {source.source.origin}.",
             details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
         )
-    # `write` does this again; an entry without effect must not cost an hour of compiling first.
-    archive.change_requirements(metadata, settings.requires)
     console.note(f"{base.name}: its {len(names)} Python files are those of the source")
 
 

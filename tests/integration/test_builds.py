@@ -1,0 +1,335 @@
+"""What a build leaves, a small change costs and a kill loses; what is not compiled again, built again elsewhere, or built for the other machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import Redis
+from tests.integration.conftest import PATIENCE, Demo
+from tests.support.waiting import until
+from uv import find_uv_bin
+
+from sparkwright.builder import toolchain
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM
+from sparkwright.core import process, strict_yaml
+from sparkwright.demo import upstreams
+from sparkwright.forks.lock import Lock
+from sparkwright.forks.stack import MACHINES
+
+pytestmark = pytest.mark.toolchain
+
+COMPILED = {"mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so"}
+
+# A finished build.
+
+#: As a machine without a GPU can go: every library is loaded, and what runs on the host is called.
+LOAD = """\
+import ctypes, importlib.metadata, pathlib
+import mini_cutlass, mini_flashinfer, mini_vllm
+from mini_vllm import _custom_ops
+for library in sorted(pathlib.Path(mini_vllm.__file__).parent.glob("*.so")):
+    ctypes.CDLL(str(library))
+    print("loaded", library.name)
+print(importlib.metadata.version("mini-vllm"), mini_vllm.__version__)
+print(_custom_ops.quantize_fp4_reference([0.5, 6.0]).hex())
+"""
+
+
+def test_the_wheels_install_into_an_empty_environment_and_load(undisturbed: Demo) -> None:
+    """Every library can be loaded, metadata and package state one version, and a function of a library compiled here runs."""
+    folder = undisturbed.folder.parent / "installed"
+    python, env = folder / "bin" / "python", process.clean_environment(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_NO_CACHE="1")
+    process.output([find_uv_bin(), "venv", "--python", sys.executable, folder], env=env)
+    wheels = sorted((undisturbed.folder / "dist").glob("*.whl"))
+    process.output([find_uv_bin(), "pip", "install", "--no-index", "--no-deps", "--python", python, *wheels], env=env)
+
+    *loaded, version, packed = process.output([python, "-c", LOAD], env=env).splitlines()
+
+    assert loaded == [f"loaded {name}.abi3.so" for name in ("_C_stable_libtorch", "_big_C", "_moe_C_stable_libtorch")]
+    assert version == f"{undisturbed.version} {undisturbed.version}"
+    assert packed == "71", "0.5 is E2M1 code 1, 6.0 is code 7, the first in the low half"
+
+
+def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
+    """Libraries that are not compiled here, and files that no patch touches, are the base's to the byte; all others differ from it."""
+    ours, info = undisturbed.members(), undisturbed.info
+    (locked,) = strict_yaml.load(undisturbed.folder / "project/forks/demo/lock.yaml", Lock).forks["vllm"].bases.values()
+    with zipfile.ZipFile(undisturbed.folder / "store" / "downloads" / locked.sha256 / locked.filename) as wheel:
+        base = {name.replace("-0.33.0.", f"-{undisturbed.version}."): wheel.read(name) for name in wheel.namelist()}
+
+    assert set(ours) ^ set(base) == {f"{info}/sparkwright.json", f"{info}/sboms/sparkwright.cdx.json"}
+    patched, restated = {"mini_vllm/quantization/nvfp4_scales.py"}, {"mini_vllm/_version.py", f"{info}/METADATA"}
+    # WHEEL is written anew, and may say the same.
+    changed = {name for name in base if base[name] != ours[name]} - {f"{info}/WHEEL"}
+    assert changed == COMPILED | patched | restated | {f"{info}/RECORD"}
+
+
+# Small changes.
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_build_with_nothing_changed_reuses_every_wheel(built_demo: Demo, damaged: bool) -> None:
+    """It starts no stage, and leaves the files in the output folder; one that was deleted, or has other bytes, is put back."""
+    dist, before, lost = built_demo.folder / "dist", built_demo.sha256(), built_demo.wheel()
+    times = {path: path.stat().st_mtime_ns for path in dist.iterdir() if path != lost}
+    lost.unlink()
+    if damaged:
+        lost.write_bytes(b"cut off")
+
+    said = built_demo.run("build", "--output", str(dist)).stderr
+
+    assert said.count("reused: nothing changed") == 3
+    assert not any(word in said for word in ("fetch ", "apply ", "configure ", "compile "))
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert built_demo.sha256() == before
+
+
+def test_a_patch_to_one_cuda_file_compiles_that_unit_alone(built_demo: Demo) -> None:
+    """The build names the series as the reviewed file that changed, compiles one unit, and only that unit's library differs."""
+    before, old = built_demo.members(), built_demo.info
+    built_demo.add_patch("first-of-equals", "csrc/moe/topk.cu", "int best = 0;", "int best = experts - 1;")
+
+    said = built_demo.build().stderr
+
+    assert "vllm: rebuilding: forks/demo/vllm/series changed\n" in said
+    assert built_demo.compiled() == ["csrc/moe/topk.cu"]
+    assert built_demo.info != old, "another patch set is another version"
+    after = {name.replace(built_demo.info, old): data for name, data in built_demo.members().items()}
+    own = {f"{old}/{name}" for name in ("sparkwright.json", "sboms/sparkwright.cdx.json", "METADATA", "RECORD")}
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"mini_vllm/_moe_C_stable_libtorch.abi3.so", "mini_vllm/_version.py"} | own
+
+
+def test_a_patch_to_a_header_compiles_those_that_include_it(built_demo: Demo) -> None:
+    """A header of the tree is included by its CUDA units but not by the bindings, which are not compiled again."""
+    units = built_demo.units()
+    built_demo.add_patch("smaller-blocks", "csrc/launch.cuh", "kThreads = 256;", "kThreads = 128;")
+
+    built_demo.build()
+
+    assert built_demo.compiled() == [unit for unit in units if unit.endswith(".cu")]
+    assert set(units) - set(built_demo.compiled()) == {"csrc/bindings.cpp", "csrc/moe/bindings.cpp"}
+
+
+# Kills.
+
+#: What the build says when it enters a stage, in order; the last one is said when all is compiled and the wheel gets packed.
+STAGES = ("fetch vllm", "apply 2 patches", "rewrite vllm", "plan vllm (with ", "plan vllm (without", "compile vllm", "units compiled")
+
+
+def finished(demo: Demo) -> list[str]:
+    """Return the objects that ninja knows as made, from the log that it continues."""
+    log = demo.work / "build" / ".ninja_log"
+    rows = [line.split("\t") for line in log.read_text().splitlines()[1:]] if log.exists() else []
+    return sorted({row[3] for row in rows if len(row) == 5 and row[3].endswith(".o")})
+
+
+def test_units_compiled_before_a_kill_are_not_compiled_again(demo: Demo, undisturbed: Demo) -> None:
+    """Compilers die with a killed build, the next run compiles the other units alone, and the wheel has the usual bytes."""
+    with demo.building("--jobs", "2"):
+        until(lambda: finished(demo), PATIENCE)
+    until(lambda: not demo.processes())
+    before, units = finished(demo), demo.units()
+
+    demo.build()
+
+    left = [unit for unit in units if not any(path.endswith(f"{unit}.o") for path in before)]
+    assert 0 < len(left) < len(units)
+    # A unit that ended at the moment of the kill may be in the compiler cache although ninja had no time to note it.
+    assert sorted(demo.compiled() + demo.taken()) == left
+    assert len(demo.taken()) <= 2
+    assert demo.sha256() == undisturbed.sha256()
+
+
+def test_a_build_that_is_killed_in_every_stage_ends_with_the_same_wheel(demo: Demo, undisturbed: Demo) -> None:
+    """A kill on entry to each stage, one after the other, leaves nothing that a later run would take for whole."""
+    for stage in STAGES:
+        with demo.building() as child:
+            assert any(stage in line for line in child.stderr or ()), f"the build never came to {stage!r}"
+        until(lambda: not demo.processes())
+
+    demo.build()
+
+    assert demo.sha256() == undisturbed.sha256()
+    assert not demo.compiled(), "everything was compiled before the last kill"
+
+
+def test_two_builds_at_once_compile_each_unit_once(demo: Demo) -> None:
+    """The second of two builds on one store waits for the first, takes its wheel, and both succeed."""
+    with demo.building() as one, demo.building() as other:
+        said = [child.communicate(timeout=240)[1] for child in (one, other)]
+
+    assert (one.returncode, other.returncode) == (0, 0), said
+    assert demo.compiled() == demo.units()
+    for text in ("reused: nothing changed", "another sparkwright works on"):
+        assert sorted(text in output for output in said) == [False, True]
+
+
+# The compiler cache.
+
+needs_ccache = pytest.mark.skipif(not shutil.which("ccache"), reason="no ccache (apt-get install ccache)")
+
+
+@needs_ccache
+def test_a_lost_build_folder_is_made_again_without_a_compiler(built_demo: Demo) -> None:
+    """The second build compiles nothing, says so, and gives the same bytes."""
+    before, units = built_demo.sha256(), built_demo.units()
+    shutil.rmtree(built_demo.work / "build")
+    shutil.rmtree(built_demo.folder / "store" / "records" / "wheel")
+
+    said = built_demo.build().stderr
+
+    assert f"0 units compiled (0.0 s of work), {len(units)} taken from the compiler cache" in said
+    assert (built_demo.compiled(), built_demo.taken()) == ([], units)
+    assert built_demo.sha256() == before
+
+
+@needs_ccache
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="no redis-server (apt-get install redis-server)")
+def test_two_checkouts_build_as_one(demo: Demo, redis: Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a Redis server between them, the second store compiles nothing; nothing of the server's address is in its log or store."""
+    other = Demo(tmp_path / "other")
+    shutil.copytree(demo.folder, other.folder, symlinks=True)
+    with redis() as address:
+        monkeypatch.setenv("CCACHE_REMOTE_STORAGE", address)
+        demo.build()
+        assert demo.compiled() == demo.units()
+        said = other.build().stderr
+
+    assert (other.compiled(), other.taken()) == ([], other.units())
+    assert other.sha256() == demo.sha256()
+    logs = [path.read_text("utf-8", "replace") for path in (other.folder / "store" / "logs").iterdir()]
+    assert not any(address.removeprefix("redis://") in text for text in (said, *logs))
+
+
+# Wheels that are built again.
+
+
+def rebuilt(demo: Demo, *words: str, status: int = 0) -> dict[str, Any]:
+    """Build a wheel again, and return the comparison."""
+    done = demo.run("build", "--again", "--json", "--output", str(demo.folder / "dist"), *words, status=status)
+    return dict(json.loads(done.stdout)["rebuilds"][0])
+
+
+def test_a_grafted_wheel_is_the_same_to_the_byte_when_built_elsewhere(built_demo: Demo) -> None:
+    """In another store, without the compiler cache; also if its source was asked for as any kind: the record names the kind."""
+    before = built_demo.sha256()
+
+    assert "--source changed" in built_demo.build("--source", "auto").stderr
+    found = rebuilt(built_demo, "--source", "auto", "--fork", "vllm")
+    assert (found["verdict"], found["first"], found["again"]) == ("identical", before, before)
+    assert found["device_code"][0] == found["device_code"][1] != ""
+    assert not (built_demo.folder / "store" / "work" / "rebuild").exists()
+
+
+def test_a_flag_that_no_file_states_is_found_by_its_effect(built_demo: Demo) -> None:
+    """A wheel that was compiled with another flag is refused for its inputs; claiming it was not, it is found by its kernels."""
+    members, settings = built_demo.members(), built_demo.folder / "project" / "build" / "demo" / "environment.yaml"
+    text = settings.read_text("utf-8")
+    flag = '      CMAKE_CUDA_FLAGS: "-Xptxas=-O1"\n      CMAKE_MODULE_LINKER_FLAGS:'
+    settings.write_text(text.replace("      CMAKE_MODULE_LINKER_FLAGS:", flag), "utf-8")
+    built_demo.build()
+    settings.write_text(text, "utf-8")
+    libraries = {name: data for name, data in built_demo.members().items() if name.endswith(".so") and data != members[name]}
+    claims = {name: members[name] for name in (f"{built_demo.info}/{BUILD_RECORD}", f"{built_demo.info}/{SBOM}")}
+    (folder := built_demo.folder / "changed").mkdir()
+    # The same version again: only the members and their hashes change.
+    lying = archive.rewrite(built_demo.wheel(), folder, version=built_demo.version, replace={**libraries, **claims})
+    wheel = shutil.copy(built_demo.wheel(), built_demo.folder / built_demo.wheel().name)
+
+    refused = json.loads(built_demo.run("build", "--again", "--json", str(wheel), status=1).stdout)["error"]
+    assert (refused["reference"], refused["details"]) == ("inputs-differ", ["build/demo/environment.yaml"])
+    found = rebuilt(built_demo, str(lying), status=1)
+    assert found["verdict"] == "different"
+    assert set(found["unexplained"]) <= set(libraries)
+    assert found["device_code"][0] != found["device_code"][1]
+
+
+HERE = platform.machine()
+OTHER = next(machine for machine in MACHINES if machine != HERE)
+
+
+def report(demo: Demo) -> dict[str, Any]:
+    """Return the audit of the demo's wheel."""
+    (found,) = json.loads(demo.run("audit", "--json", str(demo.wheel())).stdout)["reports"]
+    return dict(found)
+
+
+def test_the_wheel_is_one_of_the_other_machine(crossed: Demo, undisturbed: Demo) -> None:
+    """
+    Its tag, every library's header and what the build record says of the compiler name that machine, and its audit passes. The
+    libraries that a build compiles hold the same cubins and PTX for either machine, to the byte.
+    """
+    assert crossed.wheel().name.endswith(f"-{upstreams.tag(OTHER)}.whl")
+    record = json.loads(crossed.members()[f"{crossed.info}/sparkwright.json"])
+    assert record["compiler"].startswith(toolchain.triple(OTHER))
+    audit = report(crossed)
+    assert {library["machine"] for library in audit["libraries"]} == {OTHER}
+    assert not audit["findings"]
+    ours, native = ({library["name"]: library["device_code"] for library in audited["libraries"]} for audited in (audit, report(undisturbed)))
+    compiled = record["transplant"]["libraries"]
+    assert compiled
+    assert {name: ours[name] for name in compiled} == {name: native[name] for name in compiled}
+    assert all(ours.values())
+
+
+def test_a_stack_without_a_wheel_of_the_machine_says_so(crossed: Demo) -> None:
+    """The crossed demo's lock has no base wheel for this machine: a build for it ends before anything is compiled."""
+    done = crossed.run("build", "--fork", "vllm", "--json", "--output", str(crossed.folder / "native"), status=1)  # no --target
+
+    error = json.loads(done.stdout)["error"]
+    assert (error["reference"], HERE in error["what"]) == ("not-provided", True)
+
+
+@pytest.fixture(name="emulated")
+def _emulated(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a Debian of the other machine with Python and a C++ runtime, and the qemu in it; what it is made with must be installed."""
+    qemu = shutil.which(f"qemu-{OTHER}-static")
+    if not qemu or not shutil.which("debootstrap") or os.geteuid():
+        pytest.skip("needs root, and: sudo apt-get install qemu-user-static debootstrap")
+    root = Path(os.environ.get("SPARKWRIGHT_EMULATED_ROOT", tmp_path / "root"))
+    if not root.exists():
+        arch = {"aarch64": "arm64", "x86_64": "amd64"}[OTHER]
+        options = ["--foreign", "--variant=minbase", f"--arch={arch}", "--include=python3-minimal,libpython3-stdlib,libstdc++6"]
+        subprocess.run(["debootstrap", *options, "bookworm", root], check=True, capture_output=True, timeout=1200)
+        # Unpacked is enough: nothing of it is run but Python.
+        for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
+            subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+    return root, Path(shutil.copy2(qemu, root / "qemu"))
+
+
+_LOAD = """\
+import ctypes, platform, sys
+print(platform.machine())
+for path in sys.argv[1:]:
+    ctypes.CDLL(path)
+    print("loaded")
+"""
+
+
+@pytest.mark.emulation
+def test_the_libraries_load_on_the_other_machine(crossed: Demo, emulated: tuple[Path, Path], tmp_path: Path) -> None:
+    """
+    The other machine's own Python, run by qemu in a chroot, loads every library of the wheel: no symbol is missing.
+
+    A mere ``qemu -L`` would show torch the processor's files of this machine, on which it crashes.
+    """
+    libraries = [name for name in crossed.members() if name.endswith(".so")]
+    with zipfile.ZipFile(crossed.wheel()) as wheel:
+        paths = [wheel.extract(name, emulated[0] / "srv") for name in libraries]
+
+    inside = [f"/{Path(path).relative_to(emulated[0])}" for path in paths]
+    command = ["chroot", str(emulated[0]), "/qemu", "/usr/bin/python3", "-c", _LOAD, *inside]
+    done = subprocess.run(command, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin"}, capture_output=True, text=True, check=False, timeout=900)
+
+    assert done.stdout.split() == [OTHER, *["loaded"] * len(libraries)], done.stderr[-4000:]

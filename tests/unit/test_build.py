@@ -1,0 +1,287 @@
+"""A build: its locked tools, preflight, the tree of a fork as git confirms it, its label, the wheels that it leaves, and wheels that are built again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.refusals import refusal
+from tests.unit.conftest import Mini, Repository
+
+from sparkwright.audit import policy, reproduce
+from sparkwright.builder import pipeline, preflight, toolchain, workspace
+from sparkwright.builder.toolchain import Toolchain
+from sparkwright.builder.wheel import archive, elf
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.workspace import SourceTree, source_tree
+from sparkwright.cli import main
+from sparkwright.core.files import sha256_file
+from sparkwright.core.git import REGULAR
+from sparkwright.core.store import Store
+from sparkwright.forks.context import RunContext
+from sparkwright.forks.fetch import FetchedSource
+
+HEADER = """
+#define CUDAAPI
+#define cuMemAlloc cuMemAlloc_v2
+typedef int CUresult;
+/* CUresult CUDAAPI cuCommented(int flags); */
+CUresult CUDAAPI cuInit(unsigned flags);
+CUresult CUDAAPI
+    cuMemAlloc(void **place, unsigned long size);
+typedef CUresult (*cuCallback)(int);
+"""
+
+
+def test_the_stub_of_the_driver_is_kept_by_the_linker(tmp_path: Path) -> None:
+    """What calls the driver wants its library in the end, also where the linker leaves out what nobody calls; what does not, does not."""
+    for name, data in {"include/cuda.h": HEADER, "lib/libcudart.so.13": ""}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(data)
+    toolchain.complete_cuda(tmp_path, tmp_path / "log")
+    needs = []
+    for code in ('#include "cuda.h"\nint f(void) { return cuMemAlloc(0, 1); }\n', "int g(void) { return 1; }\n"):
+        (tmp_path / "a.c").write_text(code)
+        words = ["-Wl,--as-needed,--no-undefined", "-Iinclude", "-Llib/stubs", "a.c", "-lcuda", "-lc", "-o", "a.so"]
+        subprocess.run(["cc", "-shared", "-fPIC", *words], cwd=tmp_path, check=True)
+        needs.append("libcuda.so.1" in elf.shared_object((tmp_path / "a.so").read_bytes()).needed)
+
+    assert needs == [True, False]
+    assert (tmp_path / "lib" / "libcudart.so").resolve() == tmp_path / "lib" / "libcudart.so.13"
+
+
+def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CMake would prefer the variable to its toolchain file, and compile host code for this machine; builds are keyed by its version."""
+    (tmp_path / "g++-99").write_text("#!/bin/sh\necho g++ 99.1.0\n")
+    (tmp_path / "g++-99").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CXX", "g++-99")
+    monkeypatch.setenv("CUDAHOSTCXX", "g++-98")
+    cuda = tmp_path / "lib/python3.12/site-packages/nvidia/cu13"
+    cuda.mkdir(parents=True)
+
+    assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
+    assert Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
+    assert "CUDAHOSTCXX" not in Toolchain("key", tmp_path, tmp_path).environment()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("  flashinfer:\n", "  flashlight:\n", "name different forks"),
+        # A wheel that its own backend makes states its requirements in its tree, where a patch can change them.
+        ("distribution: mini-flashinfer\n", "distribution: mini-flashinfer\n    requires: {numpy: ''}\n", "flashinfer, which is not grafted"),
+    ],
+)
+def test_an_environment_that_contradicts_the_stack_is_refused(mini: Mini, old: str, new: str, says: str) -> None:
+    mini.edit("build/demo/environment.yaml", old, new)
+    with refusal("file-invalid", match=says):
+        toolchain.spec(mini.context().project)
+
+
+PROJECT = '[build-system]\nrequires = ["setuptools>=77", "ninja"]\n[project]\nname = "mini-vllm"\nrequires-python = ">=3.9"\n'
+FILES = {
+    "pyproject.toml": PROJECT,
+    "mini_vllm/__init__.py": "",
+    "mini_vllm/a.py": "A = 1\n",
+}
+
+
+def check(context: RunContext, changed: Mapping[str, str], base: Path | None = None, before: Mapping[str, str] = FILES) -> None:
+    """Check vllm as if upstream had the files *before*, and our series *changed* some."""
+    old, new = (
+        context.objects.store_files((path, REGULAR, text.encode()) for path, text in files.items())
+        for files in (before, {**before, **changed})
+    )
+    source = SourceTree("vllm", FetchedSource("vllm", "git", "upstream @ v1", "1" * 40, old, True), new, new, (), ())
+    preflight.check(context, source, base)
+
+
+def test_every_finding_is_listed_not_the_first_alone(mini: Mini) -> None:
+    """A requirement for another Python is none."""
+    project = PROJECT.replace('"ninja"', "\"ninja<1; python_version < '3.9'\"")
+    broken = {
+        "mini_vllm/a.py": "def f(:\n",
+        "mini_vllm/deep.py": "x = 1\n\0\n",
+        "pyproject.toml": project.replace(">=3.9", ">=3.99").replace(">=77", "<60"),
+    }
+    with refusal("early-check-failed") as caught:
+        check(mini.context(), broken)
+    words = ("mini_vllm/a.py:1: ", "mini_vllm/deep.py:", "wants Python >=3.99; this is", "requires setuptools<60, and pylock.toml has ")
+
+    assert [word for line in caught.value.details for word in words if word in line] == list(words)
+    assert len(caught.value.details) == 4
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_build(mini: Mini, tmp_path: Path) -> None:
+    """Also before the wheel is taken from the store."""
+    (tmp_path / "file").touch()
+    context = dataclasses.replace(mini.context(), output=tmp_path / "file" / "dist")
+    for _ in range(2):
+        with refusal("early-check-failed", match="no folder for the wheels"):
+            pipeline.build(context, "cutlass")
+        built(mini)
+
+
+LIBRARIES = ("mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so")
+
+
+def test_the_stack_meets_the_requirements_of_the_official_wheel(mini: Mini) -> None:
+    """Requirements that environment.yaml replaces and those of extras do not count; a wheel of other sources, or damaged in the store, is refused."""
+    name = WheelName("mini_vllm", "0.33.0", f"cp38-abi3-linux_{platform.machine()}")
+    files = {path: text.encode() for path, text in FILES.items() if path.endswith(".py")} | dict.fromkeys(LIBRARIES, b"\x7fELF")
+    requires = "Requires-Dist: mini-flashinfer==0.6.8\nRequires-Dist: requests>=2\nRequires-Dist: mini-cutlass==1; extra == 'x'\n"
+    metadata = f"Metadata-Version: 2.4\nName: mini-vllm\nVersion: 0.33.0\n{requires}"
+    base = archive.write(mini.root, name, files, metadata, pure=False)
+    locked = f"{{name: mini-vllm, version: 0.33.0, filename: {base.name}, sha256: {sha256_file(base)}, size: 1}}"
+    mini.edit("forks/demo/lock.yaml", "  vllm:\n", f"  vllm:\n    bases: {{{platform.machine()}: {locked}}}\n")
+    with refusal("early-check-failed") as caught:
+        check(mini.context(), {}, base)
+
+    (line,) = caught.value.details
+    assert "the wheel would require mini-flashinfer==0.6.8, and the stack has 0.7.2" in line
+    mini.edit("build/demo/environment.yaml", "    package: mini_vllm\n", "    package: mini_vllm\n    requires: {mini-flashinfer: mini-flashinfer==0.7.2}\n")
+    check(mini.context(), {}, base)
+    with refusal("base-mismatch", match=base.name) as caught:
+        check(mini.context(), {}, base, FILES | {"mini_vllm/a.py": "A = 2\n"})
+    assert caught.value.details[1:] == ("mini_vllm/a.py",)
+    base.write_bytes(base.read_bytes() + b"\n")
+    with refusal("source-mismatch"):
+        check(mini.context(), {}, base)
+
+
+def version_label(mini: Mini, fork: str) -> str:
+    context = mini.context()
+    return workspace.version_label(context, source_tree(context, fork))
+
+
+def test_the_patched_tree_is_what_plain_git_makes(mini: Mini, repository: Repository) -> None:
+    """A clone of the upstream with the series applied by hand has the same tree id."""
+    made = source_tree(mini.context(), "vllm")
+    repository.git("fetch", "--quiet", str(mini.upstreams / "vllm.git"), "v0.33.0")
+    repository.git("checkout", "--quiet", "FETCH_HEAD")
+    for step in made.steps:
+        repository.git("apply", "--index", str(mini.root / "forks/demo/vllm" / step.name))
+
+    assert made.patched == repository.git("write-tree")
+
+
+def test_a_patch_changes_the_label_of_its_fork_by_its_effect_alone(mini: Mini, locked_mini: Mini) -> None:
+    """Equal inputs have equal labels in every checkout."""
+    before = {fork: version_label(mini, fork) for fork in ("cutlass", "flashinfer", "vllm")}
+    assert (before["cutlass"], before["vllm"]) == ("spark.demo.p0.cu130", version_label(locked_mini, "vllm"))
+    patch = mini.root / "forks/demo/vllm/take-the-largest-scale-from-loaded-experts-only.patch"
+    patch.write_text(patch.read_text().replace("Subject: [PATCH] ", "Subject: [PATCH] Really ", 1))
+    assert version_label(mini, "vllm") == before["vllm"]
+
+    added = next(line for line in patch.read_text().splitlines() if line.startswith("+    ") and line.strip("+ "))
+    patch.write_text(patch.read_text().replace(added, f"{added}  # changed"))
+    assert [fork for fork in before if before[fork] != version_label(mini, fork)] == ["vllm"]
+    vllm, needed = (source_tree(mini.context(), fork) for fork in ("vllm", "cutlass"))
+    other = workspace.patch_set(mini.context().objects, (vllm, msgspec.structs.replace(needed, tree=vllm.tree)))
+    assert other != workspace.patch_set(mini.context().objects, (vllm, needed)), "a patch of a fork that it needs"
+
+
+def built(mini: Mini, output: Path | None = None) -> Path:
+    """Return the mini CUTLASS, which is built without a compiler."""
+    context = dataclasses.replace(mini.context(), output=output or mini.root / "dist")
+    return pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"), [("0.33.0", "0.33.0+spark.1"), ("0.7.2.post1", "0.7.2.post1+spark.1"), ("1.0+cu130", "1.0+spark.1")]
+)
+def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
+    assert archive.labelled(old, "spark.1") == expected
+
+
+def test_a_build_that_is_interrupted_at_its_end_leaves_no_second_wheel(
+    mini: Mini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the next one, of a third label."""
+    put = Store.put
+
+    def interrupted(store: Store, kind: str, key: str, record: Any) -> None:
+        if kind == "last":
+            raise KeyboardInterrupt
+        put(store, kind, key, record)
+
+    built(mini)
+    mini.edit("forks/demo/stack.yaml", '"spark.demo"', '"spark.demo.1"')
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            built(mini)
+    mini.edit("forks/demo/stack.yaml", '"spark.demo.1"', '"spark.demo.2"')
+    path = built(mini)
+
+    assert list(path.parent.glob("*.whl")) == [path]
+
+
+def test_every_output_folder_has_one_wheel_of_a_release(mini: Mini, tmp_path: Path) -> None:
+    """A build takes the place of the last one in its output folder; other wheels there stay."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mine.whl").touch()
+    for number, name in enumerate("aba"):
+        path = built(mini, tmp_path / name)
+        label = f'"spark.demo{f".{number}" if number else ""}"'
+        mini.edit("forks/demo/stack.yaml", label, f'"spark.demo.{number + 1}"')
+
+    assert {path.name for path in (tmp_path / "a").glob("*.whl")} == {"mine.whl", path.name}
+
+
+# Builds again.
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "verdict", "unexplained"),
+    [
+        (
+            {"mini/a.py": b"1", "mini/gone.so": b""},
+            {"mini/a.py": b"2", "mini/new.so": b""},
+            "different",
+            ("mini/a.py", "mini/gone.so", "mini/new.so"),
+        ),
+        ({"mini/x.so": b"1"}, {"mini/x.so": b"2"}, "same-device-code", ()),
+        ({"mini/a.py": b"1"}, {"mini/a.py": b"1"}, "identical", ()),
+    ],
+)
+def test_only_host_code_may_differ(
+    mini: Mini, first: dict[str, bytes], again: dict[str, bytes], verdict: str, unexplained: tuple[str, ...]
+) -> None:
+    """Another host compiler makes another library of the same device code."""
+    name, metadata = WheelName.of("mini-1.0-py3-none-any.whl"), "Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+    (mini.root / "two").mkdir()
+    one = archive.write(mini.root, name, first, metadata, pure=True)
+    two = archive.write(mini.root / "two", name, again, metadata, pure=True)
+    result = reproduce.compare(one, two, policy.load(mini.context().project.audit_file, "12.1f"), mini.root)
+
+    assert (result.verdict, result.unexplained) == (verdict, unexplained)
+    with refusal("rebuild-differs") if unexplained else contextlib.nullcontext():
+        reproduce.raise_for_difference(result)
+
+
+@pytest.mark.parametrize("record", [b"", b"{}", b"\xff", b'{"x":' * 10_000, "../demo", "other"])
+def test_a_wheel_without_a_record_of_this_checkout_cannot_be_built_again(mini: Mini, record: bytes | str) -> None:
+    """Its record is none, or names a stack that is not here; no path is made of that name."""
+    path = built(mini)
+    with zipfile.ZipFile(path) as source:
+        files = {name: source.read(name) for name in source.namelist()}
+    name = next(name for name in files if name.endswith("/sparkwright.json"))
+    files[name] = record if isinstance(record, bytes) else json.dumps({**json.loads(files[name]), "stack": record}).encode()
+    with zipfile.ZipFile(path, "w") as target:
+        for item in files.items():
+            target.writestr(*item)
+
+    with refusal("not-provided", match="no build record|no stack"):
+        main.run(["build", "--again", *mini.words, str(path)])

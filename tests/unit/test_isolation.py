@@ -1,0 +1,207 @@
+"""Builds run without a network and in folders of fixed names, in namespaces or in a container of an engine that is asked first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.refusals import refusal
+from tests.support.waiting import until
+from tests.unit.conftest import Mini
+
+from sparkwright.builder import container, container_build, sandbox
+from sparkwright.builder.sandbox import INSIDE, Sandbox
+from sparkwright.cli import main
+from sparkwright.core import process
+
+missing = sandbox._refusal()
+namespaces = pytest.mark.skipif(missing is not None, reason=f"no namespaces here: {missing}")
+
+
+class Lab:
+    """A sandbox around the folder ``work``, and programs that are run in it."""
+
+    def __init__(self, folder: Path, kind: str = "") -> None:
+        self.work, self.log = folder / "work", folder / "log"
+        self.work.mkdir(parents=True)
+        self.sandbox = Sandbox("none") if kind == "none" else Sandbox.create({self.work: "mini"})
+
+    def run(self, *command: str) -> str:
+        """Run *command* and return what it printed."""
+        self.sandbox.run(command, log=self.log, env=dict(os.environ))
+        return "".join(self.log.read_text().splitlines(keepends=True)[1:])
+
+
+@pytest.fixture(name="lab")
+def _lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@namespaces
+def test_a_program_sees_its_folder_under_a_fixed_name(lab: Lab) -> None:
+    script = f"echo inside > {INSIDE}/mini/output; ls {INSIDE}"
+
+    assert lab.run("sh", "-c", script) == "mini\n"
+    assert (lab.work / "output").read_text() == "inside\n"
+    paths = {lab.work / "a": INSIDE / "mini" / "a", Path("/elsewhere/a"): Path("/elsewhere/a")}
+    assert {path: lab.sandbox.sandbox_path(path) for path in paths} == paths
+
+
+@namespaces
+def test_a_store_below_the_hidden_folder_keeps_its_names(lab: Lab) -> None:
+    """Its files would vanish; they are in a folder in which people keep sources."""
+    lab.sandbox = Sandbox.create({INSIDE / "store": "mini"})
+
+    assert lab.run("ls", "-d", str(lab.sandbox.sandbox_path(INSIDE))) == f"{INSIDE}\n"
+    assert lab.sandbox.sandbox_path(INSIDE / "store") == INSIDE / "store"
+
+
+@namespaces
+def test_a_program_reaches_no_server_of_this_machine(lab: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = [sys.executable, "-c", f"import socket; socket.create_connection({server.getsockname()!r}, 2)"]
+        subprocess.run(connect, check=True)
+        with refusal("command-failed", match="status 1"):
+            lab.run(*connect)
+
+
+CLONE = ("sh", "-c", "git clone -q https://sources.invalid/a/project.git p")
+#: The program continues without the source.
+CLONE_OR_NOT = ("sh", "-c", f"{CLONE[2]} || true")
+no_curl = pytest.mark.skipif(not shutil.which("curl"), reason="stock Debian has no curl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "program"),
+    [
+        ("none", CLONE),
+        ("none", CLONE_OR_NOT),
+        pytest.param("", CLONE, marks=namespaces),
+        pytest.param("", CLONE_OR_NOT, marks=namespaces),
+        pytest.param("", ("curl", "-sSf", "http://sources.invalid/a.tar"), marks=[namespaces, no_curl]),
+        *(
+            pytest.param("", (sys.executable, "-c", f"import {module}; {module}.{call}('http://sources.invalid')"), marks=namespaces)
+            for module, call in (("requests", "get"), ("urllib.request", "urlopen"))
+        ),
+    ],
+)
+def test_an_attempt_to_download_is_refused(tmp_path: Path, kind: str, program: tuple[str, ...]) -> None:
+    """With and without a network; if the program said the address, it is in the error."""
+    with refusal("build-downloads", match=r"sources\.invalid|another host") as caught:
+        Lab(tmp_path, kind).run(*program)
+    assert CLONE[2] not in program[2] or any("https://sources.invalid/a/project.git" in line for line in caught.value.details)
+
+
+@namespaces
+def test_a_killed_build_leaves_no_process(lab: Lab) -> None:
+    """Also none that has left the process group."""
+    marker = f"3141.{os.getpid()}"
+    code = (
+        "import os; from pathlib import Path; from sparkwright.builder.sandbox import Sandbox;"
+        f"sandbox = Sandbox.create({{Path({str(lab.work)!r}): 'mini'}});"
+        f"sandbox.run(['sh', '-c', 'setsid sleep {marker} & sleep {marker}'], log=Path({str(lab.log)!r}), env=dict(os.environ))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as builder:
+        until(lambda: len(_sleeping(marker)) == 2)
+        builder.kill()
+    until(lambda: not _sleeping(marker))
+
+
+def _sleeping(marker: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[:2] == ["sleep", marker]]
+
+
+def test_without_namespaces_a_build_that_needs_them_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_refusal", lambda: "no unshare")
+    assert Sandbox.create({tmp_path: "mini"}) == Sandbox("none")
+    with refusal("isolation-missing", match="without a network"):
+        Sandbox.create({tmp_path: "mini"}, needed=True)
+
+
+def test_a_container_that_has_a_network_is_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sandbox.VARIABLE, "container")
+    devices = {name for _, name in socket.if_nameindex()}
+
+    assert (Sandbox.create({tmp_path: "mini"}).kind == "container") == (devices == {"lo"})
+
+
+ROOT = Path(__file__).parents[2]
+ID = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the path of the engine's socket, short because the kernel takes 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/engine.sock")
+        yield Path(folder, "engine.sock")
+
+
+def test_a_missing_or_remote_engine_is_refused(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusal("engine-missing"):
+        container.connect()
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(address))
+    with refusal("engine-unreachable"):
+        container.connect()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
+    with refusal("engine-unreachable", match="not on this machine"):
+        container.connect()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_a_socket_of_another_user_is_forbidden(address: Path) -> None:
+    address.parent.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(address))
+        listening.listen()
+        address.chmod(0)
+        os.seteuid(65534)
+        try:
+            with refusal("engine-forbidden"):
+                container.connect()
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("write /var/lib/dpkg/x: No space left on device", "disk-full"),
+        ("OCI runtime create failed: exec /bin/sh: exec format error: unknown", "emulation-missing"),
+        ("conflict: unable to delete", "engine-refused"),
+    ],
+)
+def test_messages_of_the_engine_become_references(text: str, reference: str) -> None:
+    assert container.translate_error(text).reference == reference
+
+
+def test_only_a_process_that_certainly_exited_has_exited() -> None:
+    """Not this one, nor one in a process namespace that cannot be seen from here."""
+    script = "from sparkwright.builder import container; print(container.owner_id())"
+    dead = process.output([sys.executable, "-c", script]).strip()
+    boot, namespace, number = container.owner_id().split(".")
+    owners = [container.owner_id(), f"{boot}.1.{number}", dead, f"another-boot.{namespace}.{number}"]
+
+    assert [container.has_exited(owner) for owner in owners] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", ["debian:bookworm", "debian@sha256:12", "debian@unresolved", "sha256:0 1", f"{ID}@{ID}@x"])
+def test_a_base_without_its_digest_is_refused(mini: Mini, name: str) -> None:
+    with refusal("base-unresolved"):
+        container_build.pinned_base(mini.context(), name)
+
+
+@pytest.mark.parametrize("options", [["--base", ID], ["--container", "--target", "aarch64"]])
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path, options: list[str]) -> None:
+    """A base is for a container, and the builder image has no cross compiler."""
+    with refusal("usage"):
+        main.run(["build", "--cache-dir", str(tmp_path), *options])

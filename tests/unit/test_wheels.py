@@ -1,0 +1,513 @@
+"""Wheels that are rewritten, grafted, made by a backend, or packed of FlashInfer's modules; their bills of materials; what is refused."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from tests.refusals import refusal
+from tests.support import fatbins
+from tests.unit.conftest import Mini
+
+from sparkwright.audit import policy, report
+from sparkwright.audit import wheel as wheel_audit
+from sparkwright.builder import pipeline
+from sparkwright.builder.configure import CMakeLibrary
+from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain
+from sparkwright.builder.wheel import archive, flashinfer_aot, graft, source_wheel
+from sparkwright.builder.wheel.archive import SBOM, WheelName
+from sparkwright.builder.wheel.flashinfer_aot import AotBuilder, AotModule, AotSpec, ModuleSpec
+from sparkwright.builder.wheel.sbom import DistInfoFiles, SbomInput, document
+from sparkwright.builder.workspace import SourceTree, source_tree
+from sparkwright.cherry_picks.apply import AppliedPatch
+from sparkwright.core import process, strict_yaml
+from sparkwright.core.files import sha256_file
+from sparkwright.core.git import REGULAR
+from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.lock import VendoredLock
+from sparkwright.forks.stack import Project
+
+NAME = "mini-1.0-py3-none-any.whl"
+INFO, NEW = "mini-1.0.dist-info", "mini-1.0+a.dist-info"
+FILES = {
+    "mini/__init__.py": b'"""Mini."""\n\n__version__ = "1.0"\n',
+    "mini/core.so": b"\x7fELF" + bytes(range(256)) * 20,
+    "mini/data/a.bin": os.urandom(3000),
+    "mini/empty.py": b"",
+    "mini/ünïcode.txt": "é".encode(),
+    "mini-1.0.data/scripts/tool": b"#!python\n",
+}
+META = {
+    f"{INFO}/METADATA": b"Metadata-Version: 2.4\nName: mini\nVersion: 1.0\nKeywords: Version: 1.0\n\nVersion: 1.0\n",
+    f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    f"{INFO}/licenses/LICENSE": b"free\n",
+}
+
+
+def hashed(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def packed(path: Path, files: Mapping[str, bytes]) -> Path:
+    """Write a wheel by Python's own zipfile, its members deflated and stored in turn, the first with the sizes of zip64."""
+    rows = [f"{name},{hashed(data)},{len(data)}\n" for name, data in files.items()]
+    record = "".join([*rows, f"{INFO}/RECORD,,\n"]).encode()
+    with zipfile.ZipFile(path, "w") as wheel:
+        for number, (name, data) in enumerate({f"{INFO}/RECORD": record, **files}.items()):
+            member = zipfile.ZipInfo(name, (2020, 2, 2, 2, 2, 2))
+            member.compress_type = (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)[number % 2]
+            member.external_attr = 0o100755 << 16 if name.endswith(".so") else 0o100644 << 16
+            with wheel.open(member, "w", force_zip64=number == 0) as stream:
+                stream.write(data)
+    return path
+
+
+def verify(wheel: Path) -> dict[str, bytes]:
+    """Check RECORD against the members by Python's own zipfile, and return the members without it."""
+    with zipfile.ZipFile(wheel) as opened:
+        members = {name: opened.read(name) for name in opened.namelist()}
+    record = "-".join(wheel.name.split("-")[:2]) + ".dist-info/RECORD"
+    rows = list(csv.reader(io.StringIO(members.pop(record).decode())))
+
+    assert rows.pop() == [record, "", ""]
+    assert sorted(rows) == sorted([name, hashed(data), str(len(data))] for name, data in members.items())
+    return members
+
+
+# Rewriting.
+
+
+def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Path) -> None:
+    """Ours in .dist-info replace those of an earlier build; a bill of upstream's stays (PEP 770). Names and metadata follow the version."""
+    before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}"}
+    base = packed(tmp_path / NAME, {**FILES, **META, **before})
+    replace = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n", "mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
+    changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": {"sparkwright.json": b"{}"}}
+    wheel = archive.rewrite(base, tmp_path, version="1.0+a", replace=replace, **changes)
+
+    assert wheel.name == "mini-1.0+a-py3-none-any.whl"
+    stay = {name.replace("mini-1.0.data", "mini-1.0+a.data"): data for name, data in FILES.items() if name != "mini/empty.py"}
+    assert verify(wheel) == {
+        **stay,
+        **replace,
+        "mini/__init__.py": b"__version__ = '1.0+a'\nPATCHED = True\n",
+        f"{NEW}/sparkwright.json": b"{}",
+        f"{NEW}/sboms/upstream.cdx.json": b"{}",
+        f"{NEW}/licenses/LICENSE": b"free\n",
+        f"{NEW}/METADATA": META[f"{INFO}/METADATA"].replace(b"\nVersion: 1.0\nKey", b"\nVersion: 1.0+a\nKey"),
+        f"{NEW}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(wheel) as opened:
+        assert opened.getinfo("mini/core.so").external_attr >> 16 == 0o100755
+        assert {info.date_time for info in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+# Requirements.
+
+#: As build backends write them: markers, extras, parentheses, a name in capitals, a continued line.
+REQUIRING = (
+    b"Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+    b"Requires-Dist: numpy\n"
+    b"Requires-Dist: Flash_Infer[cu13]==0.6.8.post1\n"
+    b"Requires-Dist: flash.infer==0.6.8.post1; extra == 'fast'\n"
+    b'requires-dist: cubin (>=1,<2); python_version > "3.11"\n'
+    b'  and os_name == "posix"\n'
+    b"Provides-Extra: fast\n"
+    b"\nRequires-Dist: cubin\n"
+)
+
+
+def test_requirements_are_replaced_and_removed() -> None:
+    """A line keeps its extras and its marker; the description is no header."""
+    metadata = archive.change_requirements(REQUIRING, {"flash-infer": "flash-infer==0.6.9", "cubin": ""})
+
+    assert metadata.decode().splitlines()[3:] == [
+        "Requires-Dist: numpy",
+        "Requires-Dist: Flash_Infer[cu13]==0.6.9",
+        'Requires-Dist: flash.infer==0.6.9; extra == "fast"',
+        "Provides-Extra: fast",
+        "",
+        "Requires-Dist: cubin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "requires", "reference"),
+    [
+        (REQUIRING, {"absent": ""}, "requirement-mismatch"),
+        (REQUIRING, {"numpy": "numpy"}, "requirement-mismatch"),
+        *((b"Requires-Dist: " + text, {"a": ""}, "wheel-invalid") for text in (b"numpy (", b"\xff", b"")),
+    ],
+)
+def test_a_change_of_requirements_without_effect_or_sense_is_refused(
+    metadata: bytes, requires: dict[str, str], reference: str
+) -> None:
+    with refusal(reference):
+        archive.change_requirements(metadata, requires)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("numpy: 'numpy=='", "Expected"),
+        ("numpy: ' '", "Expected"),
+        ("numpy: 'numpi==1'", "is not a version of numpy"),
+        ("numpy: 'numpy==1; os_name == \"nt\"'", "is not a version of numpy"),
+        ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
+        ("a_b: 'a-b==1'", "is not the normalised name"),
+        ("numpy: null", "Expected `str`"),
+    ],
+)
+def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry: str, words: str) -> None:
+    """A slip in environment.yaml costs no compiling."""
+    text = f"forks: {{vllm: {{distribution: mini, requires: {{{entry}}}}}}}\n"
+    with refusal("file-invalid") as caught:
+        strict_yaml.parse(text, EnvironmentSpec, "environment.yaml")
+    assert words in caught.value.details[0]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("change", "reference", "words"),
+    [
+        ({f"{INFO}/METADATA": b"Name: mini\nVersion: 1.1\n\n"}, "wheel-invalid", "does not state version 1.0 once"),
+        ({f"{INFO}/METADATA": b"Version: 1.0\nVersion: 1.0\n\n"}, "wheel-invalid", "does not state version 1.0 once"),
+        ({"mini/__init__.py": b'__version__ = "1.1"\n'}, "wheel-invalid", "does not set __version__ to '1.0'"),
+        ({"mini/__init__.py": b'"""__version__ = "1.0" is elsewhere."""\n'}, "wheel-invalid", "does not set __version__"),
+        ({"mini/__init__.py": b"\xff\xfe"}, "wheel-invalid", "damaged"),
+        ({f"{INFO}/RECORD": b"one,two\n"}, "wheel-invalid", "damaged"),
+        ({f"{INFO}/RECORD": b""}, "wheel-invalid", "not in its RECORD"),
+        ({"../evil.py": b""}, "archive-unsafe", "would leave its folder"),
+        ({"/evil.py": b""}, "archive-unsafe", "would leave its folder"),
+        ({"mini\\evil.py": b""}, "archive-unsafe", "would leave its folder"),
+    ],
+)
+def test_a_wheel_that_contradicts_itself_is_refused(
+    tmp_path: Path, change: dict[str, bytes], reference: str, words: str
+) -> None:
+    base = packed(tmp_path / NAME, {**FILES, **META, **change})
+
+    with refusal(reference, match=words):
+        archive.rewrite(base, tmp_path, version="1.0+a", version_files=("mini/__init__.py",))
+
+
+@pytest.fixture(name="tools")
+def _tools(tmp_path: Path) -> Toolchain:
+    """Return an environment with this Python, and without tools."""
+    tools = Toolchain("key", tmp_path / "tools")
+    (tools.root / "lib/python3.11/site-packages/nvidia/cu13").mkdir(parents=True)
+    (tools.root / "bin").mkdir()
+    tools.python.symlink_to(sys.executable)
+    return tools
+
+
+PYPROJECT = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (b"def build_wheel(folder):\n    raise SystemExit('no compiler')\n", "mini's build backend failed"),
+        (b"def build_wheel(folder):\n    return 'mini-1.0-py3-none-any.whl'\n", "made 0 wheels instead of one"),
+    ],
+    ids=["fails", "no wheel"],
+)
+def test_a_backend_that_makes_no_wheel_is_refused(tmp_path: Path, mini: Mini, tools: Toolchain, backend: bytes, words: str) -> None:
+    """The error names the log, and no wheel is there."""
+    run = mini.context()
+    tree = run.objects.store_files([("pyproject.toml", REGULAR, PYPROJECT), ("backend.py", REGULAR, backend)])
+    with refusal("build-failed", match=words) as caught:
+        source_wheel.build_by_backend(run, tools, ForkEnvironment(), "mini", tree, "t", DistInfoFiles(b"", SbomInput()), tmp_path)
+    assert "full log: " in caught.value.details[-1]
+    assert not [*tmp_path.rglob("*.whl")]
+
+
+CORE = CMakeLibrary("_core", "lib/_core.abi3.so", True)
+
+
+def test_a_source_of_another_release_is_said_recorded_and_audited(mini: Mini, capsys: pytest.CaptureFixture[str]) -> None:
+    """The build, its record and the audit say which release stands for the pinned one, and why; its bill of materials names it."""
+    context = mini.context()
+    tree = source_tree(context, "cutlass").source.tree
+    files = {f"cutlass/{path}": data for path, data in context.objects.files(tree)}
+    wheel = archive.write(mini.root, WheelName.of("mini_vllm-0.33.0-py3-none-any.whl"), files, "", pure=True)
+    sha256 = sha256_file(wheel)
+    wheel.rename(context.store.folder("downloads", sha256) / wheel.name)
+    spec = "name: mini-vllm, version: 0.33.0"
+    git = '      git: {url: "https://upstream.example/mini/cutlass.git", ref: "v4.7.1"}\n'
+    extra = f"      wheel: {{{spec}, tag: py3-none-any, folder: cutlass, release: 4.8.0, accepted: upstream ships it}}\n"
+    mini.edit("forks/demo/stack.yaml", git, git + extra)
+    locked = f"{{{spec}, filename: {wheel.name}, sha256: {sha256}, size: 1, folder: cutlass, tree: {tree}}}"
+    commit = source_tree(context, "cutlass").source.pin
+    mini.edit("forks/demo/lock.yaml", f"      commit: {commit}\n", "      commit: unresolved\n")
+    mini.edit("forks/demo/lock.yaml", "  flashinfer:\n", f"    wheel: {locked}\n  flashinfer:\n")
+    context = dataclasses.replace(mini.context(), output=mini.root / "dist")
+    path = pipeline.wheel_path(context, pipeline.build(context, "cutlass"))
+    report.show(audited := wheel_audit.audit(path, policy.load(context.project.audit_file, "12.1f"), Path("/nonexistent")))
+
+    text = "cutlass 4.8.0 of the official mini-vllm 0.33.0 wheel, although upstream pins v4.7.1; accepted, because upstream ships it."
+    assert list(pipeline.deviations(context, source_tree(context, "vllm"))) == [f"vllm compiles against {text}"]
+    assert audited.deviations == (f"cutlass packs {text}",)
+    assert capsys.readouterr().err.count(f"cutlass packs {text}") == 2
+    with zipfile.ZipFile(path) as opened:
+        parts = parsed(opened.read(f"{WheelName.of(path.name).info}/{SBOM}"))[1]
+    assert (parts["wheel"]["stack"], parts["source/cutlass"]["pin"]) == ("demo", sha256)
+
+
+@pytest.mark.parametrize(
+    ("targets", "libraries", "details"),
+    [
+        (("_core", "_more"), (CORE, CMakeLibrary("_more", "_more.abi3.so", False)), ("_more: _more.abi3.so: not in the wheel",)),
+        (("all",), (CORE, CMakeLibrary("_more", "_more.abi3.so", True)), ("_more: _more.abi3.so: not in the wheel",)),
+        (
+            ("all",),
+            (CORE, CMakeLibrary("_twice", "_twice.abi3.so", False)),
+            ("_twice: _twice.abi3.so: mini/a/_twice.abi3.so, mini/b/_twice.abi3.so",),
+        ),
+        (("all",), (CMakeLibrary("_test", "_test.so", False),), ()),
+    ],
+    ids=["named", "installed", "twice", "none"],
+)
+def test_a_library_without_exactly_one_member_in_the_base_is_refused(
+    tmp_path: Path, targets: tuple[str, ...], libraries: tuple[CMakeLibrary, ...], details: tuple[str, ...]
+) -> None:
+    """What the official wheel does not have cannot be replaced; the error names target, library and members."""
+    files = {f"mini/{path}.abi3.so": b"" for path in ("_core", "a/_twice", "b/_twice")}
+    base = archive.write(tmp_path, WheelName.of("mini-1.0-cp39-abi3-linux_x86_64.whl"), files, "Name: mini\n", pure=False)
+    assert graft.replaced_members(base, [CORE], ForkEnvironment(targets=targets)) == {"mini/_core.abi3.so": CORE.path}
+    with refusal("base-mismatch", match="not exactly one library for each target") as caught:
+        graft.replaced_members(base, libraries, ForkEnvironment(targets=targets))
+
+    assert caught.value.details == details
+
+
+BUILT = WheelName("mini_vllm", "0.33.0+spark.2026.11.p0", "cp38-abi3-manylinux_2_28_aarch64")
+COMMIT, URL = "a" * 40, "https://github.com/acme/mini.git"
+OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", "e" * 40)
+PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568)
+GIT = SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
+FOLDER = FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True)
+PARTS = SbomInput(
+    source=GIT,
+    needs=(SourceTree("cutlass", FOLDER, "8" * 40, "8" * 40, (), ()),),
+    bases=(("vllm", "vllm-0.33.0-cp38-abi3-manylinux_2_28_aarch64.whl", "3" * 64),),
+    vendored={
+        "qutlass": VendoredLock("https://github.com/acme/qutlass.git", "main", "unresolved", "unresolved", kind="fetchcontent"),
+        "third/party": VendoredLock("https://git.example/p.git", "v1", COMMIT, "b" * 40, kind="submodule"),
+    },
+    tools=(("nvidia-cuda-nvcc", "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl", "4" * 64),),
+    compiled={"vllm/_C.abi3.so": "5" * 64},
+    inherited={"vllm/_D.abi3.so": "6" * 64, "vllm/odd.so": ""},
+    properties={"stack": "2026.11", "cuda": "cu130"},
+)
+
+
+def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the document in *data*, valid by CycloneDX's strict schema, and its components by reference with their properties."""
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode()) is None
+    content: dict[str, Any] = json.loads(data)
+    main = content["metadata"]["component"]
+    every = [main, *main.get("components", []), *content["components"], *main["pedigree"].get("ancestors", [])]
+    for component in every:
+        component.update({row["name"].removeprefix("sparkwright:"): row["value"] for row in component.get("properties", [])})
+        component.update(sha256=hashes[0]["content"] if (hashes := component.get("hashes")) else "")
+    return content, {component["bom-ref"]: component for component in every}
+
+
+def test_every_part_is_named_by_hash() -> None:
+    content, parts = parsed(document(PARTS, BUILT))
+    base, tool = f"base/{PARTS.bases[0][1]}", f"tool/{PARTS.tools[0][1]}"
+    expected: dict[str, dict[str, Any]] = {
+        "wheel": {
+            "name": "mini-vllm", "version": BUILT.version, "stack": "2026.11", "cuda": "cu130",
+            "purl": "pkg:pypi/mini-vllm@0.33.0%2Bspark.2026.11.p0",
+        },
+        "source/vllm": {"pin": COMMIT, "tree": "b" * 40, "tree:patched": "c" * 40, "tree:built": "d" * 40,
+                        "externalReferences": [{"type": "vcs", "url": URL}]},
+        # The pin covers more than its folder.
+        "source/cutlass": {"pin": "9" * 64, "sha256": ""},
+        base: {"sha256": "3" * 64},
+        tool: {"version": "13.0.88", "scope": "excluded", "sha256": "4" * 64},
+        "vendored/third/party": {"commit": COMMIT},
+        "vendored/qutlass": {"version": "main", "ref": "main", "resolved": "no"},
+        "library/vllm/_C.abi3.so": {"library:origin": "compiled", "sha256": "5" * 64},
+        "library/vllm/_D.abi3.so": {"library:origin": "base", "sha256": "6" * 64},
+        "library/vllm/odd.so": {"library:origin": "base"},
+        f"patch/vllm/{PICK.sha256}": {"patch:order": "1", "patch:pick": "35568", "description": "Fix <it> & more"},
+        f"patch/vllm/{OURS.sha256}": {"patch:order": "2", "patch:reason": "scales overflow", "name": "x.patch", "sha256": "1" * 64},
+    }  # fmt: skip
+
+    assert {ref: {key: parts[ref][key] for key in expected.get(ref, {})} for ref in parts} == expected
+    assert "commit" not in parts["vendored/qutlass"]
+    pedigree = content["metadata"]["component"]["pedigree"]
+    assert [patch["diff"]["url"] for patch in pedigree["patches"]] == [f"#patch/vllm/{step.sha256}" for step in (PICK, OURS)]
+
+
+ROOT = Path(__file__).parents[2]
+STACKS = sorted(path.parent.name for path in ROOT.glob("build/*/aot.yaml"))
+TOY_CALL = "flashinfer.jit.toy.gen_toy_module"
+
+#: FlashInfer in small: generators that name their modules by their arguments, and a spec that writes a ninja file as the real one does.
+ENV = """\
+import pathlib
+FLASHINFER_WORKSPACE_DIR = FLASHINFER_JIT_DIR = FLASHINFER_GEN_SRC_DIR = pathlib.Path("/nonexistent")
+"""
+TOY = """\
+import requests, pynvml
+from . import env as jit_env
+
+class Spec:
+    def __init__(self, name, code):
+        self.name, self.code = name, code
+        self.ninja_path = jit_env.FLASHINFER_JIT_DIR / name / "build.ninja"
+    def write_ninja(self):
+        self.ninja_path.parent.mkdir(parents=True, exist_ok=True)
+        flags, unit = f"cuda_cflags = -gencode=arch=x,code={self.code}", f"build {self.name}.o: cuda_compile /src/{self.name}.cu"
+        self.ninja_path.write_text(f"{flags}\\n{unit}\\n")
+
+def gen_toy_module(kind, width=8):
+    return Spec(f"toy_{kind}_{width}", "sm_121f")
+
+def gen_toy_family_modules():
+    return [Spec("toy_family", "sm_120f")]
+"""
+#: Its own ``__init__`` cannot be imported here, as the real one's cannot.
+PACKAGE = {"__init__": "import a_library_that_is_not_locked\n", "jit/__init__": "", "jit/env": ENV, "jit/toy": TOY}
+AOT_METADATA = "Metadata-Version: 2.4\nName: flashinfer-python\nVersion: 1+a\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n"
+
+
+def aot_spec(*entries: dict[str, Any]) -> AotSpec:
+    """Return the list of a module for each of *entries*, which are changes of one entry."""
+    modules = ({"call": TOY_CALL, "models": ["m"], "reason": "r", **entry} for entry in entries)
+    return AotSpec("flashinfer", "flashinfer-jit-cache", msgspec.convert(list(modules), type=tuple[ModuleSpec, ...]))
+
+
+@pytest.fixture(name="sources")
+def _sources(tmp_path: Path) -> Path:
+    """Return the wheel of the small FlashInfer."""
+    files = {f"flashinfer/{name}.py": text.encode() for name, text in PACKAGE.items()}
+    files["flashinfer_python-1+a.dist-info/licenses/LICENSE"] = b"Apache\n"
+    return archive.write(tmp_path, WheelName.of("flashinfer_python-1+a-py3-none-any.whl"), files, AOT_METADATA, pure=True)
+
+
+@pytest.fixture(name="generate")
+def _generate(sources: Path, mini: Mini, tools: Toolchain) -> Callable[..., tuple[AotModule, ...]]:
+    """Return what generates the modules of a list, as a build does."""
+    return lambda *entries: AotBuilder(mini.context(), tools, aot_spec(*entries), sources).generate()
+
+
+def test_modules_are_generated_without_the_rest_of_flashinfer(generate: Callable[..., tuple[AotModule, ...]], mini: Mini) -> None:
+    """The package's ``__init__`` is not run; a list stands for one module per element."""
+    family = {"call": "flashinfer.jit.toy.gen_toy_family_modules", "arch": "12.0f"}
+    modules = generate({"arguments": {"kind": ["a", "b"], "width": [8, 16]}}, family)
+    (build,) = mini.cache.rglob("build/build.ninja")
+
+    assert [item.name for item in modules] == ["toy_a_8", "toy_a_16", "toy_b_8", "toy_b_16", "toy_family"]
+    assert modules[0] == aot_module("toy_a_8", "sm_121f")
+    assert [line.split("/")[-2] for line in build.read_text().splitlines()[1:]] == [item.name for item in modules]
+
+
+def test_a_module_that_flashinfer_does_not_make_is_refused(generate: Callable[..., tuple[AotModule, ...]]) -> None:
+    """A typo in aot.yaml, or a generator that another release renamed, is named before anything is compiled."""
+    with refusal("module-unknown", match=r"does not generate the modules of demo") as caught:
+        generate({"call": "flashinfer.jit.toy.gen_toi_module"})
+    assert any("no attribute 'gen_toi_module'" in line for line in caught.value.details)
+
+
+def aot_module(name: str, *codes: str) -> AotModule:
+    return AotModule(name, TOY_CALL, codes)
+
+
+@pytest.mark.parametrize(
+    ("arch", "names", "codes", "reference"),
+    [
+        ("", ["a"], ("sm_121f",), ""),
+        ("12.0f", ["a"], ("sm_120f",), ""),
+        ("", ["a"], (), "module-arch"),
+        ("", ["a"], ("sm_121f", "sm_90a"), "module-arch"),
+        ("12.0f", ["a"], ("sm_121f",), "module-arch"),
+        # The ninja file of the second would replace that of the first.
+        ("", ["a", "b", "a"], ("sm_121f",), "file-invalid"),
+        *(("", [name], ("sm_121f",), "module-unknown") for name in ("", "..", "/etc/x", ".hidden", "a/b", "a\n")),
+    ],
+)
+def test_a_module_has_the_architecture_of_its_entry_and_a_folder_of_its_own(
+    arch: str, names: list[str], codes: tuple[str, ...], reference: str
+) -> None:
+    with refusal(reference) if reference else contextlib.nullcontext():
+        flashinfer_aot.check([aot_module(name, *codes) for name in names], aot_spec({"arch": arch}), "12.1f")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"call": "os.system"},
+        {"call": "flashinfer.gen_x; import os"},
+        {"reason": " "},
+        {"models": []},
+        {"arguments": {"kind": [["nested"]]}},
+        {"argument": {}},
+    ],
+)
+def test_an_entry_that_names_no_generator_reason_or_model_is_refused(changes: dict[str, Any]) -> None:
+    fields = {"call": TOY_CALL, "models": ["m"], "reason": "r", **changes}
+    with refusal("file-invalid"):
+        strict_yaml.parse(json.dumps({"fork": "f", "distribution": "f-jit-cache", "modules": [fields]}), AotSpec, "aot.yaml")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_reviewed_lists_are_valid_and_agree_with_the_audit_policy(stack: str) -> None:
+    project = Project(ROOT, stack)
+    listed = flashinfer_aot.load(project, "flashinfer")
+    assert listed is not None
+    libraries = policy.load(project.audit_file, project.spec.arch).distributions[listed.distribution].libraries
+    assert {entry.arch for entry in listed.modules} - {""} == {library.arch for library in libraries} - {""}
+
+
+#: The questions of FlashInfer's loader.
+LOADER = """\
+import json, sys
+sys.path.insert(0, "{site}")
+import flashinfer_jit_cache as package
+providers = [provider._asdict() for provider in package.get_jit_cache_providers()]
+print(json.dumps(dict(version=package.__version__, folder=package.get_jit_cache_dir(), providers=providers)))
+"""
+
+
+def test_the_package_has_one_provider_per_architecture(mini: Mini, sources: Path, tmp_path: Path) -> None:
+    """FlashInfer's loader finds its version, the modules and the libraries; the wheel requires the sources' exact version."""
+    (site := tmp_path / "site").mkdir()
+    library = fatbins.library(tmp_path)
+    modules = {aot_module("norm", "sm_121f"): library, aot_module("act", "sm_121f"): library, aot_module("fp4_120f", "sm_120f"): library}
+    path = flashinfer_aot.pack(tmp_path, aot_spec({}), sources, mini.context(), modules, DistInfoFiles(b"{}\n", SbomInput()))
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(site)
+    answer = json.loads(process.output([sys.executable, "-c", LOADER.format(site=site)]))
+    info = site / WheelName.of(path.name).info
+
+    assert [(provider["version"], provider["cuda_architectures"], provider["modules"]) for provider in answer["providers"]] == [
+        ("1+a", ["sm120f"], ["fp4_120f"]),
+        ("1+a", ["sm121f"], ["act", "norm"]),
+    ]
+    assert (Path(answer["folder"]) / "norm" / "norm.so").read_bytes() == library
+    assert re.search(rf"-py3-none-manylinux_2_\d+_{mini.context().machine}\.whl$", path.name)
+    assert "Requires-Dist: flashinfer-python==1+a\n" in (info / "METADATA").read_text()
+    assert (info / "licenses/LICENSE").read_bytes() == b"Apache\n"
