@@ -86,11 +86,6 @@ class Repository:
     def tree(self, revision: str = "HEAD") -> str:
         return self.git("rev-parse", f"{revision}^{{tree}}")
 
-    def change(self, files: Mapping[str, bytes | None], subject: str = "Change something", trailers: str = TRAILERS) -> bytes:
-        """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
-        self.commit(files, f"{subject}\n\nAs told.\n\n{trailers}")
-        return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
@@ -208,31 +203,24 @@ class Host:
         """Put *refs*, each as ``git push`` has it, to the host, with force; without any, the branch main."""
         self.work.git("push", "--quiet", "--force", str(self.path), *(refs or ("main",)))
 
-    def branch(self, name: str, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
-        """Make the branch *name* with a commit for each of *changes* on top of *start*, go back to main, and return its last commit."""
-        self.work.git("checkout", "--quiet", "-B", name, start)
-        for count, files in enumerate(changes, 1):
-            self.work.commit(files, f"{name} {count}")
-        head = self.work.git("rev-parse", "HEAD")
-        self.work.git("checkout", "--quiet", "main")
-        return head
-
     def pull(self, number: int, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
-        """Open, or push to, pull request *number* with a commit for each of *changes*, and return its head."""
-        head = self.branch(f"pr{number}", *changes, start=start)
+        """Open, or push to, pull request *number* with a commit for each of *changes* on top of *start*, and return its head."""
+        self.work.git("checkout", "--quiet", "-B", f"pr{number}", start)
+        head = [self.work.commit(files, f"pr{number} {count}") for count, files in enumerate(changes, 1)][-1]
+        self.work.git("checkout", "--quiet", "main")
         self.push(f"+{head}:refs/pull/{number}/head")
         return head
 
-    def squash(self, number: int, subject: str = "Improve it") -> str:
+    def squash(self, number: int) -> str:
         """Merge pull request *number* into main as GitHub's squash does, and return that commit."""
         self.work.git("merge", "--quiet", "--squash", f"pr{number}")
-        self.work.git("commit", "--quiet", "--allow-empty", "-m", f"{subject} (#{number})")
+        self.work.git("commit", "--quiet", "--allow-empty", "-m", f"Improve it (#{number})")
         self.push()
         return self.work.git("rev-parse", "HEAD")
 
-    def lock(self, revision: str = "HEAD", sdist: FileLock | None = None) -> None:
-        """Tag *revision* as v1 and write a project that takes it from there, and from *sdist* where it is given."""
-        self.work.git("tag", "--force", "v1", revision)
+    def lock(self, sdist: FileLock | None = None) -> None:
+        """Tag the commit as v1 and write a project that takes it from there, and from *sdist* where it is given."""
+        self.work.git("tag", "--force", "v1")
         self.push("v1", "main")
         spec = SdistSpec(sdist.name, sdist.version) if sdist else None
         stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", SourceSpecs(git=GitSpec(self.url, "v1"), sdist=spec))})
@@ -244,13 +232,18 @@ class Host:
         (self.root / "forks" / self.stack / "lock.yaml").write_text(text, "utf-8")
         self.write()
 
+    def files(self) -> dict[str, bytes]:
+        """Return every file of the project but those of worktrees: path → bytes."""
+        files = {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+        return {name: data for name, data in files.items() if not name.startswith(".rebase")}
+
     @property
     def series(self) -> Path:
         """The folder of our patches."""
         return self.root / "forks" / self.stack / self.fork
 
-    def ours(self, name: str, files: Mapping[str, bytes | None], subject: str = "Change something", text: str = "As told.") -> bytes:
-        """Put a patch to the end of the series, in the form that `export` writes, made after those that are there; return its bytes."""
+    def ours(self, name: str, files: Mapping[str, bytes | None], subject: str = "Change something", text: str = "As told.") -> None:
+        """Put a patch to the end of the series, in the form that `export` writes, made after those that are there."""
         known = self.work.git("branch", "--list", "ours")
         self.work.git("checkout", "--quiet", *(["ours"] if known else ["-b", "ours", "v1"]))
         self.work.commit(files, subject)
@@ -261,7 +254,6 @@ class Host:
         (self.series / name).write_bytes(top.encode() + change)
         with (self.series / "series").open("a", encoding="utf-8") as listing:
             listing.write(f"{name}\n")
-        return top.encode() + change
 
     @property
     def ledger(self) -> Ledger:

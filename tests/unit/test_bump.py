@@ -55,16 +55,8 @@ class Upstream:
         context = self.host.context()
         context.project.lock_file.write_text(lock.render(resolve.resolve(context)))
 
-    def files(self) -> dict[str, bytes]:
-        """Return every reviewed file of the checkout: path → bytes."""
-        paths = (path for path in self.host.root.rglob("*") if path.is_file() and ".rebase" not in path.relative_to(self.host.root).parts)
-        return {str(path.relative_to(self.host.root)): path.read_bytes() for path in paths}
-
     def bump(self, version: str, *words: str) -> int:
         return main.run(["patch", "bump", *self.host.words, "--to", version, *words])
-
-    def patches(self) -> dict[str, bytes]:
-        return {name: (self.host.series / name).read_bytes() for name in series.names(self.host.series)}
 
 
 @pytest.fixture(name="upstream")
@@ -84,17 +76,14 @@ def _upstream(host: Host, offered: Index) -> Upstream:
 
 def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     """stack.yaml and lock.yaml name the new release, people's comments stay, and no patch changes a byte."""
-    upstream.release("1.1.0", {"version": b"1.1.0\n"})
-    before = upstream.files()
+    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}), upstream.host.files()
     assert upstream.bump("1.1.0") == 0
-    after, out = upstream.files(), capsys.readouterr().out
-    locked = upstream.host.context().lock.forks["widget"]
+    after = upstream.host.files()
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
     assert upstream.stack.read_text() == STACK.format(version="1.1.0")
-    assert locked.git
-    assert (locked.git.ref, locked.git.commit) == ("v1.1.0", upstream.host.work.git("rev-parse", "v1.1.0"))
-    assert "1:  " in out.partition("range-diff of both series:")[2]
+    assert f"ref: v1.1.0\n      commit: {commit}\n" in upstream.host.context().project.lock_file.read_text()
+    assert "1:  " in capsys.readouterr().out.partition("range-diff of both series:")[2]
 
 
 def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +92,8 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
     assert upstream.bump("1.1.0") == 0
     told = capsys.readouterr()
 
-    assert list(upstream.patches()) == ["second.patch"]
-    assert [dict(one.stacks) for one in upstream.host.ledger.records] == [{"other": {}}]
+    assert series.names(upstream.host.series) == ["second.patch"]
+    assert [dict(record.stacks) for record in upstream.host.ledger.records] == [{"other": {}}]
     assert "dropped: first.patch, " in told.err
     assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]
     assert "written: cherry_picks/widget.yaml" in told.out
@@ -114,12 +103,12 @@ def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.Capt
 def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:
     """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was."""
     upstream.release("1.1.0", {"c.txt": b"theirs\n"})
-    before = upstream.files()
+    before = upstream.host.files()
 
     with refusal("patch-conflict", match=r"#7 of widget do not apply to 1\.1\.0") as caught:
         upstream.bump("1.1.0")
     assert "`patch bump --drop '#NUMBER'`" in caught.value.todo
-    assert upstream.files() == before
+    assert upstream.host.files() == before
     assert not list(upstream.host.root.glob(".rebase/test/*"))
     with refusal("not-provided", match="no patch #9 to drop"):
         upstream.bump("1.1.0", "--drop", "#9")
@@ -127,45 +116,33 @@ def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstre
     assert not upstream.host.ledger.carried("test")
 
 
-def resolved(upstream: Upstream) -> Path:
-    """Bump to a release on which a patch of ours conflicts, resolve the conflict, and return the worktree."""
+def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:
+    """Stack, lock, ledger and series change together: what a killed export leaves is the old, the new, or refused by every reader."""
     upstream.release("1.1.0", {"c.txt": b"picked\n", "b.txt": edited((30, "theirs\n"))})
     with refusal("patch-conflict", match=r"second\.patch does not apply to widget"):
         upstream.bump("1.1.0")
-    with refusal("rebase-unfinished"):
-        upstream.bump("1.1.0")
-    folder = upstream.host.root / ".rebase" / "test" / "widget"
+    root, old = upstream.host.root, upstream.host.files()
+    folder, backup, seen = root / ".rebase" / "test" / "widget", root.parent / "backup", set()
     (folder / "b.txt").write_bytes(edited((30, "theirs, and ours\n")))
     for words in (["add", "b.txt"], ["am", "--continue"]):
         upstream.host.work.git("-C", str(folder), *words)
-    return folder
-
-
-
-
-def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:
-    """Stack, lock, ledger and series change together: what a killed export leaves is the old, the new, or refused by every reader."""
-    folder, root = resolved(upstream), upstream.host.root
-    old, backup = upstream.files(), root.parent / "backup"
     shutil.copytree(root, backup, symlinks=True)
     main.run(["patch", "export", *upstream.host.words])
-    new, seen = upstream.files(), set()
+    new = upstream.host.files()
     for after in range(1, 40):
         shutil.rmtree(root)
         shutil.copytree(backup, root, symlinks=True)
         if not upstream.host.killed(str(root), after, "patch export"):
             break
-        state = {name: data for name, data in upstream.files().items() if not name.endswith(".new")}
+        state = {name: data for name, data in upstream.host.files().items() if not name.endswith(".new")}
         seen.add("old" if state == old else "new" if state == new else "refused")
         if state not in (old, new):
             with refusal("patch-invalid", match="disagree"):
                 main.run(["patch", "status", *upstream.host.words])
         if folder.exists():
             main.run(["patch", "export", *upstream.host.words])
-        assert upstream.files() == new
+        assert upstream.host.files() == new
     assert seen == {"old", "refused", "new"}
-
-
 
 
 ONE_LINE = """stack: test
@@ -193,12 +170,12 @@ def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""
     upstream.release("1.1.0", {"version": b"1.1.0\n"})
     upstream.stack.write_text(text)
-    before = upstream.files()
+    before = upstream.host.files()
 
     with refusal("file-invalid", match="not written in the form that bump rewrites") as caught:
         upstream.bump("1.1.0")
     assert "sparkwright lock" in caught.value.todo
-    assert upstream.files() == before
+    assert upstream.host.files() == before
 
 
 def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:

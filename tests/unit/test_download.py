@@ -16,7 +16,6 @@ from tests.refusals import refusal
 from tests.support.badserver import Listener, head
 from tests.support.mounts import mounting_shell
 
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 
@@ -73,35 +72,26 @@ def obtain(store: Store, *, offline: bool = False) -> Path:
     return package_index.obtain(store, "mini", NAME, SHA256, offline=offline)
 
 
-def partial(store: Store) -> Path:
-    path = package_index.path_of(store, SHA256, NAME)
-    return path.with_name(path.name + ".part")
-
-
-def test_file_is_downloaded_once(store: Store, index: Index) -> None:
-    """What is in the store is not asked for again, not even its page; offline it is used."""
+def test_file_is_downloaded_once_and_goes_on_where_it_broke(store: Store, index: Index) -> None:
+    """
+    Only the rest is asked for, by the same run and by one that finds what a killed run left. What is in the store is not asked for again, not
+    even its page; offline it is used.
+    """
     with refusal("offline", match=NAME):
         obtain(store, offline=True)
     assert not index.listener.asked
-    path = obtain(store)
-    index.faults[PAGE] = [500] * 20
-
-    assert path.read_bytes() == CONTENT
-    assert obtain(store) == obtain(store, offline=True) == path
-    assert not partial(store).exists()
-
-
-def test_broken_download_goes_on_where_it_broke(store: Store, index: Index) -> None:
-    """Only the rest is asked for, by the same run and by one that finds what a killed run left."""
     index.faults[FILE] = ["truncate"]
-    assert obtain(store).read_bytes() == CONTENT
+    path = obtain(store)
+    assert path.read_bytes() == CONTENT
     first, second = index.ranges
     assert first == ""
     assert 1_400_000 < int(second.removeprefix("bytes=").removesuffix("-")) <= 1_500_000
-
-    package_index.path_of(store, SHA256, NAME).rename(partial(store))
+    path.rename(path.with_name(path.name + ".part"))
     assert obtain(store).read_bytes() == CONTENT
     assert index.ranges[2:] == ["bytes=3000000-"]
+    index.faults[PAGE] = [500] * 20
+    assert obtain(store) == obtain(store, offline=True) == path
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
@@ -115,35 +105,30 @@ def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, 
     assert not list((store.root / "downloads").rglob("*mini*"))
 
 
-def test_index_that_states_another_hash_is_a_mismatch(store: Store, index: Index) -> None:
-    """The error comes before a byte is downloaded."""
-    index.stated = "0" * 64
-    with refusal("source-mismatch", match="not the file that the lock names"):
-        obtain(store)
-
-    assert index.ranges == []
-
-
-def test_file_that_the_index_lacks_is_unreachable(store: Store) -> None:
-    with refusal("source-unreachable", match=r"does not offer mini-2\.tar\.gz"):
-        package_index.obtain(store, "mini", "mini-2.tar.gz", SHA256)
-    with refusal("source-unreachable", match="no project 'nothing'"):
-        package_index.obtain(store, "nothing", NAME, SHA256)
-
-
-@pytest.mark.parametrize("trouble", ["page", "file", "hash", "name"])
+@pytest.mark.parametrize(
+    ("trouble", "reference", "what"),
+    [
+        ("page", "source-unreachable", "does not answer for 'mini'"),
+        ("project", "source-unreachable", "no project 'nothing'"),
+        ("file", "source-unreachable", "cannot be downloaded"),
+        ("hash", "source-mismatch", "not the file that the lock names"),
+        ("name", "source-unreachable", r"does not offer gone\.tar\.gz"),
+    ],
+)
 def test_credentials_are_used_and_never_shown(
-    store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str
+    store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str, reference: str, what: str
 ) -> None:
-    """A user and password in the index address are sent to it, and appear in no message."""
+    """A user and password in the index address are sent to it, and appear in no message of what it lacks, or states otherwise."""
     monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{index.listener.url}/simple/".replace("://", "://user:s3cret@"))
     index.faults |= {PAGE: [403] if trouble == "page" else [], FILE: [403] if trouble == "file" else []}
     index.stated = "0" * 64 if trouble == "hash" else SHA256
-    with pytest.raises(SparkwrightError) as caught:
-        package_index.obtain(store, "mini", "gone.tar.gz" if trouble == "name" else NAME, SHA256)
+    project, name = "nothing" if trouble == "project" else "mini", "gone.tar.gz" if trouble == "name" else NAME
+    with refusal(reference, match=what) as caught:
+        package_index.obtain(store, project, name, SHA256)
 
     assert all(b"Basic dXNlcjpzM2NyZXQ=" in head for head in index.listener.heads)
     assert "s3cret" not in str(caught.value.document())
+    assert index.ranges == ([""] if trouble == "file" else [])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +163,6 @@ umount "$0"
 OBTAIN = """\
 import sys
 from pathlib import Path
-from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 

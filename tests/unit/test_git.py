@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,16 +31,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# Trees.
-
-
-# Nobody's configuration.
-
-
-def test_variables_of_the_user_do_not_redirect_git(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIT_DIR and its like, which hooks and rebases leave in a shell, change neither results nor other repositories."""
-    expected = stored(objects)
-    other = tmp_path / "other"
+def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    GIT_DIR and its like, which hooks and rebases leave in a shell, redirect nothing; autocrlf, attributes, hooks and filters of the home folder
+    change no byte of what is stored and checked out.
+    """
+    attributes, other = b"* text eol=crlf filter=x\n", tmp_path / "other"
+    expected = stored(objects, _gitattributes=attributes)
     for name, value in {
         "GIT_DIR": str(other),
         "GIT_INDEX_FILE": str(other / "index"),
@@ -55,46 +51,20 @@ def test_variables_of_the_user_do_not_redirect_git(objects: Objects, tmp_path: P
         "GIT_TRACE": "1",
     }.items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "post-checkout").write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    (tmp_path / "post-checkout").chmod(0o755)
+    with (Path.home() / ".gitconfig").open("a") as stream:
+        stream.write(f'[core]\n\thooksPath = {tmp_path}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
+    (Path.home() / ".config" / "git").mkdir(parents=True)
+    (Path.home() / ".config" / "git" / "attributes").write_text("* text filter=x\n")
     fresh = Objects(tmp_path / "fresh.git")
-    tree = stored(fresh)
+    tree = stored(fresh, _gitattributes=attributes)
     fresh.archive(tree, tmp_path / "out")
 
     assert tree == expected
-    assert content(tmp_path / "out") == FILES
+    assert content(tmp_path / "out") == FILES | {".gitattributes": attributes}
     assert not other.exists()
-
-
-def test_configuration_of_the_user_does_not_change_bytes(objects: Objects, tmp_path: Path) -> None:
-    """autocrlf, attributes, hooks and filters of the home folder have no effect on what is checked out."""
-    hook = Path.home() / "hooks" / "post-checkout"
-    hook.parent.mkdir()
-    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
-    hook.chmod(0o755)
-    with (Path.home() / ".gitconfig").open("a") as stream:
-        stream.write(f'[core]\n\thooksPath = {hook.parent}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
-    attributes = Path.home() / ".config" / "git" / "attributes"
-    attributes.parent.mkdir(parents=True)
-    attributes.write_text("* text filter=x\n")
-    tree = stored(objects, _gitattributes=b"* text eol=crlf filter=x\n")
-    objects.checkout(tree, tmp_path / "out", tmp_path / "index")
-
-    assert content(tmp_path / "out") == FILES | {".gitattributes": b"* text eol=crlf filter=x\n"}
     assert not (tmp_path / "ran").exists()
-
-
-# Checkouts.
-
-
-def test_a_checkout_touches_only_what_differs(objects: Objects, tmp_path: Path) -> None:
-    """Going to another tree rewrites the files that differ; the times of the others stay, so that ninja compiles no more."""
-    folder, index = tmp_path / "src", tmp_path / "index"
-    objects.checkout(stored(objects), folder, index)
-    for path in folder.rglob("*"):
-        os.utime(path, (1, 1))
-    objects.checkout(stored(objects, a_txt=b"two\n"), folder, index)
-
-    assert content(folder) == FILES | {"a.txt": b"two\n"}
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_mtime != 1} == {"a.txt"}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["back", "on"])
@@ -110,12 +80,6 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: 
     assert content(folder) == (many if again else FILES)
 
 
-def test_a_missing_git_is_refused_by_its_name(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refusal("tool-missing", match="git is not installed"):
-        objects.has("HEAD")
-
-
 def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
     """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
     subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
@@ -129,9 +93,6 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
     assert sorted((tmp_path / ".git").rglob("*")) == before
 
 
-# Several processes.
-
-
 def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
     """Processes that begin together with a fresh cache directory all end up with the same store, and leave nothing else."""
     program = "import sys; from pathlib import Path; from sparkwright.core.git import Objects; Objects(Path(sys.argv[1]))"
@@ -141,10 +102,3 @@ def test_processes_make_one_store_at_once(tmp_path: Path) -> None:
     assert [child.wait(60) for child in children] == [0] * 5
     assert stored(Objects(tmp_path / "store" / "objects.git"))
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["objects.git"]
-
-
-def test_paths_are_left_out(objects: Objects) -> None:
-    """Files and folders go by their whole names; what only begins like them stays, and so do modes."""
-    tree = objects.without_paths(stored(objects), ["src/deep", "a.txt", "sr", "run", "deep"])
-
-    assert objects.paths(tree) == {path: entry for path, entry in objects.paths(stored(objects)).items() if path in {"src/b.c", "run.sh"}}

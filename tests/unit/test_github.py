@@ -152,31 +152,9 @@ def test_a_refusal_tells_the_token_from_the_pull_request(world: World, status: i
 
 
 @pytest.mark.parametrize(
-    ("body", "begins"),
-    [
-        (b"", ""),
-        (b"<!DOCTYPE html>\n<title>Log in</title>", "<!DOCTYPE html> <title>Log in</title>"),
-        (b"null", "null"),
-        (b"[]", "[]"),
-        (b"{}", "{}"),
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"[" * 100_000, "[" * 79 + "…"),
-        (b'{"x":' * 100_000, '{"x":' * 15 + '{"x"…'),
-    ],
-    ids=["empty", "page", "null", "list", "object", "bytes", "deep-lists", "deep-objects"],
-)
-def test_what_is_no_pull_request_is_shown_by_its_beginning(world: World, body: bytes, begins: str) -> None:
-    """A login page, or any other JSON, is an error that shows what came instead."""
-    answer(world, reply(200, body))
-
-    with refusal("github-unreachable", match="What came for vllm-project/vllm#7 is not GitHub's answer") as caught:
-        pull(world)
-    assert caught.value.details[1] == f"it begins: {begins}"
-
-
-@pytest.mark.parametrize(
     "changes",
     [
+        *(b"", b"<!DOCTYPE html>\n<title>Log in</title>", b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"x":' * 100_000),
         {"number": "7"},
         {"number": 8},
         {"title": None},
@@ -195,26 +173,25 @@ def test_what_is_no_pull_request_is_shown_by_its_beginning(world: World, body: b
         {"user": {"login": "\x1b[2J"}},
         {"user": []},
     ],
-    ids=str,
+    ids=lambda changes: str(changes)[:40],
 )
-def test_a_pull_request_of_another_shape_is_no_answer(world: World, changes: dict[str, Any]) -> None:
-    """A field of the wrong type, or that contradicts another, is never guessed at."""
-    answer(world, record(**changes))
+def test_what_is_no_such_pull_request_is_no_answer(world: World, changes: bytes | dict[str, Any]) -> None:
+    """A login page, other JSON, and a field of the wrong type or that contradicts another are never guessed at."""
+    answer(world, record(**changes) if isinstance(changes, dict) else reply(200, changes))
 
     with refusal("github-unreachable", match="is not GitHub's answer|is about number 8"):
         pull(world)
 
 
 @pytest.mark.parametrize("number", [200, 301, 401, 404, 429, 500])
-def test_server_cannot_make_messages_hold_the_token(world: World, capsys: pytest.CaptureFixture[str], number: int) -> None:
+def test_server_cannot_make_messages_hold_the_token(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """A server that sends the token back, with any status, does not bring it into an error or a log."""
     answer(world, mirror_back)
-    console.verbose = True
-    try:
-        with pytest.raises(SparkwrightError) as caught:
-            GitHub(world.api, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
-    finally:
-        console.verbose = False
+    monkeypatch.setattr(console, "verbose", True)
+    with pytest.raises(SparkwrightError) as caught:
+        GitHub(world.api, TOKEN, seconds=2).pull("vllm-project", "vllm", number)
 
     assert set(world.authorizations) == {f"Bearer {TOKEN}"}
     assert "SECRET" not in everything(caught.value) + "".join(capsys.readouterr())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +89,3 @@ def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
 def test_the_reviewed_ideas_can_be_read() -> None:
     """Each has a text and the releases that need it."""
     assert ledger.load_ideas(ROOT)["vllm"]["#35693"].needed == "still in 0.33.0"
-
-
-#: The candidate picks that the survey of peers named on 2026-11-22.
-CANDIDATES = {
-    "vllm": (55170, 56553, 57629, 49760, 54637, 52244, 53425, 52814, 55715, 52192),
-    "flashinfer-python": (5100, 4632, 4874, 5099),
-}
-
-
-def test_each_candidate_of_peers_has_one_idea_with_its_state_or_a_record_in_the_ledger() -> None:
-    merged = {55170, 55715, 5099}
-    for package, numbers in CANDIDATES.items():
-        fork, ideas = package.partition("-")[0], ledger.load_ideas(ROOT)[package]
-        for number in set(numbers) - set(ledger.require(ROOT, fork).by_number):
-            (idea,) = [idea for name, idea in ideas.items() if re.search(rf"\b{number}\b", name)]
-            assert ("Merged" if number in merged else "Open as indexed on 2026-11-22") in idea.says
-            assert "Not pinned: " in idea.says or "Not in the ledger: " in idea.says
-            assert idea.needed == "unresolved" or number in merged

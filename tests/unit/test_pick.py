@@ -14,12 +14,10 @@ from tests.support.texts import TEXT, edited
 from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import pick, series
-from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
 from sparkwright.cli import main
 from sparkwright.core import github
 from sparkwright.demo import upstreams
-from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
@@ -76,15 +74,6 @@ def taken(host: Host, *words: str) -> Record:
     return run(host, *words, *WHY)
 
 
-def pins(record: Record) -> tuple[object, ...]:
-    return record.base, record.merge, record.sha256, record.patch_id, record.files
-
-
-def apply(host: Host, *words: str, cache: Path | None = None) -> PatchedTree:
-    context = host.context(*words, *(("--cache-dir", str(cache)) if cache else ()))
-    return series.apply_series(context, fetch.fetch(context, host.fork))
-
-
 def by_git(api: Api) -> None:
     """Put the API out of reach: a login page answers in its place."""
     (api.folder / "7").write_bytes(LOGIN_PAGE)
@@ -120,14 +109,10 @@ def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, 
     assert upstream.ledger.records == ()
 
 
-# By git alone.
-
-
 @pytest.mark.parametrize("kind", ["squash", "open"])
 def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind: str, tmp_path: Path) -> None:
     """Where the API is out of reach, what was merged and how it was is read from the branch."""
-    changes = {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"}
-    head = upstream.pull(7, *changes)
+    head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
     upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
     merge = upstream.squash(7) if kind == "squash" else None
     upstream.work.commit({"b.txt": b"three\n"}, "Later")
@@ -139,7 +124,8 @@ def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind
     by_git(api)
     found = taken(upstream, "7")
 
-    assert pins(found) == pins(told)
+    pins = ("base", "merge", "sha256", "patch_id", "files")
+    assert [getattr(found, pin) for pin in pins] == [getattr(told, pin) for pin in pins]
     assert found.state == ("merged" if merge else UNRESOLVED)
 
 
@@ -149,8 +135,7 @@ def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind
 def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Api) -> None:
     """The failure names both commits and what changed between them, and the ledger stays as it was."""
     old = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
-    api.pull(7, old)
-    before = taken(upstream, "7")
+    before = upstream.carry(7, old)
     new = upstream.pull(7, {"a.txt": edited((3, "line III\n"))}, {"c.txt": b"new\n"})
     api.pull(7, new)
 
@@ -160,29 +145,13 @@ def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Ap
     assert upstream.ledger.records == (before,)
 
 
-# From the record to the diff.
-
-
-def carried(upstream: Host, api: Api) -> Record:
-    """Let the stack carry a squash."""
+@pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
+def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, field: str) -> None:
+    """Every pin is checked against the others, whatever the store has already."""
     head = upstream.pull(7, {"a.txt": edited((20, "line twenty\n"))}, {"c.txt": b"new\n"})
     upstream.work.commit({"a.txt": b"above\n" + TEXT}, "Meanwhile")
-    merge = upstream.squash(7)
-    api.pull(7, head, merge=merge)
-    return taken(upstream, "7", "--carry")
-
-
-@pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
-def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api, field: str) -> None:
-    """Every pin is checked against the others, whatever the store has already."""
-    record = carried(upstream, api)
-    wrong = {
-        "sha256": "0" * 64,
-        "patch_id": "0" * 40,
-        "base": upstream.work.git("rev-parse", "v1"),
-        "merge": record.base,
-        "files": ("a.txt",),
-    }
+    record = upstream.carry(7, head, upstream.squash(7))
+    wrong = {"sha256": "0" * 64, "patch_id": "0" * 40, "base": record.head, "merge": record.base, "files": ("a.txt",)}
     upstream.write(msgspec.structs.replace(record, **{field: wrong[field]}))
     with refusal("pick-mismatch") as caught:
         series.of(upstream.context(), upstream.fork)
@@ -206,42 +175,25 @@ def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "what"),
     [
-        ["7", "--exclude", "a.txt"],
-        ["7", "--exclude", "=why"],
-        ["7", "--drop", "--exclude", "a.txt=why"],
-        ["7", "8", "--exclude", "a.txt=why"],
-        ["--", "widget#"],
-        ["--", "widget#0"],
-        ["--", "9" * 5000],
-        ["--", "https://x/pull/7"],
+        (["7", *WHY, "--exclude", "a.txt"], "PATH=REASON"),
+        (["7", *WHY, "--exclude", "=why"], "PATH=REASON"),
+        (["7", *WHY, "--drop", "--exclude", "a.txt=why"], "--drop goes alone"),
+        (["7", "8", *WHY, "--exclude", "a.txt=why"], "with one pull request"),
+        ([*WHY, "--", "widget#"], "names no pull request"),
+        ([*WHY, "--", "widget#0"], "names no pull request"),
+        ([*WHY, "--", "9" * 5000], "names no pull request"),
+        ([*WHY, "--", "https://x/pull/7"], "names no pull request"),
+        (["7"], "needs a reason and a condition for dropping it"),
+        (["7", "--reason", "why"], "needs a reason and a condition for dropping it"),
+        (["7", "--reason", "why", "--drop-when", "  "], "needs a reason and a condition for dropping it"),
     ],
 )
-def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[str]) -> None:
-    """An exclusion without a reason, options that contradict each other, and what names no pull request."""
-    with refusal("usage"):
-        taken(upstream, *words)
-
-
-@pytest.mark.parametrize("words", [[], ["--reason", "why"], ["--drop-when", "then"], ["--reason", "why", "--drop-when", "  "]])
-def test_a_record_needs_a_reason_and_an_end(upstream: Host, words: list[str]) -> None:
-    """A new record says why it is there and until when."""
-    with refusal("usage", match="needs a reason and a condition for dropping it"):
-        run(upstream, "7", *words)
-
-
-# The command line.
-
-
-def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api) -> None:
-    """The file is replaced whole: what is there before the rename is the old ledger."""
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    taken(upstream, "7")
-    before = upstream.ledger
-    assert upstream.killed("cherry_picks", 2, "patch pick", "widget#7", "--reason", "never written")
-    assert upstream.ledger == before
-    assert run(upstream, "7", "--reason", "written").reason == "written"
+def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[str], what: str) -> None:
+    """Exclusions without a reason, options that contradict each other, names of no pull request, a record without a reason or an end."""
+    with refusal("usage", match=what):
+        run(upstream, *words)
 
 
 # What happened since.
@@ -251,26 +203,20 @@ def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Api, c
     """States and days are refreshed; a new head or a merge is said, and the pins stay until somebody picks again."""
     heads = {number: upstream.pull(number, {f"{number}.txt": b"new\n"}) for number in (7, 8, 9)}
     for number, head in heads.items():
-        api.pull(number, head)
-        taken(upstream, str(number))
-    before = upstream.ledger.by_number
-    moved = upstream.pull(8, {"8.txt": b"newer\n"})
+        upstream.carry(number, head)
+    before, moved = upstream.ledger.by_number, upstream.pull(8, {"8.txt": b"newer\n"})
     api.pull(7, heads[7], state="closed")
     api.pull(8, moved)
     api.pull(9, heads[9], merge=upstream.squash(9))
-    capsys.readouterr()
     assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
+    changes = {pull["name"]: pull["changes"][0] for pull in json.loads(capsys.readouterr().out)["pulls"]}
 
-    pulls = {pull["name"]: pull for pull in json.loads(capsys.readouterr().out)["pulls"]}
-    assert pulls["#7"]["changes"] == ["closed, was open"]
-    assert pulls["#8"]["changes"] == [f"head {moved[:12]}, was {heads[8][:12]}"]
-    assert pulls["#9"]["changes"][0] == "merged, was open"
+    assert changes == {"#7": "closed, was open", "#8": f"head {moved[:12]}, was {heads[8][:12]}", "#9": "merged, was open"}
     assert upstream.ledger.by_number == {**before, 7: msgspec.structs.replace(before[7], state="closed")}
 
 
 def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Host, api: Api) -> None:
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    record = taken(upstream, "7")
+    record = upstream.carry(7, upstream.pull(7, {"c.txt": b"new\n"}))
     by_git(api)
     upstream.push(":refs/pull/7/head")
     assert pick.refresh(upstream.context(), upstream.fork) == [(record, record, None)]

@@ -110,12 +110,6 @@ def work(host: Host, script: str) -> str:
     return subprocess.run(["sh", "-ec", script], cwd=worktree(host), env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def folder(host: Host) -> dict[str, bytes]:
-    """Return every file of the checkout but those of worktrees: path → bytes."""
-    paths = (path for path in host.root.rglob("*") if path.is_file() and ".rebase" not in path.relative_to(host.root).parts)
-    return {str(path.relative_to(host.root)): path.read_bytes() for path in paths}
-
-
 def patches(host: Host) -> dict[str, bytes]:
     """Return the series as a reader sees it, in order, without the ids of files."""
     return {name: re.sub(rb"(?m)^index .*\n", b"", (host.series / name).read_bytes()) for name in series.names(host.series)}
@@ -130,13 +124,13 @@ WHOLE = "Improve number 7 (#7)\nDo the first\nGröße: the second\n[Misc] The th
 
 def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> None:
     """The worktree holds the series as commits; exported unchanged, every patch has its exact form again, and the worktree is gone."""
-    before, path = folder(made), made.series / "first.patch"
+    before, path = made.files(), made.series / "first.patch"
     path.write_bytes(path.read_bytes().replace(b"\n---\n", b"\n---\n a.txt | 2 +-\n\n"))
     assert do(made, "rebase") == 0
     assert work(made, SUBJECTS) == WHOLE
     assert do(made, "export") == 0
 
-    assert folder(made) == before
+    assert made.files() == before
     assert not worktree(made).exists()
 
 
@@ -169,12 +163,12 @@ def test_an_export_that_would_lose_something_is_refused(made: Host, script: str,
     """Lost commits, uncommitted and merged changes, edits of a pick, and changes of the series meanwhile are named; nothing is written."""
     do(made, "rebase")
     work(made, f"SERIES={made.series}; {script}")
-    before = folder(made)
+    before = made.files()
     with refusal(reference, match=what) as caught:
         do(made, "export")
 
     assert detail in {*caught.value.details, ""}
-    assert folder(made) == before
+    assert made.files() == before
 
 
 def test_a_patch_without_a_commit_goes_if_that_is_meant(made: Host) -> None:
@@ -194,7 +188,7 @@ def test_a_patch_without_a_commit_goes_if_that_is_meant(made: Host) -> None:
 
 def test_there_is_one_worktree_at_a_time(made: Host) -> None:
     """A second rebase is refused, so that no work is overwritten; --abort removes the first, and changes nothing reviewed."""
-    before = folder(made)
+    before = made.files()
     do(made, "rebase")
     with refusal("rebase-unfinished", match="There is a worktree of widget already"):
         do(made, "rebase")
@@ -202,7 +196,7 @@ def test_there_is_one_worktree_at_a_time(made: Host) -> None:
     with refusal("not-provided", match="There is no worktree"):
         do(made, "export")
 
-    assert folder(made) == before
+    assert made.files() == before
 
 
 def test_a_killed_rebase_leaves_no_half_worktree(made: Host) -> None:

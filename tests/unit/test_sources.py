@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,15 +29,8 @@ from sparkwright.forks.lock import (
     SdistProof,
     VendoredLock,
 )
-from sparkwright.forks.stack import (
-    ForkSpec,
-    GitSpec,
-    Project,
-    SdistSpec,
-    SourceSpecs,
-    StackSpec,
-    WheelSpec,
-)
+from sparkwright.forks.mirror import mirrored
+from sparkwright.forks.stack import ForkSpec, GitSpec, Project, SdistSpec, SourceSpecs, StackSpec
 
 ROOT = Path(__file__).parents[2]
 HOST = "https://upstream.example/"
@@ -83,45 +75,27 @@ def _commit(repository: Repository) -> str:
     return commit
 
 
-def test_a_locked_commit_is_fetched_and_verified(make: Make, repository: Repository, commit: str) -> None:
-    """Commit and tree of the lock are what is in the object store afterwards; the origin names the upstream, not the mirror."""
-    run = make(commit, repository.tree())
-    fetched = fetch.fetch(run, "mini")
-
-    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
-    assert fetched.origin == f"{URL} @ {commit}"
-    assert run.objects.blob(fetched.tree, "a.txt") == b"1\r\n"
-
-
-def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: Repository, commit: str) -> None:
-    """A commit whose tree is not the locked one is an error that shows both."""
-    with refusal("source-mismatch", match="another tree") as caught:
-        fetch.fetch(make(commit, "0" * 40), "mini")
-
-    assert caught.value.details == (f"lock:   {'0' * 40}", f"commit: {repository.tree()}")
-
-
 def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, commit: str) -> None:
     """The beginning of a commit is enough where the locked tag names a commit that begins so; it stays marked unresolved."""
     fetched = fetch.fetch(make(commit[:7]), "mini")
 
     assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
+    assert fetched.origin == f"{URL} @ {commit}"
 
 
-def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository, commit: str) -> None:
-    """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
+def test_another_source_than_the_locked_one_is_refused(make: Make, repository: Repository, commit: str) -> None:
+    """Another tree, a moved tag, a lock without a commit, and a kind that is not locked are errors that show both sides."""
     moved = repository.commit({"a.txt": b"2\n"})
     repository.git("tag", "--force", "v1")
-    with refusal("source-mismatch", match="v1 of mini is not the locked commit") as caught:
-        fetch.fetch(make(commit[:9]), "mini")
-
-    assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
-
-
-def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
-    """A lock without a commit gives an error that names the ref, although the host would know it."""
-    with refusal("source-unresolved", match=r"no commit for mini \(v1\)"):
-        fetch.fetch(make(), "mini")
+    for locked, source, reference, details in (
+        ((commit, "0" * 40), "git", "source-mismatch", (f"lock:   {'0' * 40}", f"commit: {repository.tree(commit)}")),
+        ((commit[:9],), "git", "source-mismatch", (f"lock: {commit[:9]}…", f"host: {moved}")),
+        ((), "git", "source-unresolved", None),
+        ((commit,), "sdist", "not-provided", ("locked: git",)),
+    ):
+        with refusal(reference) as caught:
+            fetch.fetch(dataclasses.replace(make(*locked), source=source), "mini")
+        assert details in (caught.value.details, None)
 
 
 # Submodules, and what is left out.
@@ -222,14 +196,6 @@ def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> N
 SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
 
-def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> None:
-    """Asking for a kind that the lock lacks is an error that lists what there is."""
-    with refusal("not-provided", match="no source of kind sdist") as caught:
-        fetch.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
-
-    assert caught.value.details == ("locked: git",)
-
-
 def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "mini-1.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
@@ -242,28 +208,22 @@ def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Ma
         fetch.fetch(run, "mini")
 
 
-def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
-    """The error lists those that there are."""
-    root = make().project.root
-    with refusal("not-provided", match="no stack 'tset'") as caught:
-        Project(root, "tset")
-    assert caught.value.details == ("stacks: test",)
-
-
 @pytest.mark.parametrize(
     ("line", "changed"),
     [
         *(("label: t", f"label: '{label}'") for label in ("spark.2026.06", "Spark", "a-b", "a+b", "")),
         ("12.1f", "121f"),
+        ("sources:", "sources:\n      wheel: {name: a, version: '1', tag: py3-none-any, release: '2'}"),
     ],
 )
-def test_a_label_that_a_version_would_change_and_an_arch_that_is_none_are_refused(make: Make, line: str, changed: str) -> None:
-    """PEP 440 drops zeros, case and separators, so the wheel would have another label than the stack."""
-    root = make().project.root
-    path = root / "forks" / "test" / "stack.yaml"
-    path.write_text(path.read_text().replace(line, changed))
+def test_a_stack_that_cannot_be_meant_is_refused(make: Make, line: str, changed: str) -> None:
+    """A label that PEP 440 would change, an architecture that is none, and another release than the pinned one without a reason."""
+    project = make().project
+    text = project.stack_file.read_text()
+    assert line in text
+    project.stack_file.write_text(text.replace(line, changed))
     with refusal("file-invalid"):
-        Project(root, "test")
+        Project(project.root, "test")
 
 
 def test_another_architecture_has_rules_and_a_label_of_its_own(make: Make) -> None:
@@ -282,41 +242,31 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(make: Make) -> No
         assert caught.value.details == ("architectures: 12.1f, 9.0a",)
 
 
-@pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
-def test_auto_says_why_it_takes_the_sdist(
-    make: Make, repository: Repository, commit: str, why: str, capsys: pytest.CaptureFixture[str]
+def test_auto_takes_git_if_the_commit_is_here_or_reachable(
+    make: Make, repository: Repository, commit: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where git will not do, the sdist is taken, and the reason is said."""
-    run = dataclasses.replace(make(commit if "reach" in why else commit[:9], repository.tree(), sdist=SDIST), source="auto")
-    shutil.rmtree(repository.path)
+    """
+    The commit decides, not the name of its tag. It comes with `lock`, its files with `fetch`; those that are left out need not come. The
+    reason for the sdist is said.
+    """
 
-    assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
-    assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
+    def choice(run: RunContext, *without: str) -> str:
+        locked = run.lock.forks["mini"]
+        assert locked.git
+        git = msgspec.structs.replace(locked.git, without=without)
+        return fetch.choose(dataclasses.replace(run, source="auto"), "mini", msgspec.structs.replace(locked, git=git))
 
-
-def test_auto_takes_a_commit_whose_tag_the_host_lacks(make: Make, repository: Repository, commit: str) -> None:
-    """The commit decides, not its name; without it, the sdist is taken."""
-    kinds = []
-    for locked in (commit, "1" * 40):
-        run = dataclasses.replace(make(locked, repository.tree(), ref="v7", sdist=SDIST), source="auto")
-        kinds.append(fetch.choose(run, "mini", run.lock.forks["mini"]))
-
-    assert kinds == ["git", "sdist"]
-
-
-def test_auto_takes_no_commit_whose_files_are_neither_here_nor_reachable(make: Make, repository: Repository, commit: str) -> None:
-    """A commit comes with `lock`, its files with `fetch`; those that are left out need not come."""
-    run = dataclasses.replace(make(commit, repository.tree(), sdist=SDIST), source="auto")
-    run.mirror(URL).commit(commit)
+    tree = repository.tree()
+    run = make(commit, tree, ref="v7", sdist=SDIST)
     gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
-    locked = run.lock.forks["mini"]
-    assert fetch.choose(gone, "mini", locked) == "sdist"
-
-    assert locked.git
-    without = msgspec.structs.replace(locked, git=msgspec.structs.replace(locked.git, without=("a.txt",)))
-    assert fetch.choose(gone, "mini", without) == "git"
+    assert (choice(run), choice(gone), choice(make("1" * 40, tree, sdist=SDIST))) == ("git", "sdist", "sdist")
+    assert "mini: taking the sdist, because the git source is not reachable from here" in capsys.readouterr().err
+    assert choice(make(commit[:9], tree, sdist=SDIST)) == "sdist"
+    assert "mini: taking the sdist, because the git source is not resolved in the lock" in capsys.readouterr().err
+    run.mirror(URL).commit(commit)
+    assert (choice(gone), choice(gone, "a.txt")) == ("sdist", "git")
     fetch.fetch(run, "mini")
-    assert fetch.choose(gone, "mini", locked) == "git"
+    assert choice(gone) == "git"
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
@@ -326,12 +276,6 @@ def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
 
     kinds = {fork: fetch.choose(run, fork, locked) for fork, locked in run.lock.forks.items()}
     assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
-
-
-def test_a_release_in_a_wheel_that_is_not_the_pinned_one_needs_a_reason() -> None:
-    with refusal("file-invalid") as caught:
-        strict_yaml.parse("{name: a, version: '1', tag: py3-none-any, release: '2'}", WheelSpec, "stack.yaml")
-    assert "`release` and `accepted` are stated together" in "".join(caught.value.details)
 
 
 # A commit that the source distribution proves.
@@ -417,12 +361,10 @@ def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Rep
     """Without the host, or without the ref, nothing is made up; the command goes on, and says so."""
     repository.commit({"a.txt": b"1\n"})
     run = make(ref="v7")
-    gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
-    expected = GitLock(URL, "v7", UNRESOLVED, UNRESOLVED)
-
-    assert resolve.resolve(run).forks["mini"].git == resolve.resolve(gone).forks["mini"].git == expected
-    assert resolve.unresolved(run.project, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
-    assert "left unresolved" in capsys.readouterr().err
+    for mirrors in (run.mirrors, {URL: str(repository.path / "gone")}):
+        locked = resolve.resolve(dataclasses.replace(run, mirrors=mirrors))
+        assert resolve.unresolved(run.project, locked) == [f"mini: v7 of {URL}"]
+        assert "left unresolved" in capsys.readouterr().err
 
 
 def test_lock_refuses_a_tag_that_names_another_commit(make: Make, repository: Repository, commit: str) -> None:
@@ -438,14 +380,15 @@ def test_lock_refuses_a_tag_that_names_another_commit(make: Make, repository: Re
 
 # The mirror map.
 
-def test_the_longest_beginning_wins_and_githubs_case_does_not_count(make: Make) -> None:
+def test_the_longest_beginning_wins_and_githubs_case_does_not_count() -> None:
     """GitHub takes NVIDIA/cutlass and nvidia/cutlass for one repository; other hosts need not."""
     mirrors = {HOST: "ssh://c.example/", "https://github.com/NVIDIA/": "ssh://a.example/", f"{HOST}Big/": "ssh://b.example/"}
-    run = dataclasses.replace(make(), mirrors=mirrors)
-
-    assert run.mirrored("https://GitHub.com/nvidia/cutlass.git") == "ssh://a.example/cutlass.git"
-    assert run.mirrored(f"{HOST}Big/x") == "ssh://b.example/x"
-    assert run.mirrored(f"{HOST}big/x") == "ssh://c.example/big/x"
+    for url, address in (
+        ("https://GitHub.com/nvidia/cutlass.git", "ssh://a.example/cutlass.git"),
+        (f"{HOST}Big/x", "ssh://b.example/x"),
+        (f"{HOST}big/x", "ssh://c.example/big/x"),
+    ):
+        assert mirrored(mirrors, url) == address
 
 
 @pytest.mark.parametrize("value", ["", "=", "https://a.example", "https://a.example=", "=there"])
@@ -457,15 +400,9 @@ def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
     assert repr(value) in caught.value.what
 
 
-# Forks that are only needed by another.
-
-
-def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Repository, commit: str) -> None:
+def test_leaving_out_what_is_not_there_is_refused(make: Make, nest: Nest) -> None:
     """A path under `without` that the source does not have would leave nothing out, in silence."""
-    run = make(commit, repository.tree())
-    path = run.project.lock_file
-    path.write_text(path.read_text("utf-8").replace(f"commit: {commit}", f"commit: {commit}\n      without: [media]"), "utf-8")
-
+    run = nest.run(make(nest.commit), nest.locked(), without=("media",))
     with refusal("file-invalid", match="has nothing of what `without` leaves out") as caught:
         fetch.fetch(run, "mini")
     assert caught.value.details == ("media",)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +10,6 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import forked
-from tests.support.mounts import mounting_shell
 
 from sparkwright.core.store import Store
 
@@ -92,21 +89,3 @@ def test_a_file_in_place_of_the_cache_directory_is_refused(tmp_path: Path, name:
     with refusal("cache-unusable", match=f"{name} cannot be used"):
         Store(tmp_path / name)
     assert (tmp_path / "file").read_text() == "kept"
-
-
-def test_read_only_store_is_refused(tmp_path: Path) -> None:
-    """A store on a disk that is mounted read-only is `cache-unusable`, before a stage begins and while one writes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    script = (
-        "import subprocess, sys\nfrom pathlib import Path\nfrom sparkwright.core.errors import StoreError\n"
-        "from sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
-        "subprocess.run(['mount', '-o', 'remount,bind,ro', sys.argv[1]], check=True)\n"
-        "for use in (lambda: Store(store.root), lambda: store.put('a', 'b', {}), lambda: store.folder('a')):\n"
-        "    try:\n        use()\n    except StoreError as error:\n        print(error.reference)\n"
-    )
-    steps = 'mount -t tmpfs none "$1" && "$2" -c "$3" "$1" && umount "$1"'
-    command = [*mounting_shell(), steps, "sh", str(disk), sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    assert done.stdout.split() == ["cache-unusable"] * 3, done.stderr
