@@ -305,6 +305,15 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "host")
 
 
+def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a source distribution of *files* to *path*."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
 class Index:
     """A package index with the sdists of one project, the release of `Host`'s upstream."""
 
@@ -319,11 +328,7 @@ class Index:
     def release(self, version: str, files: Mapping[str, bytes]) -> Path:
         """Offer the sdist of *version*, and return it."""
         name = f"widget_kit-{version}.tar.gz"
-        with tarfile.open(self.root / name, "w:gz") as archive:
-            for path, data in files.items():
-                member = tarfile.TarInfo(f"widget_kit-{version}/{path}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+        write_sdist(self.root / name, files)
         with self.page.open("a") as page:
             page.write(f'<a href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
         return self.root / name

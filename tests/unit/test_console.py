@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparkwright.core.console import Console, printable
+from sparkwright.core.console import Console, markdown_block, markdown_escape, printable
+from sparkwright.core.pages import clean
 
 #: Colour by an escape, a C1 control, a change of direction, a line that is overwritten.
 HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\re"
@@ -31,15 +32,21 @@ def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
     assert (out + err).count("\\x9b2J") == 5
 
 
-def test_resumed_download_is_estimated_by_what_came_now(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gigabytes of an earlier run say nothing about the pace of this one."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with Console().progress("a wheel", 0, "bytes") as progress:
-        progress.update(3e9, total=4e9)
-        now += 20
-        progress.update(3.1e9, total=4e9)
+@given(st.text(max_size=60))
+def test_plain_text_has_no_markup(text: str) -> None:
+    """Whatever a stranger wrote is one line without a live mark of Markdown or a mention."""
+    found = markdown_escape(clean(text))
+    bare = found.replace("\\", "")
+    assert "\n" not in found
+    assert "@" not in bare or "@\u200b" in bare
+    for mark in "`*_{}[]<>|~#!&$":
+        assert found.count(mark) == found.count(f"\\{mark}")
 
-    assert capsys.readouterr().err == "  a wheel: 3.1 GB of 4.0 GB, about 3 min 00 s left\n"
+
+@given(st.lists(st.text(alphabet=st.sampled_from("`a \t")), max_size=5))
+def test_no_line_ends_its_block(lines: list[str]) -> None:
+    """The fence of a block is longer than every run of its own marks inside."""
+    first, *_, last, end = markdown_block(lines).split("\n")
+    fence = first.removesuffix("text")
+    assert (last, end) == (fence, "")
+    assert all(fence not in line for line in lines)

@@ -141,8 +141,8 @@ def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> N
         ("echo > a.txt", "rebase-unfinished", "is not ready", "not committed:  M a.txt"),
         ("echo > left.orig", "rebase-unfinished", "is not ready", "not committed: ?? left.orig"),
         (
-            "git checkout -q -b side HEAD~1; echo mine > mine.txt; git add -f mine.txt; git commit -q -m 'Mine\n\n%s'; git checkout -q series\n"
-            "git merge -q --no-commit --no-ff side; echo more > mine.txt; git add -f mine.txt; git commit -q -m Merge" % TRAILERS,
+            f"git checkout -q -b side HEAD~1; echo mine > mine.txt; git add -f mine.txt; git commit -q -m 'Mine\n\n{TRAILERS}'\n"
+            "git checkout -q series; git merge -q --no-commit --no-ff side; echo more > mine.txt; git add -f mine.txt; git commit -q -m Merge",
             "export-mismatch",
             "another tree than the worktree",
             "",

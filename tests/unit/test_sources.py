@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Repository
+from tests.unit.conftest import Repository, write_sdist
 
 from sparkwright.core import strict_yaml
 from sparkwright.core.config import mirror_map
@@ -196,18 +194,6 @@ def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> N
 SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
 
-def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "mini-1.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("mini-1/a.txt"))
-    locked = msgspec.structs.replace(SDIST, sha256=sha256_file(path))
-    run = dataclasses.replace(make(sdist=locked), source="sdist")
-    path.rename(run.store.folder("downloads", locked.sha256) / path.name)
-
-    with refusal("source-mismatch", match=r"content of mini-1\.tar\.gz is not the tree"):
-        fetch.fetch(run, "mini")
-
-
 @pytest.mark.parametrize(
     ("line", "changed"),
     [
@@ -289,11 +275,7 @@ def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
 
     def released(commit: str, files: dict[str, bytes], **further: Any) -> RunContext:
         path = tmp_path / "mini-1.tar.gz"
-        with tarfile.open(path, "w:gz") as tar:
-            for name, data in files.items():
-                info = tarfile.TarInfo(f"mini-1/{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        write_sdist(path, files)
         run = make(sdist=SDIST)
         stored = run.store.folder("downloads", sha256_file(path)) / path.name
         path.rename(stored)
@@ -307,18 +289,21 @@ def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
 def test_a_release_proves_the_commit_that_its_tag_names(
     released: Callable[..., RunContext], repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Git is taken although the lock has no tree; lock records what was compared."""
+    """Git is taken although the lock has no tree; lock records what was compared. A sdist with another tree than the locked one is refused."""
     commit = repository.commit({"a.txt": b"1\r\n", "tests/t.py": b"pass\n"})
     repository.git("tag", "v1")
     run = released(commit[:9], {"a.txt": b"1\r\n", "PKG-INFO": b"Name: mini\n", "mini.egg-info/SOURCES.txt": b"a.txt\n"})
-    fetched = fetch.fetch(run, "mini")
+    fetched, locked = fetch.fetch(run, "mini"), run.lock.forks["mini"]
 
     assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
     said = "1 of 3 files of mini-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
     assert said in capsys.readouterr().err
-    locked = msgspec.structs.replace(run.lock.forks["mini"], git=GitLock(URL, "v1", commit, repository.tree()))
-    proof = resolve.prove(run, "mini", locked, GENERATED)
+    proof = resolve.prove(run, "mini", msgspec.structs.replace(locked, git=GitLock(URL, "v1", commit, repository.tree())), GENERATED)
     assert proof == SdistProof(equal=1, generated=("PKG-INFO", "mini.egg-info/SOURCES.txt"), absent=1)
+    assert locked.sdist
+    other = msgspec.structs.replace(locked, sdist=msgspec.structs.replace(locked.sdist, tree="0" * 40))
+    with refusal("source-mismatch", match=r"content of mini-1\.tar\.gz is not the tree"):
+        fetch.fetch(dataclasses.replace(run, source="sdist"), "mini", other)
 
 
 @pytest.mark.parametrize(
@@ -335,23 +320,15 @@ def test_a_commit_that_was_not_released_is_refused(
 
 
 def test_files_of_submodules_take_part_in_the_proof(nest: Nest, released: Callable[..., RunContext]) -> None:
-    """A source distribution carries them in their folders; the proven commit names them, so that the lock need not."""
+    """A sdist carries them in their folders; the proven commit names them, so the lock need not. A host that lacks one is named."""
     files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
-    run = released(nest.commit[:9], files, ref="main")
-    run = dataclasses.replace(run, mirrors={URL: nest.top.url, PARTY: nest.party.url, INNER: nest.inner.url})
-    fetched = fetch.fetch(run, "mini")
+    run, mirrors = released(nest.commit[:9], files, ref="main"), {URL: nest.top.url, PARTY: nest.party.url}
+    with refusal("source-unreachable", match="inner/gone"):
+        fetch.fetch(dataclasses.replace(run, mirrors={**mirrors, INNER: str(nest.inner.path / "gone")}), "mini")
+    fetched = fetch.fetch(dataclasses.replace(run, mirrors={**mirrors, INNER: nest.inner.url}), "mini")
 
     assert (fetched.pin, fetched.resolved) == (nest.commit, True)
     assert {path: entry.tree for path, entry in fetched.submodules.items()} == {path: entry.tree for path, entry in nest.locked().items()}
-    assert set(files) < set(run.objects.paths(fetched.tree))
-
-
-def test_a_submodule_that_cannot_be_had_is_unreachable(nest: Nest, released: Callable[..., RunContext]) -> None:
-    """It is the host that is named, not the files that the commit seems to lack."""
-    run = released(nest.commit, {"a.txt": b"1\n", "third/party/party.txt": b"party\n"}, ref="main")
-    mirrors = {URL: nest.top.url, PARTY: nest.party.url, INNER: str(nest.inner.path / "gone")}
-    with refusal("source-unreachable", match="inner/gone"):
-        fetch.fetch(dataclasses.replace(run, mirrors=mirrors), "mini")
 
 
 # Locking.

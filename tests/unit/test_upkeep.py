@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.support import githubwork
 from tests.support.githubwork import REPOSITORY, TOKEN, World
@@ -17,10 +16,9 @@ from tests.unit import conftest
 from tests.unit.conftest import Repository as Work
 
 from sparkwright.cherry_picks.bump import Bump
-from sparkwright.cherry_picks.drift import Drift, Trial, TrialState
+from sparkwright.cherry_picks.drift import Document, Drift, DriftEntry, Trial, TrialState
 from sparkwright.cherry_picks.upstream import Base
 from sparkwright.cli import main
-from sparkwright.core.console import markdown_block, markdown_text
 from sparkwright.core.github import ADDRESS, GitHub, Repository
 from sparkwright.lab import upkeep
 from sparkwright.lab.upkeep import Published
@@ -53,6 +51,8 @@ def update(world: World, *trials: Trial) -> Published:
 
 
 def test_one_issue_is_opened_updated_and_closed(world: World) -> None:
+    """That of a stranger with our mark is left alone."""
+    world.file("Hello", text := f"text {upkeep.MARK}", "stranger")
     actions = [
         update(world, trial(state, says=(says,))).action
         for state, says in (
@@ -61,16 +61,10 @@ def test_one_issue_is_opened_updated_and_closed(world: World) -> None:
         )
     ]  # fmt: skip
     assert actions == ["none", "opened", "unchanged", "updated", "closed", "none"]
-    (issue,) = world.issues
-    assert issue["state"] == "closed"
-    assert "every patch applies" in issue["body"]
-    assert update(world, trial("conflict", says=("a.c:12",))).number == 2
-    assert "a.c:12" in world.issues[1]["body"]
-
-
-def test_an_issue_of_a_stranger_with_our_mark_is_left_alone(world: World) -> None:
-    world.file("Hello", text := f"text {upkeep.MARK}", "stranger")
-    assert update(world, trial("conflict")).number == 2
+    assert world.issues[1]["state"] == "closed"
+    assert "every patch applies" in world.issues[1]["body"]
+    assert update(world, trial("conflict", says=("a.c:12",))).number == 3
+    assert "a.c:12" in world.issues[2]["body"]
     assert world.issues[0]["body"] == text
 
 
@@ -118,47 +112,22 @@ def test_a_pull_request_holds_exactly_the_changed_files(world: World, tmp_path: 
 
 def test_output_of_drift_becomes_the_issue(world: World, host: conftest.Host, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Another machine, which has only the report, files it."""
-    host.work.commit({"a.txt": b"one\ntwo\nthree\n"}, "Begin")
+    host.work.commit({})
     host.lock()
-    host.ours("first.patch", {"a.txt": b"one\nours\nthree\n"})
-    host.work.commit({"a.txt": b"one\ntheirs\nthree\n"}, "Go on")
-    host.push()
-    assert main.main(["patch", "drift", *host.words, "--to", "main", "--json"]) == 0
-    (report := tmp_path / "drift.json").write_text(capsys.readouterr().out)
-    host.cache, host.mirrors = tmp_path / "empty", {ADDRESS: world.url}
-    assert main.main(["patch", "drift", *host.words, "--given", str(report), "--issue", REPOSITORY, "--json"]) == 0
+    (tmp_path / "drift.json").write_bytes(msgspec.json.encode(Document((DriftEntry(drift(trial("conflict"))),))))
+    host.mirrors[ADDRESS] = world.url
+    assert main.main(["patch", "drift", *host.words, "--given", str(tmp_path / "drift.json"), "--issue", REPOSITORY, "--json"]) == 0
 
     url = f"{world.url}/{REPOSITORY}/issues/1"
     assert json.loads(capsys.readouterr().out)["issue"] == {"action": "opened", "number": 1, "url": url}
-    assert world.issues[0]["title"] == "Drift: patches to mend or drop in test: 1"
-    assert "first.patch" in world.issues[0]["body"]
+    assert world.issues[0]["title"] == "Drift: patches to mend or drop in 2026.11: 1"
+    assert "a.patch" in world.issues[0]["body"]
 
 
 def test_a_bump_of_a_changed_checkout_is_refused(world: World, host: conftest.Host) -> None:
-    host.work.commit({}, "Begin")
+    host.work.commit({})
     host.lock()
-    work = Work(host.root / "forks")
-    work.git("init", "--quiet", "..")
+    Work(host.root / "forks").git("init", "--quiet", "..")
     with refusal("usage", match="has changes"):
         main.run(["patch", "bump", *host.words, "--to", "2.0", "--pull", REPOSITORY])
     assert not world.asked
-
-
-@given(st.text(max_size=60))
-def test_plain_text_has_no_markup(text: str) -> None:
-    """Whatever a stranger wrote is one line without a live mark of Markdown or a mention."""
-    found = markdown_text(text)
-    bare = found.replace("\\", "")
-    assert "\n" not in found
-    assert "@" not in bare or "@\u200b" in bare
-    for mark in "`*_{}[]<>|~#!&$":
-        assert found.count(mark) == found.count(f"\\{mark}")
-
-
-@given(st.lists(st.text(alphabet=st.sampled_from("`a \t")), max_size=5))
-def test_no_line_ends_its_block(lines: list[str]) -> None:
-    """The fence of a block is longer than every run of its own marks inside."""
-    first, *_, last, end = markdown_block(lines).split("\n")
-    fence = first.removesuffix("text")
-    assert (last, end) == (fence, "")
-    assert all(fence not in line for line in lines)
