@@ -179,7 +179,7 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
 
 class Host:
     """
-    An upstream at its host, and a project whose only fork it is; in a folder that is new, or a copy of another's.
+    An upstream at its host, and a project whose only fork it is; in a new folder.
 
     Attributes:
         work: The repository of its people; nothing of it is at the host before `push`.
@@ -193,8 +193,6 @@ class Host:
         self.work = Repository(folder / "work")
         self.path, self.root, self.cache = folder / "widget.git", folder / "project", folder / "cache"
         self.mirrors: dict[str, str] = {}
-        if self.path.exists():
-            return
         self.work.git("clone", "--quiet", "--bare", ".", str(self.path))
         for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
             self.work.git("--git-dir", str(self.path), "config", name, "true")
@@ -329,6 +327,12 @@ class Index:
         """Offer the sdist of *version*, and return it."""
         name = f"widget_kit-{version}.tar.gz"
         write_sdist(self.root / name, files)
+        return self.add(name)
+
+    def add(self, name: str, data: bytes | None = None) -> Path:
+        """Offer the file *name*, which is in the folder or has *data*, and return it."""
+        if data is not None:
+            (self.root / name).write_bytes(data)
         with self.page.open("a") as page:
             page.write(f'<a href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
         return self.root / name

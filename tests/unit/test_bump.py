@@ -12,7 +12,6 @@ from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
-from sparkwright.core.files import sha256_file
 from sparkwright.forks import lock, resolve
 
 if TYPE_CHECKING:
@@ -24,12 +23,17 @@ arch: "12.1f"
 label: "spark.test"
 forks:
   widget:
-    build: backend
+    build: graft
     sources:
       # The commit stands in the release.
       git: {{url: "https://github.com/acme/widget.git", ref: "v{version}"}}
       sdist: {{name: "widget-kit", version: "{version}"}}  # the release
+    bases:
+      x86_64: {{name: "widget-kit", version: "{version}", tag: "{tag}"}}
 """
+#: Of the official wheels; a release may name another glibc.
+TAG, OTHER_TAG = "cp38-abi3-manylinux_2_28_x86_64", "cp38-abi3-manylinux_2_35_x86_64"
+OLD = STACK.format(version="1.0.0", tag=TAG)
 
 
 class Upstream:
@@ -39,18 +43,19 @@ class Upstream:
         self.host, self.offered = host, offered
         self.stack = host.root / "forks" / host.stack / "stack.yaml"
 
-    def release(self, version: str, files: Mapping[str, bytes | None], message: str = "Go on") -> str:
-        """Commit *files*, tag them, and offer the sdist."""
-        commit = self.host.work.commit(files, message)
+    def release(self, version: str, files: Mapping[str, bytes | None], tag: str = TAG) -> str:
+        """Commit *files*, tag them, and offer the sdist and a wheel."""
+        commit = self.host.work.commit(files, f"Release {version}")
         self.host.work.git("tag", f"v{version}")
         self.host.push("main", f"v{version}")
         tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
         self.offered.release(version, tree)
+        self.offered.add(f"widget_kit-{version}-{tag}.whl", b"PK\x05\x06" + bytes(18))
         return commit
 
     def write(self, version: str) -> None:
         """Write the stack, and lock it."""
-        self.stack.write_text(STACK.format(version=version))
+        self.stack.write_text(STACK.format(version=version, tag=TAG))
         context = self.host.context()
         context.project.lock_file.write_text(lock.render(resolve.resolve(context)))
 
@@ -64,7 +69,7 @@ def _upstream(host: Host, offered: Index) -> Upstream:
     made = Upstream(host, offered)
     host.work.commit({"a.txt": TEXT, "b.txt": TEXT}, "Begin")
     host.lock()
-    made.release("1.0.0", {"version": b"1.0.0\n"}, "Release 1.0.0")
+    made.release("1.0.0", {"version": b"1.0.0\n"})
     host.work.git("tag", "--force", "v1", "v1.0.0")
     made.write("1.0.0")
     host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1.0.0"), stacks=("other",))
@@ -74,20 +79,21 @@ def _upstream(host: Host, offered: Index) -> Upstream:
 
 
 def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """stack.yaml and lock.yaml name the new release, people's comments stay, and no patch changes a byte."""
-    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}), upstream.host.files()
+    """stack.yaml, with the tag of the official wheel, and lock.yaml name the release; people's comments stay, and no patch changes a byte."""
+    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}, OTHER_TAG), upstream.host.files()
     assert upstream.bump("1.1.0") == 0
-    after = upstream.host.files()
+    after, locked = upstream.host.files(), upstream.host.context().project.lock_file.read_text()
 
     assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
-    assert upstream.stack.read_text() == STACK.format(version="1.1.0")
-    assert f"ref: v1.1.0\n      commit: {commit}\n" in upstream.host.context().project.lock_file.read_text()
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=OTHER_TAG)
+    assert f"ref: v1.1.0\n      commit: {commit}\n" in locked
+    assert f"filename: widget_kit-1.1.0-{OTHER_TAG}.whl" in locked
     assert "1:  " in capsys.readouterr().out.partition("range-diff of both series:")[2]
 
 
 def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     """A pick and a patch that the release holds go, each with its evidence; the ledger keeps the record, less this stack."""
-    upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))}, "Take both")
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))})
     assert upstream.bump("1.1.0") == 0
     told = capsys.readouterr()
 
@@ -155,12 +161,12 @@ forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/w
 @pytest.mark.parametrize(
     "text",
     [
-        STACK.format(version="1.0.0").replace('version: "1.0.0"}', "version: 1.0.0}"),
-        STACK.format(version="1.0.0").replace("  widget:", '  "widget":'),
-        STACK.format(version="1.0.0").replace('ref: "v1.0.0"', "ref: v1.0.0"),
-        STACK.format(version="1.0.0") + '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n',
-        STACK.format(version="1.0.0") + '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n',
-        STACK.format(version="1.0.0").replace("build: backend", 'build: backend\n    vendored: {x: {ignored: "1.0.0"}}'),
+        OLD.replace('version: "1.0.0"}', "version: 1.0.0}"),
+        OLD.replace("  widget:", '  "widget":'),
+        OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
+        OLD + '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n',
+        OLD + '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n',
+        OLD.replace("build: backend", 'build: backend\n    vendored: {x: {ignored: "1.0.0"}}'),
         ONE_LINE,
     ],
     ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field", "one line"],
@@ -175,22 +181,3 @@ def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -
         upstream.bump("1.1.0")
     assert "sparkwright lock" in caught.value.todo
     assert upstream.host.files() == before
-
-
-def test_the_official_wheels_tag_may_change(upstream: Upstream) -> None:
-    """The base of a graft goes along; where the new release names another glibc, the tag in stack.yaml does, too."""
-    for version, tag in (("1.0.0", "cp38-abi3-manylinux_2_28_x86_64"), ("1.1.0", "cp38-abi3-manylinux_2_35_x86_64")):
-        name = f"widget_kit-{version}-{tag}.whl"
-        (upstream.offered.root / name).write_bytes(b"PK\x05\x06" + bytes(18))
-        with upstream.offered.page.open("a") as page:
-            page.write(f'<a href="../../{name}#sha256={sha256_file(upstream.offered.root / name)}">{name}</a>\n')
-    upstream.stack.write_text(
-        upstream.stack.read_text().replace("build: backend", "build: graft")
-        + '    bases:\n      x86_64: {name: "widget-kit", version: "1.0.0", tag: "cp38-abi3-manylinux_2_28_x86_64"}\n'
-    )
-    upstream.release("1.1.0", {"version": b"1.1.0\n"})
-    upstream.bump("1.1.0")
-    locked = upstream.host.context().lock.forks["widget"].bases
-
-    assert 'version: "1.1.0", tag: "cp38-abi3-manylinux_2_35_x86_64"' in upstream.stack.read_text()
-    assert locked["x86_64"].filename == "widget_kit-1.1.0-cp38-abi3-manylinux_2_35_x86_64.whl"
