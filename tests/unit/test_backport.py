@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +11,6 @@ from tests.refusals import refusal
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
-from sparkwright.cli import main
 from sparkwright.forks import fetch
 
 if TYPE_CHECKING:
@@ -66,23 +64,13 @@ def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, p
     assert caught.value.details == (place,)
 
 
-
-
-def test_status_holds_a_backport_against_its_original(host: Host, record: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """What of the upstream diff is in, by hunks and lines, what is left out and why, and which patch stands in."""
+def test_a_backport_stands_in_for_what_is_left_out(host: Host, record: Record) -> None:
     host.work.git("checkout", "--quiet", "-b", "ours", "v1")
     host.work.commit({"a.txt": changed(20, 38).replace(b"line 2\n", b"line two\n")}, "The pick")
     host.work.git("checkout", "--quiet", "main")
     text = changed(3, 20, 38).replace(b"line 2\n", b"line two\n").replace(b"line 5\n", b"line 5.0\n")
     host.ours("instead.patch", {"a.txt": text}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
     assert text_of(host) == text
-    capsys.readouterr()
-    assert main.main(["patch", "status", "--json", *host.words]) == 0
-
-    [entry] = json.loads(capsys.readouterr().out)["backports"][host.stack][host.fork]
-    assert (entry["name"], entry["merge"]) == ("#7", record.merge)
-    assert (entry["unchanged"], entry["hunks"], entry["present"], entry["lines"], entry["further"]) == (2, 4, 3, 4, 1)
-    assert (entry["patches"], entry["left_out"]) == (["instead.patch"], dict.fromkeys(["a.txt#1", "b.txt"], "the test leaves it out"))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_path_outside_of_the_tree_is_refused(name: str) -> None:
 def picked(data: bytes) -> Patch:
     """Return the pull request whose diff *data* is."""
     files = tuple(section.path for section in patch.sections(data))
-    return Patch("#7", sha256_bytes(data), "Improve it", "Backport", "why", "then", files, data, pick=7)
+    return Patch("#7", sha256_bytes(data), "Improve it", "why", "then", files, data, pick=7)
 
 
 def mine(data: bytes) -> Patch:

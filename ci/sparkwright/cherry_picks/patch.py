@@ -209,7 +209,7 @@ class Patch(msgspec.Struct, frozen=True):
         name: File name inside the series; ``#35568`` for a pull request.
         sha256: Of the file, or of the diff of a pull request.
         author, date: As in the header.
-        status, reason, drop_when: The trailers.
+        reason, drop_when: The trailers.
         files: Changed paths, in order.
         data: The diff.
         pick: Number of the pull request; 0 for a patch of ours.
@@ -219,7 +219,6 @@ class Patch(msgspec.Struct, frozen=True):
     name: str
     sha256: str
     subject: str
-    status: str
     reason: str
     drop_when: str
     files: tuple[str, ...]
@@ -268,7 +267,6 @@ def parse(name: str, data: bytes) -> Patch:
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
-        status=trailers["Upstream-Status"],
         reason=trailers["Reason"],
         subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
         drop_when=trailers["Drop-When"],

@@ -30,14 +30,12 @@ LARGEST_PAGE = 64 << 20
 
 class IndexFile(msgspec.Struct, frozen=True):
     """
-    A file that the index offers; *sha256* and *day* (of its upload, UTC) are empty where the index
-    states none.
+    A file that the index offers; *sha256* is empty where the index states none.
     """
 
     name: str
     url: str
     sha256: str
-    day: str = ""
 
 
 def index_url() -> str:
@@ -101,12 +99,7 @@ def files(project: str) -> tuple[IndexFile, ...]:
             details=[one_line(http.redact_credentials(str(error)), 300)],
         ) from None
     return tuple(
-        IndexFile(
-            file.filename,
-            file.url,
-            (file.digests or {}).get("sha256", ""),
-            f"{file.upload_time:%Y-%m-%d}" if file.upload_time else "",
-        )
+        IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", ""))
         for file in page.packages
     )
 
