@@ -42,16 +42,10 @@ def _world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield world
 
 
-def answer(world: World, *answers: Answer) -> None:
-    """Let the next requests to the API be answered so, and all further ones by the last of *answers*."""
-    left = list(answers)
-
-    def fault(handler: Handler, _method: str, _path: str) -> bool:
-        if handler.server.name == "api":
-            (left.pop(0) if len(left) > 1 else left[0])(handler)
-        return handler.server.name == "api"
-
-    world.faults[:] = [fault]
+def answer(world: World, given: Answer) -> None:
+    """Let all further requests to the API be answered by *given*."""
+    world.faults.clear()
+    world.once("GET", "^/repos/", given, times=-1)
 
 
 def reply(status: int, body: bytes | str = b"", **headers: str) -> Answer:

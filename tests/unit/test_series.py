@@ -96,15 +96,12 @@ def test_a_damaged_diff_is_refused(old: bytes, new: bytes, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/hooks/x", ".", "./x", "a/./x"])
-def test_a_path_outside_of_the_tree_is_refused(name: str) -> None:
+@pytest.mark.parametrize("form", ["{side}/{name}", '"{side}/{name}"'], ids=["plain", "quoted"])
+def test_a_path_outside_of_the_tree_is_refused(name: str, form: str) -> None:
     """Plain or quoted, a path that leaves the tree or enters a repository's own folder is refused."""
-    for form in ("%s", '"%s"'):
-        diff = EDIT
-        for side in (b"a/", b"b/"):
-            path = side.decode() + (name if form == "%s" else name.replace(".", "\\056"))
-            diff = diff.replace(side + b"x", (form % path).encode())
-        with refusal("patch-invalid", match="outside the tree"):
-            patch.sections(diff)
+    paths = [form.format(side=side, name=name.replace(".", "\\056") if '"' in form else name).encode() for side in "ab"]
+    with refusal("patch-invalid", match="outside the tree"):
+        patch.sections(EDIT.replace(b"a/x", paths[0]).replace(b"b/x", paths[1]))
 
 
 # Application.

@@ -104,20 +104,6 @@ def files(project: str) -> tuple[IndexFile, ...]:
     )
 
 
-def find(project: str, filename: str) -> IndexFile:
-    """
-    Return where the index offers *filename* of *project*.
-
-    Raises:
-        source-unreachable: The index does not answer, or does not have the file.
-    """
-    for file in files(project):
-        if file.name == filename:
-            return file
-    index = http.redact_credentials(index_url())
-    raise SourceError("source-unreachable", f"The index at {index} does not offer {filename}.")
-
-
 def path_of(store: Store, sha256: str, filename: str) -> Path:
     """Return the path of the file with that hash in the store."""
     return store.root / "downloads" / sha256 / filename
@@ -144,7 +130,11 @@ def obtain(
     with store.lock(f"download-{sha256[:16]}"):
         if path.exists():
             return path
-        offer = find(project, filename)
+        offer = next((file for file in files(project) if file.name == filename), None)
+        if not offer:
+            index = http.redact_credentials(index_url())
+            what = f"The index at {index} does not offer {filename}."
+            raise SourceError("source-unreachable", what)
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceError(
                 "source-mismatch",
