@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import endings
-from tests.support.waiting import until
 
 from sparkwright.builder import toolchain
 from sparkwright.builder.toolchain import Toolchain
@@ -77,7 +76,7 @@ def redis(tmp_path: Path) -> Redis:
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *options]
         with running(command, dict(os.environ), tmp_path) as server:
             assert server.stdout
-            until(lambda: "Ready to accept connections" in server.stdout.readline())
+            assert any("Ready to accept connections" in line for line in server.stdout)
             yield f"redis://127.0.0.1:{port}"
 
     return run

@@ -12,6 +12,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from sparkwright.core.github import PullRequest
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
 
 # The programs under test compute on no GPU that this machine may have: their verdicts would differ,
@@ -216,18 +217,27 @@ class Host:
         self.push()
         return self.work.git("rev-parse", "HEAD")
 
-    def lock(self, sdist: FileLock | None = None) -> None:
-        """Tag the commit as v1 and write a project that takes it from there, and from *sdist* where it is given."""
+    def lock(
+        self,
+        sdist: FileLock | None = None,
+        *,
+        generated: tuple[str, ...] = (),
+        vendored: Mapping[str, VendoredLock] = {},
+        **pins: Any,
+    ) -> None:
+        """Tag the commit as v1, and write a project that takes it from there or, where it is given, from *sdist*; *pins* change its lock."""
         self.work.git("tag", "--force", "v1")
         self.push("v1", "main")
-        spec = SdistSpec(sdist.name, sdist.version) if sdist else None
-        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", SourceSpecs(git=GitSpec(self.url, "v1"), sdist=spec))})
         git = GitLock(self.url, "v1", self.work.git("rev-parse", "v1"), self.work.tree("v1"))
+        git = msgspec.structs.replace(git, **pins)
+        spec = SdistSpec(sdist.name, sdist.version, generated) if sdist else None
+        sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec)
+        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", sources)})
         for folder in (self.series, self.root / "cherry_picks"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
-        text = lock.render(Lock(1, self.stack, {self.fork: ForkLock(git=git, sdist=sdist)}))
-        (self.root / "forks" / self.stack / "lock.yaml").write_text(text, "utf-8")
+        locked = ForkLock(git=git, sdist=sdist, vendored=dict(vendored))
+        (self.root / "forks" / self.stack / "lock.yaml").write_text(lock.render(Lock(1, self.stack, {self.fork: locked})), "utf-8")
         self.write()
 
     def files(self) -> dict[str, bytes]:

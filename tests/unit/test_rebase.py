@@ -193,10 +193,9 @@ def test_there_is_one_worktree_at_a_time(made: Host) -> None:
     with refusal("rebase-unfinished", match="There is a worktree of widget already"):
         do(made, "rebase")
     assert made.killed(".removed", 1, "patch rebase", "--abort")
+    do(made, "rebase", "--abort")
     with refusal("not-provided", match="There is no worktree"):
         do(made, "export")
-    do(made, "rebase")
-    do(made, "rebase", "--abort")
 
     assert made.files() == before
     assert not list((made.root / ".rebase" / made.stack).iterdir())

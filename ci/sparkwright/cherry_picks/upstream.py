@@ -22,7 +22,6 @@ from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.files import content_key
 from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
@@ -245,13 +244,8 @@ def of_release(context: RunContext, release: FileLock) -> Base:
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
     """
-    key = content_key("release", {"sha256": release.sha256, "folder": ""})
-    tree = context.store.get("release", key, str)
-    if not tree or not context.objects.has(f"{tree}^{{tree}}"):
-        with context.store.lock("objects"):
-            tree = package_index.import_file(context, release)
-        context.store.put("release", key, tree)
-    return Base(release.version, tree)
+    with context.store.lock("objects"):
+        return Base(release.version, package_index.import_file(context, release))
 
 
 def releases(context: RunContext, project: str, *, optional: bool = False) -> list[FileLock]:

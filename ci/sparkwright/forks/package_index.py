@@ -14,7 +14,7 @@ import msgspec
 
 from sparkwright.core import http
 from sparkwright.core.console import console, one_line
-from sparkwright.core.files import sha256_file
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import archive
@@ -170,13 +170,17 @@ def obtain(
 
 def import_file(context: RunContext, file: FileLock) -> str:
     """
-    Store the content of an archive of the index in the object database, and return its tree id.
+    Return the tree id of the content of an archive of the index, in the object database.
 
     Raises:
         archive-unsafe: It would write outside its folder, or is larger than any release.
         And what `obtain` raises.
     """
-    path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
-    folder = file.folder
-    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
-    return context.objects.store_files(members)
+    folder, key = file.folder, content_key("archive", [file.sha256, file.folder])
+    tree = context.store.get("archive", key, str)
+    if not tree or not context.objects.whole(tree):
+        path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
+        members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
+        tree = context.objects.store_files(members)
+        context.store.put("archive", key, tree)
+    return tree
