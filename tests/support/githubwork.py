@@ -56,10 +56,13 @@ class World:
 
     def file(self, title: str, body: str, user: str) -> dict[str, Any]:
         """File an issue as *user*."""
+        return self.add(self.issues, "issues", title=title, body=body, user={"login": user})
+
+    def add(self, records: list[dict[str, Any]], kind: str, **fields: Any) -> dict[str, Any]:
+        """Add an open issue or pull request to *records*."""
         number = len(self.issues) + len(self.pulls) + 1
-        one = {"number": number, "state": "open", "title": title, "body": body, "user": {"login": user}}
-        self.issues.append(one | {"html_url": f"{self.url}/{REPOSITORY}/issues/{number}"})
-        return self.issues[-1]
+        records.append({"number": number, "state": "open", **fields, "html_url": f"{self.url}/{REPOSITORY}/{kind}/{number}"})
+        return records[-1]
 
 
 class Handler(loopback.Handler):
@@ -138,11 +141,8 @@ class Handler(loopback.Handler):
 
     def _pull(self, sent: dict[str, Any]) -> dict[str, Any]:
         world = self.server.world
-        number = len(world.issues) + len(world.pulls) + 1
         head = {"ref": sent["head"], "sha": world.git("rev-parse", sent["head"])}
-        one = {"number": number, "state": "open", "user": {"login": world.user}, "pull_request": {}, **sent, "head": head}
-        world.pulls.append(one | {"html_url": f"{world.url}/{REPOSITORY}/pull/{number}"})
-        return world.pulls[-1]
+        return world.add(world.pulls, "pull", user={"login": world.user}, pull_request={}, **{**sent, "head": head})
 
 
 class Server(loopback.Server):

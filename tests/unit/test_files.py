@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import string
 import struct
 import subprocess
@@ -26,31 +25,7 @@ from sparkwright.core import files, strict_yaml, zips
 from sparkwright.core.console import Console, markdown_block, markdown_escape, printable
 from sparkwright.core.git import Objects
 from sparkwright.core.pages import clean
-from sparkwright.forks import archive, lock
-from sparkwright.forks.lock import Lock
-from sparkwright.forks.stack import Project
-
-COMMIT, TREE, SHA256 = "a1" * 20, "b2" * 20, "c3" * 32
-
-STACK = """\
-stack: "2026.11"
-arch: "12.1f"
-label: "spark.1"
-forks:
-  mini:
-    build: backend
-    sources:
-      git: {url: "https://upstream.example/mini.git", ref: "v1"}
-"""
-
-LOCK = f"""\
-format: 1
-stack: "2026.11"
-forks:
-  mini:
-    git: {{url: "https://upstream.example/mini.git", ref: "v1", commit: "{COMMIT}", tree: "{TREE}"}}
-    sdist: {{name: mini, version: "1.0", filename: mini-1.0.tar.gz, sha256: "{SHA256}", size: 3, tree: "{TREE}"}}
-"""
+from sparkwright.forks import archive
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +34,6 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit: str
     arch: str = ""
     names: tuple[str, ...] = ()
-
-
-@pytest.fixture(name="project")
-def _project(tmp_path: Path) -> Project:
-    folder = tmp_path / "forks" / "2026.11"
-    folder.mkdir(parents=True)
-    (folder / "stack.yaml").write_text(STACK)
-    return Project(tmp_path, "2026.11")
 
 
 def refused(text: str, kind: Any = Pin) -> str:
@@ -174,50 +141,6 @@ def test_json_is_read_strictly(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.json").write_bytes(data)
     with refusal("file-invalid", match=r"a\.json is not the expected JSON"):
         files.read_json(tmp_path / "a.json", Pin)
-
-
-# The lock.
-
-
-def locked(project: Project, text: str) -> Lock:
-    project.lock_file.write_text(text)
-    return lock.read(project)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("format: 1", "format: 2"),
-        (COMMIT, COMMIT[:6]),
-        (COMMIT, COMMIT.upper()),
-        (COMMIT, "v0.33.0"),
-        (COMMIT, COMMIT + "0"),
-        (COMMIT, ""),
-        (TREE, TREE[:12]),
-        (TREE, "HEAD^{tree}"),
-        (SHA256, SHA256[:-1]),
-        (SHA256, SHA256.upper()),
-        ("mini-1.0.tar.gz", "../mini-1.0.tar.gz"),
-        ("mini-1.0.tar.gz", "/mini-1.0.tar.gz"),
-        ("mini-1.0.tar.gz", ".part"),
-    ],
-)
-def test_a_lock_with_a_malformed_value_is_refused(project: Project, field: str, value: str) -> None:
-    """Short, uppercase or invented ids and file names that are paths are errors that name the place."""
-    with refusal("file-invalid") as caught:
-        locked(project, LOCK.replace(field, value, 1))
-
-    assert re.search("matching regex|enum", caught.value.details[0])
-    assert "lock.yaml" in caught.value.what
-
-
-@pytest.mark.parametrize("change", [('"2026.11"', '"2026.05"'), ("  mini:", "  other:")])
-def test_the_lock_of_another_stack_is_refused(project: Project, change: tuple[str, str]) -> None:
-    """A lock that was copied from another stack, or has other forks, is an error that shows both."""
-    with refusal("file-invalid", match="does not belong to") as caught:
-        locked(project, LOCK.replace(*change))
-
-    assert [line.split(":")[0] for line in caught.value.details] == ["lock", "stack"]
 
 
 # Archives.
@@ -357,7 +280,7 @@ def test_a_member_that_lies_about_its_size_is_unsafe(tmp_path: Path, claim: int)
 
 
 @pytest.mark.parametrize("name", ["", "gone.whl", "x" * 300])
-def test_a_folder_or_nothing_in_place_of_a_wheel_is_unsafe(tmp_path: Path, name: str) -> None:
+def test_a_folder_or_nothing_in_place_of_a_wheel_is_refused(tmp_path: Path, name: str) -> None:
     with refusal("wheel-invalid", match="is no file|cannot be read"), zips.zip_file(tmp_path / name):
         pass
 

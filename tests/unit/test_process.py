@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -37,16 +36,17 @@ def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "x.log").read_text().splitlines() == [f"$ {' '.join(python(script))}", *lines]
 
 
-@pytest.mark.parametrize("run", [lambda command, log: process.run(command, log=log), lambda command, _: process.output(command)], ids=["run", "output"])
-def test_a_missing_program_is_refused_by_its_name(tmp_path: Path, run: Callable[[list[str], Path], object]) -> None:
-    with refusal("tool-missing", match="no-such-program is not installed"):
-        run(["no-such-program"], tmp_path / "x.log")
-
-
-def test_a_short_program_that_hangs_is_ended() -> None:
-    """A program that says nothing within its time counts as failed."""
-    with refusal("command-failed", match=r"did not end within 0\.2 s"):
-        process.output(python("import time; time.sleep(60)"), timeout=0.2)
+@pytest.mark.parametrize(
+    ("command", "reference", "what"),
+    [
+        (["no-such-program"], "tool-missing", "no-such-program is not installed"),
+        (python("import time; time.sleep(60)"), "command-failed", r"did not end within 0\.2 s"),
+    ],
+    ids=["missing", "hanging"],
+)
+def test_a_program_that_is_missing_or_hangs_is_refused(command: list[str], reference: str, what: str) -> None:
+    with refusal(reference, match=what):
+        process.output(command, timeout=0.2)
 
 
 def test_variables_that_change_builds_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:

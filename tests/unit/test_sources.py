@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def test_another_source_than_the_locked_one_is_refused(host: Host, commit: str) 
     """Another tree, a moved tag, a lock without a commit, and a kind that is not locked are errors that show both sides."""
     moved = host.work.commit({"a.txt": b"2\n"})
     for pins, source, reference, details in (
-        ({"tree": "0" * 40}, "git", "source-mismatch", (f"lock:   {'0' * 40}", f"commit: {host.work.tree()}")),
-        ({"commit": commit[:9]}, "git", "source-mismatch", (f"lock: {commit[:9]}…", f"host: {moved}")),
-        ({"commit": UNRESOLVED}, "git", "source-unresolved", ()),
-        ({}, "sdist", "not-provided", ("locked: git",)),
+        (dict[str, Any](tree="0" * 40), "git", "source-mismatch", (f"lock:   {'0' * 40}", f"commit: {host.work.tree()}")),
+        (dict[str, Any](commit=commit[:9]), "git", "source-mismatch", (f"lock: {commit[:9]}…", f"host: {moved}")),
+        (dict[str, Any](commit=UNRESOLVED), "git", "source-unresolved", ()),
+        (dict[str, Any](), "sdist", "not-provided", ("locked: git",)),
     ):
         host.lock(**pins)
         with refusal(reference) as caught:
@@ -156,20 +157,31 @@ def test_what_is_left_out_is_not_part_of_the_source(host: Host, nest: Nest) -> N
 
 
 @pytest.mark.parametrize(
-    ("line", "changed"),
+    ("name", "line", "values"),
     [
-        *(("label: t", f"label: '{label}'") for label in ("spark.2026.06", "Spark", "a-b", "a+b", "")),
-        ("12.1f", "121f"),
-        ("sources:", "sources:\n      wheel: {name: a, version: '1', tag: py3-none-any, release: '2'}"),
+        ("stack.yaml", "label: {}", ("spark.2026.06", "Spark", "a-b", "a+b", "")),
+        ("stack.yaml", "arch: {}", ("121f",)),
+        ("stack.yaml", "wheel: {{name: a, version: '1', tag: py3-none-any, release: {}}}", ("2",)),
+        ("lock.yaml", "format: 2", ("",)),
+        ("lock.yaml", "stack: {}", ("other",)),
+        ("lock.yaml", "commit: {}", ("a1a1a1", "A1" * 20, "v0.33.0", "a1" * 20 + "0", "")),
+        ("lock.yaml", "tree: {}", ("b2" * 6, "HEAD^{tree}")),
+        ("lock.yaml", "sha256: {}", ("c3" * 31 + "c", "C3" * 32)),
+        ("lock.yaml", "filename: {}", ("../widget_kit-1.tar.gz", "/widget_kit-1.tar.gz", ".part")),
     ],
 )
-def test_a_stack_that_cannot_be_meant_is_refused(host: Host, commit: str, line: str, changed: str) -> None:
-    """A label that PEP 440 would change, an architecture that is none, and another release than the pinned one without a reason."""
-    host.lock()
-    path = host.root / "forks" / host.stack / "stack.yaml"
-    path.write_text(path.read_text().replace(line, changed))
-    with refusal("file-invalid"):
-        host.context()
+def test_a_stack_or_lock_that_cannot_be_meant_is_refused(host: Host, commit: str, name: str, line: str, values: tuple[str, ...]) -> None:
+    """
+    A label that PEP 440 would change, an architecture that is none, and another release than the pinned one without a reason; the lock of
+    another stack, or of a later format; ids that are short, uppercase or invented, and file names that are paths.
+    """
+    host.lock(SDIST)
+    path = host.root / "forks" / host.stack / name
+    text = path.read_text()
+    for value in values:
+        path.write_text(re.sub(rf"\b{line.partition(':')[0]}: .*", line.format(f"'{value}'"), text, count=1))
+        with refusal("file-invalid"):
+            assert host.context().lock
 
 
 def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commit: str) -> None:
@@ -209,8 +221,8 @@ def test_auto_takes_git_if_the_commit_is_here_or_reachable(host: Host, commit: s
     assert (choice(gone), choice(bare)) == ("sdist", "git")
     fetch.fetch(run, host.fork)
     assert choice(gone) == "git"
-    for pins, why in (({"commit": "1" * 40}, "is not reachable from here"), ({"commit": commit[:9]}, "is not resolved in the lock")):
-        host.lock(SDIST, **pins)
+    for pin, why in (("1" * 40, "is not reachable from here"), (commit[:9], "is not resolved in the lock")):
+        host.lock(SDIST, commit=pin)
         assert choice(host.context()) == "sdist"
         assert f"because the git source {why}" in capsys.readouterr().err
 

@@ -16,12 +16,8 @@ from sparkwright.core import git
 from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
 
-
-class Record(msgspec.Struct, frozen=True):
-    """What a stage might keep."""
-
-    name: str
-    count: int
+#: A record that a stage might keep.
+Record = msgspec.defstruct("Record", [("name", str), ("count", int)], frozen=True)
 
 
 def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> None:
