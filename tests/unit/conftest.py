@@ -24,6 +24,7 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
+from sparkwright.core.git import Objects
 from sparkwright.core.github import PullRequest
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
@@ -92,6 +93,12 @@ class Repository:
 def repository(tmp_path: Path) -> Repository:
     """Return an empty repository."""
     return Repository(tmp_path / "upstream")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    """Return an empty object database."""
+    return Objects(tmp_path / "objects.git")
 
 
 @pytest.fixture(name="listen")

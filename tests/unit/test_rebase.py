@@ -228,11 +228,6 @@ def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: H
 # A series as commits and back.
 
 
-@pytest.fixture(name="objects", scope="module")
-def _objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    return Objects(tmp_path_factory.mktemp("commits") / "objects.git")
-
-
 #: What git or a reader of mails could take for something else, as a subject or as a line of the text.
 AWKWARD = [
     "[Bugfix][ROCm] Mend it", "[PATCH] twice", "x" * 300, "ü " * 200 + "end", "a: b", "diff --git a/x b/x", "--- a/x", "+++ b/x",

@@ -23,12 +23,6 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects, blob_id
 from sparkwright.forks import fetch
 
-
-@pytest.fixture(name="objects")
-def _objects(tmp_path: Path) -> Objects:
-    return Objects(tmp_path / "objects.git")
-
-
 # Diffs.
 
 #: Path → mode and bytes, before and after: edited in two places, without a last line end, of another mode, gone, new, and binary; names that git quotes.

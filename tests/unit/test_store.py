@@ -89,11 +89,6 @@ def test_a_file_in_place_of_the_cache_directory_is_refused(tmp_path: Path, name:
 FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
 
 
-@pytest.fixture(name="objects")
-def _objects(tmp_path: Path) -> Objects:
-    return Objects(tmp_path / "objects.git")
-
-
 def stored(objects: Objects, **changes: bytes) -> str:
     """Return a tree of `FILES`, where ``run.sh`` is executable, with *changes* (``__`` stands for a slash, ``_`` for a dot)."""
     files = FILES | {name.replace("__", "/").replace("_", "."): data for name, data in changes.items()}
