@@ -14,7 +14,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -75,18 +74,10 @@ def redis(tmp_path: Path) -> Redis:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path), *options]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            end = time.monotonic() + 60
-            while True:
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                assert time.monotonic() < end
-                time.sleep(0.05)
+        with running(command, dict(os.environ), tmp_path) as server:
+            assert server.stdout
+            assert any("Ready to accept connections" in line for line in server.stdout)
             yield f"redis://127.0.0.1:{port}"
-        finally:
-            server.kill()
-            server.wait()
 
     return run
 
@@ -145,19 +136,15 @@ def cuda_env(tools: Toolchain) -> Path:
 @pytest.fixture(scope="session")
 def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
     """Return a folder with the demo's project, locked against its official wheel; made once, to be copied."""
-    store = Store(_shared(tmp_path_factory.mktemp("locked"), user_store))
+    store = Store(tmp_path_factory.mktemp("locked"))
+    for name in demo.SHARED:
+        (store.root / name).symlink_to(user_store.folder(name), target_is_directory=True)
     context = demo.prepare(RunContext(Project(ROOT, "2026.11"), store, (), ROOT / "dist"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)  # which the demo replaces, and nothing restores
         with demo.official(context, tools):
             demo.lock_stack(context)
     return context.project.root.parent
-
-
-def _shared(folder: Path, user_store: Store) -> Path:
-    for name in demo.SHARED:
-        (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
-    return folder
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.support import githubapi, githubwork, tufindex, workflows
 from tests.support.texts import TEXT, edited
 from tests.support.workflows import World, checkout, git
 from tests.unit.conftest import Host, Index
-from tests.unit.test_bump import Upstream
+from tests.unit.test_drift import Upstream
 from tests.unit.test_serve import PROGRAM
 
 from sparkwright.core import strict_yaml

@@ -3,24 +3,15 @@ The signals that end a program, as one that a test starts meets them.
 
 A program ignores what its parent ignored, unless it says otherwise; a test run that was started with ``nohup … &`` by a script, by cron or
 by many CI systems ignores interruptions and the end of its terminal. What a test sends is then heard only by a program that was started
-with one of these as its ``preexec_fn``.
+with this as its ``preexec_fn``.
 """
 
 from __future__ import annotations
 
 import signal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 def heard() -> None:
     """Let the program be ended by each, as one that was started at a terminal."""
-    for number in SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-
-
-def ignored() -> None:
-    """Let the program ignore all but SIGTERM, as one that was started with ``nohup … &``."""
-    heard()
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)

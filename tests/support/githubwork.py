@@ -35,7 +35,6 @@ class World:
     Attributes:
         path: The bare repository behind it.
         asked: Method and path of each request, in order.
-        bodies: What was sent along, in order.
         runs: The runs of pipeline.yml, newest first, each with its jobs.
     """
 
@@ -44,7 +43,6 @@ class World:
     pulls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    bodies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     user: str = "github-actions[bot]"
     url: str = ""
 
@@ -58,10 +56,13 @@ class World:
 
     def file(self, title: str, body: str, user: str) -> dict[str, Any]:
         """File an issue as *user*."""
+        return self.add(self.issues, "issues", title=title, body=body, user={"login": user})
+
+    def add(self, records: list[dict[str, Any]], kind: str, **fields: Any) -> dict[str, Any]:
+        """Add an open issue or pull request to *records*."""
         number = len(self.issues) + len(self.pulls) + 1
-        one = {"number": number, "state": "open", "title": title, "body": body, "user": {"login": user}}
-        self.issues.append(one | {"html_url": f"{self.url}/{REPOSITORY}/issues/{number}"})
-        return self.issues[-1]
+        records.append({"number": number, "state": "open", **fields, "html_url": f"{self.url}/{REPOSITORY}/{kind}/{number}"})
+        return records[-1]
 
 
 class Handler(loopback.Handler):
@@ -72,7 +73,6 @@ class Handler(loopback.Handler):
         sent = json.loads(self.body() or b"{}")
         with self.server.lock:
             world.asked.append((self.command, self.path))
-            world.bodies.append(sent)
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 self.answer(401, {"message": "Requires authentication"})
                 return
@@ -93,7 +93,7 @@ class Handler(loopback.Handler):
             ("POST", "/issues", lambda: (201, world.file(sent["title"], sent["body"], world.user))),
             ("PATCH", r"/issues/(\d+)", lambda number: self._change(world.issues, int(number), sent)),
             ("GET", "/git/commits/([0-9a-f]{40})", lambda commit: (200, self._commit(commit))),
-            ("POST", "/git/blobs", lambda: (201, {"sha": self._blob(sent)})),
+            ("POST", "/git/blobs", lambda: (201, {"sha": world.git("hash-object", "-w", "--stdin", data=base64.b64decode(sent["content"], validate=True))})),
             ("POST", "/git/trees", lambda: (201, {"sha": self._tree(sent)})),
             ("POST", "/git/commits", lambda: (201, self._commit(self._made(sent)))),
             ("POST", "/git/refs", lambda: self._set(sent["ref"], sent["sha"], "0" * 40)),
@@ -117,18 +117,11 @@ class Handler(loopback.Handler):
         parents = git("rev-list", "--parents", "-n1", commit).split()[1:]
         return {"sha": commit, "tree": {"sha": git("rev-parse", f"{commit}^{{tree}}")}, "parents": [{"sha": one} for one in parents]}
 
-    def _blob(self, sent: dict[str, Any]) -> str:
-        return self.server.world.git("hash-object", "-w", "--stdin", data=base64.b64decode(sent["content"], validate=True))
-
     def _tree(self, sent: dict[str, Any]) -> str:
         git = self.server.world.git
-        rows = {line.split("\t")[1]: line.split("\t")[0] for line in git("ls-tree", "-r", sent["base_tree"]).splitlines()}
-        for one in sent["tree"]:
-            rows.pop(one["path"], None)
-            if one["sha"]:
-                rows[one["path"]] = f"{one['mode']} {one['type']} {one['sha']}"
-        (self.server.world.path / "index").unlink(missing_ok=True)
-        git("update-index", "--index-info", data="".join(f"{head}\t{path}\n" for path, head in rows.items()).encode())
+        git("read-tree", sent["base_tree"])
+        rows = (f"{entry['mode'] if entry['sha'] else 0} {entry['sha'] or '0' * 40}\t{entry['path']}\n" for entry in sent["tree"])
+        git("update-index", "--index-info", data="".join(rows).encode())
         return git("write-tree")
 
     def _made(self, sent: dict[str, Any]) -> str:
@@ -148,11 +141,8 @@ class Handler(loopback.Handler):
 
     def _pull(self, sent: dict[str, Any]) -> dict[str, Any]:
         world = self.server.world
-        number = len(world.issues) + len(world.pulls) + 1
         head = {"ref": sent["head"], "sha": world.git("rev-parse", sent["head"])}
-        one = {"number": number, "state": "open", "user": {"login": world.user}, "pull_request": {}, **sent, "head": head}
-        world.pulls.append(one | {"html_url": f"{world.url}/{REPOSITORY}/pull/{number}"})
-        return world.pulls[-1]
+        return world.add(world.pulls, "pull", user={"login": world.user}, pull_request={}, **{**sent, "head": head})
 
 
 class Server(loopback.Server):

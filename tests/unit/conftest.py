@@ -12,6 +12,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,11 +24,12 @@ from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
+from sparkwright.core.git import Objects
 from sparkwright.core.github import PullRequest
 from sparkwright.demo import upstreams
 from sparkwright.forks import lock, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock
+from sparkwright.forks.lock import FileLock, ForkLock, GitLock, Lock, VendoredLock
 from sparkwright.forks.stack import ForkSpec, GitSpec, SdistSpec, SourceSpecs, StackSpec
 
 # The programs under test compute on no GPU that this machine may have: their verdicts would differ,
@@ -86,16 +88,17 @@ class Repository:
     def tree(self, revision: str = "HEAD") -> str:
         return self.git("rev-parse", f"{revision}^{{tree}}")
 
-    def change(self, files: Mapping[str, bytes | None], subject: str = "Change something", trailers: str = TRAILERS) -> bytes:
-        """Commit *files* on top and return that commit as ``git format-patch`` writes it, with one line of context."""
-        self.commit(files, f"{subject}\n\nAs told.\n\n{trailers}")
-        return self.output("format-patch", "-1", "-U1", "--stdout", "--no-signature", "--zero-commit")
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """Return an empty repository."""
     return Repository(tmp_path / "upstream")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    """Return an empty object database."""
+    return Objects(tmp_path / "objects.git")
 
 
 @pytest.fixture(name="listen")
@@ -184,7 +187,7 @@ def mini(locked_mini: Mini, tmp_path: Path) -> Mini:
 
 class Host:
     """
-    An upstream at its host, and a project whose only fork it is; in a folder that is new, or a copy of another's.
+    An upstream at its host, and a project whose only fork it is; in a new folder.
 
     Attributes:
         work: The repository of its people; nothing of it is at the host before `push`.
@@ -198,8 +201,6 @@ class Host:
         self.work = Repository(folder / "work")
         self.path, self.root, self.cache = folder / "widget.git", folder / "project", folder / "cache"
         self.mirrors: dict[str, str] = {}
-        if self.path.exists():
-            return
         self.work.git("clone", "--quiet", "--bare", ".", str(self.path))
         for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
             self.work.git("--git-dir", str(self.path), "config", name, "true")
@@ -208,49 +209,56 @@ class Host:
         """Put *refs*, each as ``git push`` has it, to the host, with force; without any, the branch main."""
         self.work.git("push", "--quiet", "--force", str(self.path), *(refs or ("main",)))
 
-    def branch(self, name: str, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
-        """Make the branch *name* with a commit for each of *changes* on top of *start*, go back to main, and return its last commit."""
-        self.work.git("checkout", "--quiet", "-B", name, start)
-        for count, files in enumerate(changes, 1):
-            self.work.commit(files, f"{name} {count}")
-        head = self.work.git("rev-parse", "HEAD")
-        self.work.git("checkout", "--quiet", "main")
-        return head
-
     def pull(self, number: int, *changes: Mapping[str, bytes | None], start: str = "main") -> str:
-        """Open, or push to, pull request *number* with a commit for each of *changes*, and return its head."""
-        head = self.branch(f"pr{number}", *changes, start=start)
+        """Open, or push to, pull request *number* with a commit for each of *changes* on top of *start*, and return its head."""
+        self.work.git("checkout", "--quiet", "-B", f"pr{number}", start)
+        head = [self.work.commit(files, f"pr{number} {count}") for count, files in enumerate(changes, 1)][-1]
+        self.work.git("checkout", "--quiet", "main")
         self.push(f"+{head}:refs/pull/{number}/head")
         return head
 
-    def squash(self, number: int, subject: str = "Improve it") -> str:
+    def squash(self, number: int) -> str:
         """Merge pull request *number* into main as GitHub's squash does, and return that commit."""
         self.work.git("merge", "--quiet", "--squash", f"pr{number}")
-        self.work.git("commit", "--quiet", "--allow-empty", "-m", f"{subject} (#{number})")
+        self.work.git("commit", "--quiet", "--allow-empty", "-m", f"Improve it (#{number})")
         self.push()
         return self.work.git("rev-parse", "HEAD")
 
-    def lock(self, revision: str = "HEAD", sdist: FileLock | None = None) -> None:
-        """Tag *revision* as v1 and write a project that takes it from there, and from *sdist* where it is given."""
-        self.work.git("tag", "--force", "v1", revision)
+    def lock(
+        self,
+        sdist: FileLock | None = None,
+        *,
+        generated: tuple[str, ...] = (),
+        vendored: Mapping[str, VendoredLock] = {},
+        **pins: Any,
+    ) -> None:
+        """Tag the commit as v1, and write a project that takes it from there or, where it is given, from *sdist*; *pins* change its lock."""
+        self.work.git("tag", "--force", "v1")
         self.push("v1", "main")
-        spec = SdistSpec(sdist.name, sdist.version) if sdist else None
-        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", SourceSpecs(git=GitSpec(self.url, "v1"), sdist=spec))})
         git = GitLock(self.url, "v1", self.work.git("rev-parse", "v1"), self.work.tree("v1"))
+        git = msgspec.structs.replace(git, **pins)
+        spec = SdistSpec(sdist.name, sdist.version, generated) if sdist else None
+        sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec)
+        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", sources)})
         for folder in (self.series, self.root / "cherry_picks"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.root / "forks" / self.stack / "stack.yaml").write_text(strict_yaml.dump(stack), "utf-8")
-        text = lock.render(Lock(1, self.stack, {self.fork: ForkLock(git=git, sdist=sdist)}))
-        (self.root / "forks" / self.stack / "lock.yaml").write_text(text, "utf-8")
+        locked = ForkLock(git=git, sdist=sdist, vendored=dict(vendored))
+        (self.root / "forks" / self.stack / "lock.yaml").write_text(lock.render(Lock(1, self.stack, {self.fork: locked})), "utf-8")
         self.write()
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file of the project but those of worktrees: path → bytes."""
+        files = {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+        return {name: data for name, data in files.items() if not name.startswith(".rebase")}
 
     @property
     def series(self) -> Path:
         """The folder of our patches."""
         return self.root / "forks" / self.stack / self.fork
 
-    def ours(self, name: str, files: Mapping[str, bytes | None], subject: str = "Change something", text: str = "As told.") -> bytes:
-        """Put a patch to the end of the series, in the form that `export` writes, made after those that are there; return its bytes."""
+    def ours(self, name: str, files: Mapping[str, bytes | None], subject: str = "Change something", text: str = "As told.") -> None:
+        """Put a patch to the end of the series, in the form that `export` writes, made after those that are there."""
         known = self.work.git("branch", "--list", "ours")
         self.work.git("checkout", "--quiet", *(["ours"] if known else ["-b", "ours", "v1"]))
         self.work.commit(files, subject)
@@ -261,7 +269,6 @@ class Host:
         (self.series / name).write_bytes(top.encode() + change)
         with (self.series / "series").open("a", encoding="utf-8") as listing:
             listing.write(f"{name}\n")
-        return top.encode() + change
 
     @property
     def ledger(self) -> Ledger:
@@ -313,6 +320,15 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "host")
 
 
+def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a source distribution of *files* to *path*."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
 class Index:
     """A package index with the sdists of one project, the release of `Host`'s upstream."""
 
@@ -327,11 +343,13 @@ class Index:
     def release(self, version: str, files: Mapping[str, bytes]) -> Path:
         """Offer the sdist of *version*, and return it."""
         name = f"widget_kit-{version}.tar.gz"
-        with tarfile.open(self.root / name, "w:gz") as archive:
-            for path, data in files.items():
-                member = tarfile.TarInfo(f"widget_kit-{version}/{path}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+        write_sdist(self.root / name, files)
+        return self.add(name)
+
+    def add(self, name: str, data: bytes | None = None) -> Path:
+        """Offer the file *name*, which is in the folder or has *data*, and return it."""
+        if data is not None:
+            (self.root / name).write_bytes(data)
         with self.page.open("a") as page:
             page.write(f'<a href="../../{name}#sha256={sha256_file(self.root / name)}">{name}</a>\n')
         return self.root / name

@@ -1,18 +1,22 @@
-"""Drift: the state of each patch on later releases and on the branch, by name and evidence; and the status of a stack."""
+"""Later revisions of an upstream: the state of each patch, with the evidence; the commit that changed it; and the bump to a release."""
 
 from __future__ import annotations
 
 import datetime
+import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 
 from sparkwright.cherry_picks import series
 from sparkwright.cli import main
 from sparkwright.client.records import ForkSource, ReleasePatch
 from sparkwright.core.files import sha256_file
+from sparkwright.forks import lock, resolve
 from sparkwright.forks.lock import FileLock
 from sparkwright.release import release_notes
 
@@ -36,21 +40,25 @@ RELEASED = {
 
 @pytest.fixture(name="stack")
 def _stack(host: Host, offered: Index) -> Host:
-    """Return a project on release 1.0 with four patches of ours and pick 7, which upstream merged after its release 1.2."""
+    """
+    Return a project on release 1.0 with four patches of ours and two picks, whose diffs came to the branch after its release 1.2 and were
+    changed later: 7 was merged, and 8 is open.
+    """
     path = offered.release("1.0", {"a.txt": TEXT, "b.txt": b"one\n"})
     offered.release("2.0rc1", {"a.txt": TEXT})
     host.work.commit({"a.txt": TEXT, "b.txt": b"one\n"}, "Release 1.0")
     host.lock(sdist=FileLock(offered.project, "1.0", path.name, sha256_file(path), path.stat().st_size))
     for count, name in enumerate(OURS, 1):
         host.ours(f"{name}.patch", {"a.txt": edited(*list(OURS.values())[:count])}, name)
-    head = host.pull(7, {"b.txt": b"two\n"})
+    heads = [host.pull(7, {"b.txt": b"two\n"}), host.pull(8, {"c.txt": TEXT})]
     for version, changes in RELEASED.items():
         host.work.commit({"a.txt": edited(*changes)}, f"Release {version}")
         offered.release(version, {"a.txt": edited(*changes), "b.txt": b"one\n"})
-    merge = host.squash(7)
-    host.work.commit({"b.txt": b"three\n"}, "Change it again")
+    host.carry(7, heads[0], host.squash(7))
+    host.carry(8, heads[1])
+    host.squash(8)
+    host.work.commit({"b.txt": b"three\n", "c.txt": b"\n"}, "Change both")
     host.push()
-    host.carry(7, head, merge)
     return host
 
 
@@ -70,28 +78,28 @@ def states(report: Any) -> dict[str, list[str]]:
 
 
 def test_every_patch_is_tried_on_every_base(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Upstream took one as it was and one with a change, moved one, broke one, merged the pick."""
+    """Upstream took one as it was and one with a change, moved one, broke one, and has both picks; each test finds what the others miss."""
     [report] = document(stack, capsys, "drift", "--releases")["drift"]
     ends = {end["patch"].removesuffix(".patch"): (end["last"], end["first"], end["state"], end["proof"]) for end in report["absorbed"]}
-    merge = stack.ledger.by_number[7].merge[:12]
+    merge, landed = stack.ledger.by_number[7].merge[:12], stack.work.git("rev-parse", "main~1")[:12]
 
     assert report["of"]["bases"] == ["1.1", "1.2", "main 2026-11-01"]
     assert states(report) == {
         "#7": ["applies", "applies", "already-upstream"],
+        "#8": ["applies", "applies", "already-upstream"],
         "taken": ["already-upstream", "already-upstream", "already-upstream"],
         "kept": ["applies", "moves", "moves"],
         "lost": ["applies", "conflict", "conflict"],
         "altered": ["applies", "likely-upstream", "likely-upstream"],
     }
     assert ends.pop("#7")[3].startswith(f"ancestor: {merge} is part of main 2026-11-01; patch-id: {merge} ")
+    assert ends.pop("#8")[3].startswith(f"patch-id: {landed} 2026-11-01 Improve it (#8) has patch-id ")
     assert ends == {
         "taken": ("", "1.1", "already-upstream", "reverse: 1.1 holds the whole change"),
         "kept": ("main 2026-11-01", "", "moves", ""),
         "lost": ("1.1", "", "conflict", ""),
         "altered": ("1.1", "1.2", "likely-upstream", "4 of its 5 added lines are there"),
     }
-
-
 
 
 def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,55 +109,242 @@ def test_a_base_may_be_named(stack: Host, capsys: pytest.CaptureFixture[str]) ->
 
     assert report["of"]["bases"] == names
     assert states(report)["#7"] == ["applies", "already-upstream", "applies", "already-upstream"]
-    assert states(report)["taken"] == ["already-upstream", "already-upstream", "applies", "already-upstream"]
 
 
-def test_status_tells_what_the_last_drift_found(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Subject, reason and end are those of the ledger or the patch; what is needed is that of the newest base; no host is asked."""
-    series.of(stack.context(), "widget")
+def known(host: Host) -> dict[str, tuple[str, str]]:
+    """Return the entry in a release's notes of each patch: whether upstream has it, and why."""
+    patches = tuple(ReleasePatch(one.name, one.sha256, one.subject, one.reason, one.pick) for one in series.of(host.context(), host.fork))
+    source = ForkSource(
+        name=host.fork, version="1.0", kind="git", origin=host.url, pin="1" * 40, tree="2" * 40, resolved=True, built="backend",
+        source_tree="3" * 40, patches=patches,
+    )  # fmt: skip
+    noted = release_notes.with_upstream(host.context(), source).patches
+    return {patch.name: (patch.upstream, patch.upstream_says) for patch in noted}
+
+
+def test_status_and_release_notes_have_the_result_of_the_last_drift(stack: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """No host is asked. Before the drift only the ledger's merge is known; a conflict proves neither."""
+    before, merge = known(stack), stack.ledger.by_number[7].merge[:12]
     document(stack, capsys, "drift", "--releases")
     stack.path.rename(stack.path.with_suffix(".gone"))
     lines = {line["name"]: line for line in document(stack, capsys, "status")["stacks"]["test"]}
     age = (datetime.datetime.now(datetime.UTC).date() - datetime.date(2026, 11, 1)).days
 
     assert {name: line["needed"] for name, line in lines.items()} == {
-        "#7": "until main 2026-11-01", "taken.patch": "until 1.1", "kept.patch": "applies at other lines on main 2026-11-01",
-        "lost.patch": "conflicts on main 2026-11-01", "altered.patch": "until 1.2",
+        "#7": "until main 2026-11-01", "#8": "until main 2026-11-01", "taken.patch": "until 1.1",
+        "kept.patch": "applies at other lines on main 2026-11-01", "lost.patch": "conflicts on main 2026-11-01", "altered.patch": "until 1.2",
     }  # fmt: skip
-    assert lines["taken.patch"]["superseded"] == "1.1: reverse: 1.1 holds the whole change"
     assert lines["kept.patch"] == {
         "fork": "widget", "name": "kept.patch", "subject": "kept", "age": age, "lines": 9, "superseded": "", "page": "",
         "needed": lines["kept.patch"]["needed"], "reason": "the test wants it", "drop_when": "the test ends",
     }  # fmt: skip
     assert (lines["#7"]["subject"], lines["#7"]["page"]) == ("Improve number 7", "https://github.com/acme/widget/pull/7")
-
-
-def test_release_says_of_its_patches_what_the_drift_found(
-    stack: Host, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a drift only the ledger's merge is known; a conflict proves neither."""
-    patches = tuple(
-        ReleasePatch(patch.name, patch.sha256, patch.subject, patch.reason, patch.pick)
-        for patch in series.of(stack.context(), stack.fork)
-    )
-    source = ForkSource(
-        name=stack.fork, version="1.0", kind="git", origin=stack.url, pin="1" * 40, tree="2" * 40, resolved=True, built="backend",
-        source_tree="3" * 40, patches=patches,
-    )  # fmt: skip
-
-    def known() -> dict[str, tuple[str, str]]:
-        found = release_notes.with_upstream(stack.context(), source).patches
-        return {patch.name: (patch.upstream, patch.upstream_says) for patch in found}
-
-    before = known()
-    merge = stack.ledger.by_number[7].merge[:12]
     assert before.pop("#7") == ("upstream", f"merged as {merge}")
     assert set(before.values()) == {("", "not tried on anything later")}
-    document(stack, capsys, "drift", "--releases")
-    assert known() == {
+    assert known(stack) == {
         "#7": ("upstream", "main 2026-11-01 has it"),
+        "#8": ("upstream", "main 2026-11-01 has it"),
         "taken.patch": ("upstream", "1.1 has it"),
         "kept.patch": ("needed", "main 2026-11-01 lacks it"),
         "lost.patch": ("", "on main 2026-11-01: conflict"),
         "altered.patch": ("", "on main 2026-11-01: likely-upstream"),
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "commit", "states", "page"),
+    [
+        (["7"], "main~2", ("applies", "is upstream (ancestor: "), "https://github.com/acme/widget/pull/7"),
+        (["lost", "--from", "v1"], "main~3", ("applies", "conflicts"), ""),
+    ],
+)
+def test_bisect_finds_the_commit_that_took_or_broke_a_patch(
+    stack: Host, capsys: pytest.CaptureFixture[str], words: list[str], commit: str, states: tuple[str, str], page: str
+) -> None:
+    """The search for a pick starts from the pick's own base."""
+    change = document(stack, capsys, "bisect", *words)["bisect"]
+
+    assert (change["commit"], change["before"], change["page"]) == (stack.work.git("rev-parse", commit), states[0], page)
+    assert change["after"].startswith(states[1])
+
+
+def test_a_bisection_without_a_result_is_refused(stack: Host) -> None:
+    """Unknown patches and ends, ends in the wrong order or of one answer."""
+    for words, reference, what in (
+        (["third", "--from", "v1"], "not-provided", "no patch 'third'"),
+        (["kept"], "not-provided", "needs a commit to start from"),
+        (["kept", "--from", "v9"], "not-provided", "v9 is neither a release nor a branch"),
+        (["kept", "--from", "0" * 40], "not-provided", "does not follow 0000"),
+        (["kept", "--from", "main", "--to", "v1"], "not-provided", "does not follow"),
+        (["kept", "--from", "v1"], "bisect-undecided", "No commit certainly changes"),
+    ):
+        with refusal(reference, match=what):
+            main.run(["patch", "bisect", *stack.words, *words])
+
+
+# Bump: to another release, with everything that hangs on it, or not at all.
+
+STACK = """# What people wrote here stays.
+stack: "test"
+arch: "12.1f"
+label: "spark.test"
+forks:
+  widget:
+    build: graft
+    sources:
+      # The commit stands in the release.
+      git: {{url: "https://github.com/acme/widget.git", ref: "v{version}"}}
+      sdist: {{name: "widget-kit", version: "{version}"}}  # the release
+    bases:
+      x86_64: {{name: "widget-kit", version: "{version}", tag: "{tag}"}}
+"""
+#: Of the official wheels; a release may name another glibc.
+TAG, OTHER_TAG = "cp38-abi3-manylinux_2_28_x86_64", "cp38-abi3-manylinux_2_35_x86_64"
+OLD = STACK.format(version="1.0.0", tag=TAG)
+
+
+class Upstream:
+    """An upstream whose releases are tags at its host and sdists on the index, and the stack that takes it."""
+
+    def __init__(self, host: Host, offered: Index) -> None:
+        self.host, self.offered = host, offered
+        self.stack = host.root / "forks" / host.stack / "stack.yaml"
+
+    def release(self, version: str, files: Mapping[str, bytes | None], tag: str = TAG) -> str:
+        """Commit *files*, tag them, and offer the sdist and a wheel."""
+        commit = self.host.work.commit(files, f"Release {version}")
+        self.host.work.git("tag", f"v{version}")
+        self.host.push("main", f"v{version}")
+        tree = {path: (self.host.work.path / path).read_bytes() for path in self.host.work.git("ls-files").splitlines()}
+        self.offered.release(version, tree)
+        self.offered.add(f"widget_kit-{version}-{tag}.whl", b"PK\x05\x06" + bytes(18))
+        return commit
+
+    def write(self, version: str) -> None:
+        """Write the stack, and lock it."""
+        self.stack.write_text(STACK.format(version=version, tag=TAG))
+        context = self.host.context()
+        context.project.lock_file.write_text(lock.render(resolve.resolve(context)))
+
+    def bump(self, version: str, *words: str) -> int:
+        return main.run(["patch", "bump", *self.host.words, "--to", version, *words])
+
+
+@pytest.fixture(name="upstream")
+def _upstream(host: Host, offered: Index) -> Upstream:
+    """Return an upstream with the release 1.0.0, a stack on it, a pick, and two patches of ours."""
+    made = Upstream(host, offered)
+    host.work.commit({"a.txt": TEXT, "b.txt": TEXT}, "Begin")
+    host.lock()
+    made.release("1.0.0", {"version": b"1.0.0\n"})
+    host.work.git("tag", "--force", "v1", "v1.0.0")
+    made.write("1.0.0")
+    host.carry(7, host.pull(7, {"c.txt": b"picked\n"}, start="v1.0.0"), stacks=("other",))
+    host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
+    host.ours("second.patch", {"b.txt": edited((30, "second\n"))}, "Do the second")
+    return made
+
+
+def test_a_bump_to_a_release_that_changed_nothing_of_ours(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """stack.yaml, with the tag of the official wheel, and lock.yaml name the release; people's comments stay, and no patch changes a byte."""
+    commit, before = upstream.release("1.1.0", {"version": b"1.1.0\n"}, OTHER_TAG), upstream.host.files()
+    assert upstream.bump("1.1.0") == 0
+    after, locked = upstream.host.files(), upstream.host.context().project.lock_file.read_text()
+
+    assert {path for path in after if after[path] != before.get(path)} == {"forks/test/stack.yaml", "forks/test/lock.yaml"}
+    assert upstream.stack.read_text() == STACK.format(version="1.1.0", tag=OTHER_TAG)
+    assert f"ref: v1.1.0\n      commit: {commit}\n" in locked
+    assert f"filename: widget_kit-1.1.0-{OTHER_TAG}.whl" in locked
+    assert "1:  " in capsys.readouterr().out.partition("range-diff of both series:")[2]
+
+
+def test_a_bump_drops_what_upstream_took(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pick and a patch that the release holds go, each with its evidence; the ledger keeps the record, less this stack."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "a.txt": b"new\n" + edited((10, "first\n"))})
+    assert upstream.bump("1.1.0") == 0
+    told = capsys.readouterr()
+
+    assert series.names(upstream.host.series) == ["second.patch"]
+    assert [dict(record.stacks) for record in upstream.host.ledger.records] == [{"other": {}}]
+    assert "dropped: first.patch, " in told.err
+    assert "reverse: 1.1.0 holds the whole change" in told.err.partition("dropped: #7, ")[2].partition("\n")[0]
+    assert "written: cherry_picks/widget.yaml" in told.out
+    assert "removed: forks/test/widget/first.patch" in told.out
+
+
+def test_a_pick_that_conflicts_stops_before_anything_is_written(upstream: Upstream) -> None:
+    """A pull request cannot be mended here: the error names it and what can be done, and the checkout is as it was."""
+    upstream.release("1.1.0", {"c.txt": b"theirs\n"})
+    before = upstream.host.files()
+
+    with refusal("patch-conflict", match=r"#7 of widget do not apply to 1\.1\.0") as caught:
+        upstream.bump("1.1.0")
+    assert "`patch bump --drop '#NUMBER'`" in caught.value.todo
+    assert upstream.host.files() == before
+    assert not list(upstream.host.root.glob(".rebase/test/*"))
+    with refusal("not-provided", match="no patch #9 to drop"):
+        upstream.bump("1.1.0", "--drop", "#9")
+    upstream.bump("1.1.0", "--drop", "#7")
+    assert not upstream.host.ledger.carried("test")
+
+
+def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -> None:
+    """Stack, lock, ledger and series change together: what a killed export leaves is the old, the new, or refused by every reader."""
+    upstream.release("1.1.0", {"c.txt": b"picked\n", "b.txt": edited((30, "theirs\n"))})
+    with refusal("patch-conflict", match=r"second\.patch does not apply to widget"):
+        upstream.bump("1.1.0")
+    root, old = upstream.host.root, upstream.host.files()
+    folder, backup, seen = root / ".rebase" / "test" / "widget", root.parent / "backup", set()
+    (folder / "b.txt").write_bytes(edited((30, "theirs, and ours\n")))
+    for words in (["add", "b.txt"], ["am", "--continue"]):
+        upstream.host.work.git("-C", str(folder), *words)
+    shutil.copytree(root, backup, symlinks=True)
+    main.run(["patch", "export", *upstream.host.words])
+    new = upstream.host.files()
+    for after in range(1, 40):
+        shutil.rmtree(root)
+        shutil.copytree(backup, root, symlinks=True)
+        if not upstream.host.killed(str(root), after, "patch export"):
+            break
+        state = {name: data for name, data in upstream.host.files().items() if not name.endswith(".new")}
+        seen.add("old" if state == old else "new" if state == new else "refused")
+        if state not in (old, new):
+            with refusal("patch-invalid", match="disagree"):
+                main.run(["patch", "status", *upstream.host.words])
+        if folder.exists():
+            main.run(["patch", "export", *upstream.host.words])
+        assert upstream.host.files() == new
+    assert seen == {"old", "refused", "new"}
+
+
+ONE_LINE = """stack: test
+arch: 12.1f
+label: spark.test
+forks: {widget: {build: backend, sources: {git: {url: "https://github.com/acme/widget.git", ref: "v1.0.0"},
+  sdist: {name: "widget-kit", version: "1.0.0"}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OLD.replace('version: "1.0.0"}', "version: 1.0.0}"),
+        OLD.replace("  widget:", '  "widget":'),
+        OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
+        OLD.replace("    bases:", '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n    bases:'),
+        OLD.replace("    bases:", '      wheel: {name: "other", version: "1.0.0", tag: "py3-none-any", folder: "x"}\n    bases:'),
+        OLD.replace("build: graft", 'build: graft\n    vendored: {x: {ignored: "1.0.0"}}'),
+        ONE_LINE,
+    ],
+    ids=["no quotes", "a quoted key", "a ref without quotes", "a wheel without quotes", "another project of that version", "the version in another field", "one line"],
+)
+def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
+    """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""
+    upstream.release("1.1.0", {"version": b"1.1.0\n"})
+    upstream.stack.write_text(text)
+    before = upstream.host.files()
+
+    with refusal("file-invalid", match="not written in the form that bump rewrites") as caught:
+        upstream.bump("1.1.0")
+    assert "sparkwright lock" in caught.value.todo
+    assert upstream.host.files() == before

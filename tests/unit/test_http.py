@@ -1,19 +1,27 @@
-"""The HTTP reader against servers that misbehave byte for byte: every request ends in time, and nothing leaks."""
+"""Requests and downloads from servers that misbehave byte for byte: every request ends in time, and nothing leaks."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import random
+import re
 import socket
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.badserver import Listener, Say, endless, silent, whole
+from tests.refusals import refusal
+from tests.support.badserver import Listener, Say, endless, head, silent, whole
+from tests.support.mounts import mounting_shell
 
 from sparkwright.core import http
 from sparkwright.core.http import HttpFailure
+from sparkwright.core.store import Store
+from sparkwright.forks import package_index
 
 TOKEN = "github_pat_11SECRETSECRETSECRET"
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -68,15 +76,6 @@ def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: s
     assert time.monotonic() - began < 3
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_long_retry_after_is_not_waited_for(listen: Callable[[Say], Listener], status: int) -> None:
-    """A reply that asks for a day is returned at once, for the caller to refuse."""
-    server = listen(says(f"HTTP/1.1 {status} Busy\r\nretry-after: 86400\r\ncontent-length: 0\r\n\r\n".encode()))
-
-    assert http.request("GET", server.url).status == status
-    assert len(server.asked) == 1
-
-
 @pytest.mark.parametrize(
     ("method", "fault", "status"),
     [
@@ -86,10 +85,11 @@ def test_long_retry_after_is_not_waited_for(listen: Callable[[Say], Listener], s
         ("GET", OK + b"content-length: 20\r\n\r\nx", 200),
         ("PATCH", b"", 200),
         ("POST", b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n", 500),
+        ("GET", b"HTTP/1.1 503 Busy\r\nretry-after: 86400\r\ncontent-length: 0\r\n\r\n", 503),
     ],
 )
 def test_passing_fault_is_repeated(listen: Callable[[Say], Listener], method: str, fault: bytes, status: int) -> None:
-    """A limit without an end, any fault of the server, and a broken body get another attempt; a POST, and a limit of hours, do not."""
+    """A limit without an end, any fault of the server, and a broken body get another attempt; a POST, and a wait of hours, do not."""
     server = listen(lambda connection, _: connection.sendall(fault if len(server.asked) == 1 else whole({})))
 
     assert http.request(method, server.url, data=b"{}").status == status
@@ -106,35 +106,24 @@ def test_content_length_is_read_strictly(listen: Callable[[Say], Listener], leng
 
 
 def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
-    """A larger body is refused, but that of an error has its own limit; a body that is cut off is broken."""
+    """A larger body is refused, but that of an error has its own limit."""
     with pytest.raises(HttpFailure, match="larger than 1000 bytes"):
         http.request("GET", listen(endless(b"x" * 65536, OK + b"\r\n")).url, limit=1000)
     error = listen(says(b"HTTP/1.1 404 No\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000))
     assert http.request("GET", error.url, limit=1000).status == 404
-    cut = listen(says(OK + b"content-length: 100\r\n\r\nx"))
-    with pytest.raises(HttpFailure) as caught:
-        http.request("GET", cut.url, attempts=1)
-    assert caught.value.kind == "broken"
 
 
-def test_redirects_have_an_end(listen: Callable[[Say], Listener]) -> None:
-    """A circle of redirects fails after a few; without permission none is followed."""
-    server = listen(says(b"HTTP/1.1 302 On\r\nlocation: /again\r\ncontent-length: 0\r\n\r\n"))
-    with pytest.raises(HttpFailure, match="5 redirects"):
-        http.request("GET", server.url, redirects=True)
-
-    assert len(server.asked) == 1 + http.REDIRECTS
-    assert http.request("GET", server.url).status == 302
-
-
-@pytest.mark.parametrize("location", ["file:///etc/passwd", f"ftp://127.0.0.1/{TOKEN}", "http://["])
-def test_redirect_stays_with_http(listen: Callable[[Say], Listener], location: str) -> None:
-    """A redirect to another scheme, or to no address, is not followed."""
+@pytest.mark.parametrize("location", ["/again", "file:///etc/passwd", f"ftp://127.0.0.1/{TOKEN}", "http://["])
+def test_redirects_end_and_stay_with_http(listen: Callable[[Say], Listener], location: str) -> None:
+    """A circle of redirects fails after a few, and one to another scheme or to no address at once; without permission none is followed."""
     server = listen(says(f"HTTP/1.1 302 On\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()))
     with pytest.raises(HttpFailure) as caught:
         http.request("GET", server.url, redirects=True, token=TOKEN)
+
     assert caught.value.kind == "redirect"
     assert "SECRET" not in str(caught.value)
+    assert len(server.asked) == (1 + http.REDIRECTS if location == "/again" else 1)
+    assert http.request("GET", server.url).status == 302
 
 
 def test_credentials_stay_with_their_host(
@@ -168,26 +157,169 @@ def test_failure_shows_no_credentials(listen: Callable[[Say], Listener]) -> None
         assert str(caught.value).isprintable()
 
 
-def test_stalled_download_stops_within_a_second(listen: Callable[[Say], Listener], tmp_path: Path) -> None:
-    """The event that another download sets ends a transfer that stalls; what arrived is kept."""
+# Downloads from an index: nothing unverified counts, and nothing that arrived is lost.
 
-    def stalled(connection: socket.socket, _: str) -> None:
-        connection.sendall(OK + b"content-length: 1000\r\n\r\nhello")
-        connection.recv(1)
-
-    server, stopped = listen(stalled), threading.Event()
-    threading.Timer(0.3, stopped.set).start()
-    began = time.monotonic()
-    with pytest.raises(HttpFailure):
-        http.download(server.url, tmp_path / "a.part", stopped=stopped)
-    assert time.monotonic() - began < 1.3
-    assert (tmp_path / "a.part").read_bytes() == b"hello"
+#: Larger than what is read at once, and than the small disk below.
+CONTENT = random.Random(7).randbytes(3_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+NAME = "mini-1.tar.gz"
+PAGE, FILE = "/simple/mini/", f"/files/{NAME}"
 
 
-def test_download_that_hardly_gets_on_fails(listen: Callable[[Say], Listener], tmp_path: Path) -> None:
-    """A server without ranges that breaks off after a byte is not asked for ever; what arrived is kept."""
-    server = listen(says(OK + b"content-length: 100000\r\n\r\nx"))
-    with pytest.raises(HttpFailure):
-        http.download(server.url, tmp_path / "a.part")
-    assert len(server.asked) == http.ATTEMPTS
-    assert (tmp_path / "a.part").read_bytes() == b"x"
+class Index:
+    """
+    A package index with one file, which states its hash on its page.
+
+    Attributes:
+        faults: What the next requests get in place of the page or the file, by path: a status.
+    """
+
+    def __init__(self) -> None:
+        self.faults: dict[str, list[int]] = {PAGE: [], FILE: []}
+        self.content, self.stated = CONTENT, SHA256
+        self.listener = Listener(self.say)
+
+    def say(self, connection: socket.socket, path: str) -> None:
+        faults = self.faults.get(path, [404])
+        fault = faults.pop(0) if faults else None
+        if fault:
+            connection.sendall(head(length=0, status=f"{fault} No"))
+        elif path == PAGE:
+            page = f'<!DOCTYPE html><a href="../..{FILE}#sha256={self.stated}">{NAME}</a>'.encode()
+            connection.sendall(head("text/html", len(page)) + page)
+        else:
+            size, begin = len(self.content), int(re.sub(r"\D", "", self.ranges[-1]) or 0)
+            status = "416 No" if begin >= size else "206 Part" if self.ranges[-1] else "200 OK"
+            data = self.content[begin:]
+            connection.sendall(head("application/gzip", size - begin, status, f"content-range: bytes {begin}-{size - 1}/{size}") + data)
+
+    @property
+    def ranges(self) -> list[str]:
+        """What was asked of the file, in order; an empty text is the whole."""
+        heads = [head.decode() for head in self.listener.heads if FILE in head.decode()]
+        return ["".join(re.findall(r"(?im)^range: (\S+)", head)) for head in heads]
+
+
+@pytest.fixture(name="index")
+def _index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Return the index, which the environment names."""
+    index = Index()
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{index.listener.url}/simple/")
+    yield index
+    index.listener.close()
+
+
+def obtain(store: Store, *, offline: bool = False) -> Path:
+    return package_index.obtain(store, "mini", NAME, SHA256, offline=offline)
+
+
+def test_file_is_downloaded_once_and_goes_on_where_it_broke(store: Store, index: Index) -> None:
+    """
+    Only the rest is asked for by a run that finds what a killed one left. What is in the store is not asked for again, not even its page;
+    offline it is used.
+    """
+    with refusal("offline", match=NAME):
+        obtain(store, offline=True)
+    assert not index.listener.asked
+    path = obtain(store)
+    path.rename(path.with_name(path.name + ".part"))
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.ranges == ["", "bytes=3000000-"]
+    index.faults[PAGE] = [500] * 20
+    assert obtain(store) == obtain(store, offline=True) == path
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
+def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
+    """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""
+    index.content = content
+    with refusal("source-mismatch", match=f"{NAME} arrived with other bytes") as caught:
+        obtain(store)
+
+    assert caught.value.details == (f"lock:    {SHA256}", f"arrived: {hashlib.sha256(content).hexdigest()}")
+    assert not list((store.root / "downloads").rglob("*mini*"))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reference", "what"),
+    [
+        ("page", "source-unreachable", "does not answer for 'mini'"),
+        ("project", "source-unreachable", "no project 'nothing'"),
+        ("file", "source-unreachable", "cannot be downloaded"),
+        ("hash", "source-mismatch", "not the file that the lock names"),
+        ("name", "source-unreachable", r"does not offer gone\.tar\.gz"),
+    ],
+)
+def test_credentials_are_used_and_never_shown(
+    store: Store, index: Index, monkeypatch: pytest.MonkeyPatch, trouble: str, reference: str, what: str
+) -> None:
+    """A user and password in the index address are sent to it, and appear in no message of what it lacks, or states otherwise."""
+    monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", f"{index.listener.url}/simple/".replace("://", "://user:s3cret@"))
+    index.faults |= {PAGE: [403] if trouble == "page" else [], FILE: [403] if trouble == "file" else []}
+    index.stated = "0" * 64 if trouble == "hash" else SHA256
+    project, name = "nothing" if trouble == "project" else "mini", "gone.tar.gz" if trouble == "name" else NAME
+    with refusal(reference, match=what) as caught:
+        package_index.obtain(store, project, name, SHA256)
+
+    assert all(b"Basic dXNlcjpzM2NyZXQ=" in head for head in index.listener.heads)
+    assert "s3cret" not in str(caught.value.document())
+    assert index.ranges == ([""] if trouble == "file" else [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"UV_DEFAULT_INDEX": "https://b.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://b.example/"),
+        ({"UV_DEFAULT_INDEX": "lab=https://b.example/"}, "https://b.example/"),
+        ({"UV_DEFAULT_INDEX": "https://b.example/?x=1"}, "https://b.example/?x=1"),
+        ({"UV_INDEX_URL": "https://c.example/", "PIP_INDEX_URL": "https://d.example/"}, "https://c.example/"),
+        ({"PIP_INDEX_URL": "https://d.example/"}, "https://d.example/"),
+        ({"PIP_INDEX_URL": "https://d.example/", "SPARKWRIGHT_INDEX_URL": "https://a.example/"}, "https://a.example/"),
+    ],
+)
+def test_the_users_own_index_is_asked(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
+    """The index is the one that uv and pip of this user would ask; ours comes first."""
+    for name in package_index.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert package_index.index_url() == expected
+
+
+#: Downloads the file to a store on a disk of 2 MB, then again on the same disk, made larger.
+SMALL_DISK = """\
+mount -t tmpfs -o size=2m none "$0"
+"$@" || true; echo
+mount --options-mode ignore -o remount,size=40m "$0"
+"$@"
+umount "$0"
+"""
+OBTAIN = """\
+import sys
+from pathlib import Path
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.store import Store
+from sparkwright.forks import package_index
+
+store = Store(Path(sys.argv[1]))
+try:
+    print(package_index.obtain(store, "mini", *sys.argv[2:]).name)
+except SparkwrightError as error:
+    print(error.reference, *(path.stat().st_size for path in store.root.rglob("*.part")))
+"""
+
+
+def test_a_full_disk_loses_nothing_that_arrived(index: Index, tmp_path: Path) -> None:
+    """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = [str(disk), sys.executable, "-c", OBTAIN, str(disk), NAME, SHA256]
+    done = subprocess.run([*mounting_shell(), SMALL_DISK, *words], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    reference, kept, name = done.stdout.split()
+
+    assert (reference, name) == ("disk-full", NAME)
+    assert int(kept) > 1_500_000
+    assert index.ranges == ["", f"bytes={kept}-"]

@@ -1,4 +1,4 @@
-"""Picks: a pull request becomes pins that hold for ever, or the run says in one word why it does not; nothing is half written."""
+"""Picks: a pull request becomes pins that hold for ever, or the run says in one word why it does not; and the ledger that holds them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,53 +14,45 @@ from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
 from tests.unit.conftest import Host
 
-from sparkwright.cherry_picks import pick, series
-from sparkwright.cherry_picks.apply import PatchedTree
-from sparkwright.cherry_picks.ledger import Record
+from sparkwright.cherry_picks import ledger, pick, series
+from sparkwright.cherry_picks.ledger import Ledger, Record
 from sparkwright.cli import main
-from sparkwright.core import github
+from sparkwright.core import github, strict_yaml
 from sparkwright.demo import upstreams
-from sparkwright.forks import fetch
 from sparkwright.forks.lock import UNRESOLVED
 
 WHY = ("--reason", "the test wants it", "--drop-when", "the test ends")
 LOGIN_PAGE = b"<html><title>Sign in to the guest network</title></html>"
 
 
-class Api:
-    """GitHub's API of one repository, as files of a static server; every other number is unknown."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "repos" / "acme" / "widget" / "pulls"
-        self.folder.mkdir(parents=True)
-
-    def pull(self, number: int, head: str, state: str = "open", merge: str | None = None, **changes: object) -> None:
-        """Let the API tell of pull request *number*; it is merged when *merge* is given."""
-        record: dict[str, object] = {
-            "number": number,
-            "title": "Improve it",
-            "state": "closed" if merge else state,
-            "merged": merge is not None,
-            "merge_commit_sha": merge,
-            "user": {"login": "octocat"},
-            "head": {"sha": head},
-            "base": {"ref": "main"},
-            "updated_at": "2026-05-06T23:59:59Z",
-        }
-        (self.folder / str(number)).write_text(json.dumps({**record, **changes}))
+def tell(api: Path, number: int, head: str, state: str = "open", merge: str | None = None) -> None:
+    """Let the API answer for pull request *number*; it is merged when *merge* is given."""
+    record = {
+        "number": number,
+        "title": "Improve it",
+        "state": "closed" if merge else state,
+        "merged": merge is not None,
+        "merge_commit_sha": merge,
+        "user": {"login": "octocat"},
+        "head": {"sha": head},
+        "base": {"ref": "main"},
+        "updated_at": "2026-05-06T23:59:59Z",
+    }
+    (api / str(number)).write_text(json.dumps(record))
 
 
 @pytest.fixture(name="api")
-def _api(host: Host, tmp_path: Path) -> Iterator[Api]:
-    """Return the API of the host, in the mirror map."""
-    api = Api(tmp_path / "api")
+def _api(host: Host, tmp_path: Path) -> Iterator[Path]:
+    """Return the folder of GitHub's API for the host, a static server in the mirror map; every other number is unknown."""
+    folder = tmp_path / "api" / "repos" / "acme" / "widget" / "pulls"
+    folder.mkdir(parents=True)
     with upstreams.serve(tmp_path / "api") as address:
         host.mirrors[github.ADDRESS] = address
-        yield api
+        yield folder
 
 
 @pytest.fixture(name="upstream")
-def _upstream(host: Host, api: Api) -> Host:
+def _upstream(host: Host, api: Path) -> Host:
     """Return the host with a first release, and a project that takes it."""
     host.work.commit({"a.txt": TEXT, "b.txt": b"one\n"}, "Begin")
     host.lock()
@@ -72,34 +65,16 @@ def run(host: Host, *words: str) -> Record:
     return host.ledger.records[-1]
 
 
-def taken(host: Host, *words: str) -> Record:
-    return run(host, *words, *WHY)
-
-
-def pins(record: Record) -> tuple[object, ...]:
-    return record.base, record.merge, record.sha256, record.patch_id, record.files
-
-
-def apply(host: Host, *words: str, cache: Path | None = None) -> PatchedTree:
-    context = host.context(*words, *(("--cache-dir", str(cache)) if cache else ()))
-    return series.apply_series(context, fetch.fetch(context, host.fork))
-
-
-def by_git(api: Api) -> None:
-    """Put the API out of reach: a login page answers in its place."""
-    (api.folder / "7").write_bytes(LOGIN_PAGE)
-
-
 # What is pinned.
 
 
-def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Api) -> None:
+def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Path) -> None:
     """The pins of a merged pull request of several commits are its one commit on the branch and that commit's parent."""
     head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"a.txt": edited((3, "line 3.0\n")), "c.txt": b"new\n"})
     before = upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
     merge = upstream.squash(7)
-    api.pull(7, head, merge=merge, title="Improve it")
-    made = taken(upstream, "7")
+    tell(api, 7, head, merge=merge)
+    made = run(upstream, "7", *WHY)
 
     assert (made.state, made.head, made.base, made.merge) == ("merged", head, before, merge)
     assert (made.title, made.author, made.date, made.files) == ("Improve it", "octocat", "2026-11-01", ("a.txt", "c.txt"))
@@ -107,52 +82,48 @@ def test_a_squash_is_pinned_as_what_came_to_the_branch(upstream: Host, api: Api)
     assert made.sha256 == hashlib.sha256(upstream.work.output("diff-tree", "-r", "-p", *options, before, merge)).hexdigest()
 
 
-def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, api: Api) -> None:
+def test_commits_that_came_to_the_branch_one_by_one_are_refused(upstream: Host, api: Path) -> None:
     """Nothing on the branch says which are the pull request's; the last one alone, or an empty diff, would be a lie."""
     head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
     upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
     upstream.work.git("cherry-pick", "main..pr7")
     upstream.push()
-    api.pull(7, head, merge=upstream.work.git("rev-parse", "HEAD"))
+    tell(api, 7, head, merge=upstream.work.git("rev-parse", "HEAD"))
 
     with refusal("pick-mismatch", match="is unclear what #7 changed on main"):
-        taken(upstream, "7")
+        run(upstream, "7", *WHY)
     assert upstream.ledger.records == ()
 
 
-# By git alone.
-
-
 @pytest.mark.parametrize("kind", ["squash", "open"])
-def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Api, kind: str, tmp_path: Path) -> None:
+def test_git_alone_gives_the_same_pins_as_the_api(upstream: Host, api: Path, kind: str, tmp_path: Path) -> None:
     """Where the API is out of reach, what was merged and how it was is read from the branch."""
-    changes = {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"}
-    head = upstream.pull(7, *changes)
+    head = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
     upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
     merge = upstream.squash(7) if kind == "squash" else None
     upstream.work.commit({"b.txt": b"three\n"}, "Later")
     upstream.push()
-    api.pull(7, head, "open", merge)
-    told = taken(upstream, "7")
+    tell(api, 7, head, "open", merge)
+    told = run(upstream, "7", *WHY)
     upstream.write()
     upstream.cache = tmp_path / "another"
-    by_git(api)
-    found = taken(upstream, "7")
+    (api / "7").write_bytes(LOGIN_PAGE)
+    found = run(upstream, "7", *WHY)
 
-    assert pins(found) == pins(told)
+    pins = ("base", "merge", "sha256", "patch_id", "files")
+    assert [getattr(found, pin) for pin in pins] == [getattr(told, pin) for pin in pins]
     assert found.state == ("merged" if merge else UNRESOLVED)
 
 
 # What moved, went, or is not true.
 
 
-def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Api) -> None:
+def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Path) -> None:
     """The failure names both commits and what changed between them, and the ledger stays as it was."""
     old = upstream.pull(7, {"a.txt": edited((3, "line three\n"))}, {"c.txt": b"new\n"})
-    api.pull(7, old)
-    before = taken(upstream, "7")
+    before = upstream.carry(7, old)
     new = upstream.pull(7, {"a.txt": edited((3, "line III\n"))}, {"c.txt": b"new\n"})
-    api.pull(7, new)
+    tell(api, 7, new)
 
     with refusal("pick-moved", match="head of #7 moved") as caught:
         run(upstream, "7")
@@ -160,29 +131,13 @@ def test_a_force_pushed_head_is_an_error_that_shows_both(upstream: Host, api: Ap
     assert upstream.ledger.records == (before,)
 
 
-# From the record to the diff.
-
-
-def carried(upstream: Host, api: Api) -> Record:
-    """Let the stack carry a squash."""
+@pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
+def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, field: str) -> None:
+    """Every pin is checked against the others, whatever the store has already."""
     head = upstream.pull(7, {"a.txt": edited((20, "line twenty\n"))}, {"c.txt": b"new\n"})
     upstream.work.commit({"a.txt": b"above\n" + TEXT}, "Meanwhile")
-    merge = upstream.squash(7)
-    api.pull(7, head, merge=merge)
-    return taken(upstream, "7", "--carry")
-
-
-@pytest.mark.parametrize("field", ["sha256", "patch_id", "base", "merge", "files"])
-def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api, field: str) -> None:
-    """Every pin is checked against the others, whatever the store has already."""
-    record = carried(upstream, api)
-    wrong = {
-        "sha256": "0" * 64,
-        "patch_id": "0" * 40,
-        "base": upstream.work.git("rev-parse", "v1"),
-        "merge": record.base,
-        "files": ("a.txt",),
-    }
+    record = upstream.carry(7, head, upstream.squash(7))
+    wrong = {"sha256": "0" * 64, "patch_id": "0" * 40, "base": record.head, "merge": record.base, "files": ("a.txt",)}
     upstream.write(msgspec.structs.replace(record, **{field: wrong[field]}))
     with refusal("pick-mismatch") as caught:
         series.of(upstream.context(), upstream.fork)
@@ -193,85 +148,134 @@ def test_a_record_that_was_edited_by_hand_is_a_mismatch(upstream: Host, api: Api
 # What a stack carries.
 
 
-def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Api) -> None:
+def test_carrying_a_conflict_writes_nothing(upstream: Host, api: Path) -> None:
     """The pick is tried on the locked source first; the report names hunk and lines."""
     upstream.work.commit({"a.txt": edited((3, "line 3 of main\n"))}, "Meanwhile")
     head = upstream.pull(7, {"a.txt": edited((3, "line three of main\n"))})
-    api.pull(7, head, merge=upstream.squash(7))
+    tell(api, 7, head, merge=upstream.squash(7))
     with refusal("patch-conflict", match=r"#7 does not apply to widget: a\.txt") as caught:
-        taken(upstream, "7", "--carry")
+        run(upstream, "7", "--carry", *WHY)
 
     assert upstream.ledger.records == ()
     assert "to go on: sparkwright patch pick 7 --stack test --fork widget --exclude PATH=REASON" in caught.value.details
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "what"),
     [
-        ["7", "--exclude", "a.txt"],
-        ["7", "--exclude", "=why"],
-        ["7", "--drop", "--exclude", "a.txt=why"],
-        ["7", "8", "--exclude", "a.txt=why"],
-        ["--", "widget#"],
-        ["--", "widget#0"],
-        ["--", "9" * 5000],
-        ["--", "https://x/pull/7"],
+        (["7", *WHY, "--exclude", "a.txt"], "PATH=REASON"),
+        (["7", *WHY, "--exclude", "=why"], "PATH=REASON"),
+        (["7", *WHY, "--drop", "--exclude", "a.txt=why"], "--drop goes alone"),
+        (["7", "8", *WHY, "--exclude", "a.txt=why"], "with one pull request"),
+        ([*WHY, "--", "widget#"], "names no pull request"),
+        ([*WHY, "--", "widget#0"], "names no pull request"),
+        ([*WHY, "--", "9" * 5000], "names no pull request"),
+        ([*WHY, "--", "https://x/pull/7"], "names no pull request"),
+        (["7"], "needs a reason and a condition for dropping it"),
+        (["7", "--reason", "why"], "needs a reason and a condition for dropping it"),
+        (["7", "--reason", "why", "--drop-when", "  "], "needs a reason and a condition for dropping it"),
     ],
 )
-def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[str]) -> None:
-    """An exclusion without a reason, options that contradict each other, and what names no pull request."""
-    with refusal("usage"):
-        taken(upstream, *words)
-
-
-@pytest.mark.parametrize("words", [[], ["--reason", "why"], ["--drop-when", "then"], ["--reason", "why", "--drop-when", "  "]])
-def test_a_record_needs_a_reason_and_an_end(upstream: Host, words: list[str]) -> None:
-    """A new record says why it is there and until when."""
-    with refusal("usage", match="needs a reason and a condition for dropping it"):
-        run(upstream, "7", *words)
-
-
-# The command line.
-
-
-def test_the_ledger_survives_a_run_that_is_killed(upstream: Host, api: Api) -> None:
-    """The file is replaced whole: what is there before the rename is the old ledger."""
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    taken(upstream, "7")
-    before = upstream.ledger
-    assert upstream.killed("cherry_picks", 2, "patch pick", "widget#7", "--reason", "never written")
-    assert upstream.ledger == before
-    assert run(upstream, "7", "--reason", "written").reason == "written"
+def test_words_that_cannot_be_meant_are_wrong_usage(upstream: Host, words: list[str], what: str) -> None:
+    """Exclusions without a reason, options that contradict each other, names of no pull request, a record without a reason or an end."""
+    with refusal("usage", match=what):
+        run(upstream, *words)
 
 
 # What happened since.
 
 
-def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_says_what_changed_and_takes_no_commit(upstream: Host, api: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """States and days are refreshed; a new head or a merge is said, and the pins stay until somebody picks again."""
     heads = {number: upstream.pull(number, {f"{number}.txt": b"new\n"}) for number in (7, 8, 9)}
     for number, head in heads.items():
-        api.pull(number, head)
-        taken(upstream, str(number))
-    before = upstream.ledger.by_number
-    moved = upstream.pull(8, {"8.txt": b"newer\n"})
-    api.pull(7, heads[7], state="closed")
-    api.pull(8, moved)
-    api.pull(9, heads[9], merge=upstream.squash(9))
-    capsys.readouterr()
+        upstream.carry(number, head)
+    before, moved = upstream.ledger.by_number, upstream.pull(8, {"8.txt": b"newer\n"})
+    tell(api, 7, heads[7], state="closed")
+    tell(api, 8, moved)
+    tell(api, 9, heads[9], merge=upstream.squash(9))
     assert main.main(["patch", "watch", *upstream.words, "--json"]) == 0
+    changes = {pull["name"]: pull["changes"][0] for pull in json.loads(capsys.readouterr().out)["pulls"]}
 
-    pulls = {pull["name"]: pull for pull in json.loads(capsys.readouterr().out)["pulls"]}
-    assert pulls["#7"]["changes"] == ["closed, was open"]
-    assert pulls["#8"]["changes"] == [f"head {moved[:12]}, was {heads[8][:12]}"]
-    assert pulls["#9"]["changes"][0] == "merged, was open"
+    assert changes == {"#7": "closed, was open", "#8": f"head {moved[:12]}, was {heads[8][:12]}", "#9": "merged, was open"}
     assert upstream.ledger.by_number == {**before, 7: msgspec.structs.replace(before[7], state="closed")}
 
 
-def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Host, api: Api) -> None:
-    api.pull(7, upstream.pull(7, {"c.txt": b"new\n"}))
-    record = taken(upstream, "7")
-    by_git(api)
+def test_watch_by_git_alone_claims_nothing_about_what_it_cannot_see(upstream: Host, api: Path) -> None:
+    record = upstream.carry(7, upstream.pull(7, {"c.txt": b"new\n"}))
+    (api / "7").write_bytes(LOGIN_PAGE)
     upstream.push(":refs/pull/7/head")
     assert pick.refresh(upstream.context(), upstream.fork) == [(record, record, None)]
     assert upstream.ledger.records == (record,)
+
+
+# The ledger.
+
+ROOT = Path(__file__).parents[2]
+REAL = sorted(path.stem for path in (ROOT / "cherry_picks").glob("*.yaml") if path.stem != "ideas")
+HEAD, BASE, MERGE, SHA256 = "a" * 40, "b" * 40, "c" * 40, "d" * 64
+OPEN: dict[str, Any] = {
+    "number": 7, "title": "Improve it", "author": "octocat", "state": "open", "seen": "2026-11-01", "date": "2026-10-31", "head": HEAD,
+    "base": BASE, "sha256": SHA256, "patch_id": MERGE, "reason": "why", "drop_when": "then", "files": ["a.txt"],
+}  # fmt: skip
+MERGED = {**OPEN, "state": "merged", "merge": MERGE}
+
+
+def parsed(*records: dict[str, Any], **fields: Any) -> Ledger:
+    data = {"url": "https://github.com/acme/widget.git", "records": list(records), **fields}
+    return strict_yaml.parse(strict_yaml.dump(data), Ledger, "widget.yaml")
+
+
+
+@pytest.mark.parametrize("text", ["null", "- a", "a\x85b", "\n- number: 8", "a\n- b", "#7", "1e5", "~", "a: b", "Größe 🚀", " x ", "'", '"', "\u2028x"])
+def test_what_is_written_is_what_is_read(text: str) -> None:
+    """The text of a ledger gives that ledger again, and that ledger gives that text again; YAML reads some titles as something else."""
+    words = {**OPEN, "title": text, "author": text, "files": [text], "reason": text, "drop_when": text, "head": UNRESOLVED, "patch_id": UNRESOLVED}
+    book = msgspec.convert({"url": text, "records": [words, {**MERGED, "number": 8, "stacks": {text: {text: text}}}]}, Ledger)
+    written = ledger.render(book)
+    again = strict_yaml.parse(written, Ledger, "widget.yaml")
+
+    assert (again, ledger.render(again)) == (book, written)
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([OPEN, {**OPEN, "number": 8}, MERGED, {**OPEN, "number": 8}], "listed twice: #7, #8"),
+        ([{**OPEN, "head": UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
+        ([{**OPEN, "patch_id": UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
+        ([{**OPEN, "merge": MERGE}], "#7 is open with a merge commit"),
+        ([{**OPEN, "base": "a" * 39}], ".base`"),
+        ([{**OPEN, "head": "main"}], ".head`"),
+        ([OPEN, {**OPEN, "number": "8"}], "$.records[1].number"),
+        ([{**OPEN, "seen": "2026-02-30"}], "day is out of range"),
+        ([{**OPEN, "reason": "  \n"}], "reason"),
+        ([{**OPEN, "stacks": {"test": {"a.txt": " "}}}], "stacks"),
+        ([{**OPEN, "diff": "--- a"}], "diff"),
+    ],
+)
+def test_a_ledger_that_cannot_be_meant_is_refused(records: list[dict[str, Any]], words: str) -> None:
+    """The message names the record's place and the field."""
+    with refusal("file-invalid") as caught:
+        parsed(*records)
+    assert words in " ".join(caught.value.details)
+
+
+def test_a_fork_may_have_no_ledger(tmp_path: Path) -> None:
+    """It has no picks then; a verb that needs one says where it should be."""
+    assert ledger.load_ledger(tmp_path, "widget").records == ()
+    with refusal("file-invalid", match="widget has no ledger"):
+        ledger.require(tmp_path, "widget")
+
+
+@pytest.mark.parametrize("fork", REAL)
+def test_a_real_ledger_is_as_it_would_be_written(fork: str) -> None:
+    """Byte for byte, so that the next pick changes its own record alone."""
+    book = ledger.require(ROOT, fork)
+
+    assert ledger.render(book) == ledger.path_of(ROOT, fork).read_text("utf-8")
+
+
+def test_the_reviewed_ideas_can_be_read() -> None:
+    """Each has a text and the releases that need it."""
+    assert ledger.load_ideas(ROOT)["vllm"]["#35693"].needed == "still in 0.33.0"

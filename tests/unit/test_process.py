@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,37 +22,31 @@ def python(script: str) -> list[str]:
     return [sys.executable, "-c", script]
 
 
-def test_the_log_holds_everything(tmp_path: Path) -> None:
-    """The log begins with the command and holds both streams; each line is also passed on."""
-    lines: list[str] = []
-    script = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
-    process.run(python(script), log=tmp_path / "logs" / "x.log", on_line=lines.append)
-
-    assert lines == ["out", "err"]
-    assert (tmp_path / "logs" / "x.log").read_text() == f"$ {' '.join(python(script))}\nout\nerr\n"
-
-
 def test_a_failure_shows_the_last_lines_and_the_log(tmp_path: Path) -> None:
-    """The error is of the kind that was asked for, with the last lines, the status, and where the rest is."""
-    script = "import sys; [print('line', number) for number in range(100)]; sys.exit(7)"
-    with refusal("compile-failed") as caught:
-        process.run(python(script), log=tmp_path / "x.log", failure=partial(BuildError, "compile-failed"), what="It failed.")
+    """
+    The error is of the kind that was asked for, with the last lines and the status. The log begins with the command and holds both streams;
+    each line is also passed on.
+    """
+    script, lines = "import sys; [print('line', number, flush=True) for number in range(100)]; sys.exit('failed')", list[str]()
+    with refusal("compile-failed", match="It failed.") as caught:
+        process.run(python(script), log=tmp_path / "x.log", on_line=lines.append, failure=partial(BuildError, "compile-failed"), what="It failed.")
 
-    assert caught.value.what == "It failed."
-    assert caught.value.details[-3:] == ("line 99", "status: 7", f"full log: {tmp_path / 'x.log'}")
+    assert caught.value.details[-4:] == ("line 99", "failed", "status: 1", f"full log: {tmp_path / 'x.log'}")
     assert len(caught.value.details) < 30
+    assert (tmp_path / "x.log").read_text().splitlines() == [f"$ {' '.join(python(script))}", *lines]
 
 
-@pytest.mark.parametrize("run", [lambda command, log: process.run(command, log=log), lambda command, _: process.output(command)], ids=["run", "output"])
-def test_a_missing_program_is_refused_by_its_name(tmp_path: Path, run: Callable[[list[str], Path], object]) -> None:
-    with refusal("tool-missing", match="no-such-program is not installed"):
-        run(["no-such-program"], tmp_path / "x.log")
-
-
-def test_a_short_program_that_hangs_is_ended() -> None:
-    """A program that says nothing within its time counts as failed."""
-    with refusal("command-failed", match=r"did not end within 0\.2 s"):
-        process.output(python("import time; time.sleep(60)"), timeout=0.2)
+@pytest.mark.parametrize(
+    ("command", "reference", "what"),
+    [
+        (["no-such-program"], "tool-missing", "no-such-program is not installed"),
+        (python("import time; time.sleep(60)"), "command-failed", r"did not end within 0\.2 s"),
+    ],
+    ids=["missing", "hanging"],
+)
+def test_a_program_that_is_missing_or_hangs_is_refused(command: list[str], reference: str, what: str) -> None:
+    with refusal(reference, match=what):
+        process.output(command, timeout=0.2)
 
 
 def test_variables_that_change_builds_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:

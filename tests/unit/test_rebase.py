@@ -1,26 +1,25 @@
 """
 Rebase and export: a maintainer works with plain git in a real worktree, under a configuration of the worst kind.
 
-What is written is what was committed there, or nothing; no patch is ever lost without a word.
+The series is what was committed there, byte for byte, or nothing is written; no patch is ever lost without a word.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support.texts import TEXT, edited
-from tests.unit.conftest import Host
+from tests.unit.conftest import TRAILERS, Host, Repository
 
-from sparkwright.cherry_picks import series
+from sparkwright.cherry_picks import apply, patch, rebase, series
 from sparkwright.cli import main
-
-TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
+from sparkwright.core.git import REGULAR, Objects
 
 #: What a maintainer may have in a configuration file; each would break or change something, if it got through.
 WORST = """
@@ -57,32 +56,10 @@ WORST = """
 """
 
 
-class Maintainer:
-    """Somebody with git, and with a configuration, in the worktree of the host's fork."""
 
-    def __init__(self, host: Host) -> None:
-        self.folder = host.root / ".rebase" / host.stack / host.fork
-
-    def git(self, *words: str, check: bool = True, **env: str) -> str:
-        """Run git as people do."""
-        environment = {**os.environ, "GIT_EDITOR": "true", "LC_ALL": "C.UTF-8", **env}
-        done = subprocess.run(["git", *words], cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        assert not check or done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.rstrip("\n")
-
-    def commit(self, name: str, data: bytes, message: str) -> None:
-        """Commit a new content of one file."""
-        (self.folder / name).write_bytes(data)
-        self.git("add", "--force", name)
-        self.git("commit", "--quiet", "-m", message)
-
-    def subjects(self) -> list[str]:
-        return self.git("log", "--reverse", "--format=%s", "refs/sparkwright/base..HEAD").splitlines()
-
-
-@pytest.fixture(name="maintainer")
-def _maintainer(host: Host, tmp_path: Path) -> Maintainer:
-    """Return a maintainer whose every hook fails and whose signatures do, too."""
+@pytest.fixture(autouse=True)
+def _maintainer(tmp_path: Path) -> None:
+    """Let every hook of the maintainer fail, and the signatures, too."""
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     for name in (
@@ -98,16 +75,16 @@ def _maintainer(host: Host, tmp_path: Path) -> Maintainer:
         (hooks / name).write_text("#!/bin/sh\nexit 1\n")
         (hooks / name).chmod(0o755)
     (Path(os.environ["HOME"]) / ".gitconfig").write_text(WORST.format(hooks=hooks))
-    return Maintainer(host)
 
 
 @pytest.fixture(name="made")
 def _made(host: Host) -> Host:
-    """Return the host with a release and three patches of ours on it; one touches a file with CRLF line ends and trailing blanks."""
+    """Return the host with a release, a pick, and three patches of ours; one touches a file with CRLF line ends and trailing blanks."""
     host.work.commit({"a.txt": TEXT, "b.txt": TEXT, "dos.txt": b"one\r\ntwo  \r\nthree\r\n"}, "Begin")
     # What upstream says of its files must not change them, either.
     host.work.commit({".gitattributes": b"*.txt text=auto eol=crlf\n"}, "Release 1")
     host.lock()
+    host.carry(7, host.pull(7, {"picked.txt": TEXT}))
     host.ours("first.patch", {"a.txt": edited((10, "first\n"))}, "Do the first")
     host.ours(
         "second.patch",
@@ -123,191 +100,191 @@ def do(host: Host, verb: str, *words: str) -> int:
     return main.run(["patch", verb, *host.words, *words])
 
 
-def folder(host: Host) -> dict[str, bytes]:
-    """Return every file of the checkout but those of worktrees: path → bytes."""
-    paths = (path for path in host.root.rglob("*") if path.is_file() and ".rebase" not in path.relative_to(host.root).parts)
-    return {str(path.relative_to(host.root)): path.read_bytes() for path in paths}
+def worktree(host: Host) -> Path:
+    return host.root / ".rebase" / host.stack / host.fork
+
+
+def work(host: Host, script: str) -> str:
+    """Run a shell script in the worktree, as its maintainer does, and return its output."""
+    environment = {**os.environ, "GIT_EDITOR": "true", "LC_ALL": "C.UTF-8"}
+    return subprocess.run(["sh", "-ec", script], cwd=worktree(host), env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def patches(host: Host) -> dict[str, bytes]:
-    """Return the series as a reader sees it, in order."""
-    return {name: (host.series / name).read_bytes() for name in series.names(host.series)}
+    """Return the series as a reader sees it, in order, without the ids of files."""
+    return {name: re.sub(rb"(?m)^index .*\n", b"", (host.series / name).read_bytes()) for name in series.names(host.series)}
+
+
+SUBJECTS = "git log --reverse --format=%s refs/sparkwright/base..HEAD"
+WHOLE = "Improve number 7 (#7)\nDo the first\nGröße: the second\n[Misc] The third\n"
 
 
 # On the locked source.
 
 
-def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host, maintainer: Maintainer) -> None:
+def test_a_rebase_onto_the_locked_source_exports_the_same_bytes(made: Host) -> None:
     """The worktree holds the series as commits; exported unchanged, every patch has its exact form again, and the worktree is gone."""
-    before, path = folder(made), made.series / "first.patch"
+    before, path = made.files(), made.series / "first.patch"
     path.write_bytes(path.read_bytes().replace(b"\n---\n", b"\n---\n a.txt | 2 +-\n\n"))
     assert do(made, "rebase") == 0
-    assert maintainer.subjects() == ["Do the first", "Größe: the second", "[Misc] The third"]
+    assert work(made, SUBJECTS) == WHOLE
     assert do(made, "export") == 0
 
-    assert folder(made) == before
-    assert not maintainer.folder.exists()
+    assert made.files() == before
+    assert not worktree(made).exists()
 
 
-def unindexed(data: bytes) -> bytes:
-    """Return a patch without the ids of its files."""
-    return re.sub(rb"(?m)^index .*\n", b"", data)
+@pytest.mark.parametrize(
+    ("script", "reference", "what", "detail"),
+    [
+        ("git reset --quiet --hard HEAD~1", "patch-lost", "lost 1 patches", "third.patch"),
+        ("echo > a.txt", "rebase-unfinished", "is not ready", "not committed:  M a.txt"),
+        ("echo > left.orig", "rebase-unfinished", "is not ready", "not committed: ?? left.orig"),
+        (
+            f"git checkout -q -b side HEAD~1; echo mine > mine.txt; git add -f mine.txt; git commit -q -m 'Mine\n\n{TRAILERS}'\n"
+            "git checkout -q series; git merge -q --no-commit --no-ff side; echo more > mine.txt; git add -f mine.txt; git commit -q -m Merge",
+            "export-mismatch",
+            "another tree than the worktree",
+            "",
+        ),
+        (
+            "git checkout -q HEAD~3; echo edited > picked.txt; git commit -q -a --amend --no-edit; git cherry-pick series~3..series",
+            "export-mismatch",
+            "other picks than the ledger pins",
+            "",
+        ),
+        ("sed -i s/told/said/ $SERIES/second.patch", "export-mismatch", "changed since the worktree was made", ""),
+        ("sed -i 's/test: {}/test: {picked.txt: why}/' $SERIES/../../../cherry_picks/widget.yaml", "export-mismatch", "changed since", ""),
+        ("cp $SERIES/second.patch $SERIES/came.patch", "patch-lost", "lost 1 patches", "came.patch"),
+    ],
+    ids=["a commit gone", "a change", "a new file", "a merge", "an edited pick", "a patch edited", "a pick changed", "another patch"],
+)  # fmt: skip
+def test_an_export_that_would_lose_something_is_refused(made: Host, script: str, reference: str, what: str, detail: str) -> None:
+    """Lost commits, uncommitted and merged changes, edits of a pick, and changes of the series meanwhile are named; nothing is written."""
+    do(made, "rebase")
+    work(made, f"SERIES={made.series}; {script}")
+    before = made.files()
+    with refusal(reference, match=what) as caught:
+        do(made, "export")
+
+    assert detail in {*caught.value.details, ""}
+    assert made.files() == before
 
 
-def test_a_patch_without_a_commit_is_lost_unless_that_is_meant(made: Host, maintainer: Maintainer) -> None:
-    """A deleted commit is an error that names its patch; with --drop the patch goes, also by a second run after a killed one."""
+def test_a_patch_without_a_commit_goes_if_that_is_meant(made: Host) -> None:
+    """Who mistypes a name means another patch, so that is refused."""
     before = patches(made)
     do(made, "rebase")
-    maintainer.git("reset", "--quiet", "--hard", "HEAD~1")
-    with refusal("patch-lost") as caught:
-        do(made, "export")
-    assert caught.value.details == ("third.patch",)
-    assert patches(made) == before
-    assert made.killed(str(made.series), 5, "patch export", "--drop", "third.patch")
-    assert not (made.series / "third.patch").exists()
+    work(made, "git reset --quiet --hard HEAD~1")
+    with refusal("not-provided", match=r"widget has no patch typo\.patch to drop"):
+        do(made, "export", "--drop", "typo.patch", "--drop", "third.patch")
     do(made, "export", "--drop", "third.patch")
 
     assert patches(made) == {name: before[name] for name in ("first.patch", "second.patch")}
 
 
-def test_a_name_to_drop_that_no_patch_has_is_refused(made: Host) -> None:
-    """Also where no patch is missing: who mistypes a name means another patch."""
-    before = folder(made)
-    do(made, "rebase")
-    with refusal("not-provided", match=r"widget has no patch typo\.patch to drop"):
-        do(made, "export", "--drop", "typo.patch", "--drop", "first.patch")
-    assert folder(made) == before
-
-
-def test_a_change_that_only_a_merge_has_is_refused(made: Host, maintainer: Maintainer) -> None:
-    """A series is linear: what no commit has but the merge would be lost."""
-    before = patches(made)
-    do(made, "rebase")
-    maintainer.git("checkout", "--quiet", "-b", "side", "HEAD~1")
-    maintainer.commit("mine.txt", b"mine\n", f"Mine\n\n{TRAILERS}")
-    maintainer.git("checkout", "--quiet", "series")
-    maintainer.git("merge", "--quiet", "--no-commit", "--no-ff", "side")
-    maintainer.commit("mine.txt", b"mine, and a change of the merge\n", "Merge")
-    with refusal("export-mismatch", match="another tree than the worktree"):
-        do(made, "export")
-    assert patches(made) == before
-
-
-def test_what_is_not_committed_is_refused(made: Host, maintainer: Maintainer) -> None:
-    """A changed file and one that git does not track are named, and nothing is written."""
-    before = folder(made)
-    do(made, "rebase")
-    for name in ("a.txt", "left.orig"):
-        (maintainer.folder / name).write_bytes(TEXT)
-    with refusal("rebase-unfinished") as caught:
-        do(made, "export")
-
-    assert {"not committed:  M a.txt", "not committed: ?? left.orig"} <= set(caught.value.details)
-    assert folder(made) == before
-
-
 # The worktree.
 
 
-def test_there_is_one_worktree_at_a_time(made: Host, maintainer: Maintainer) -> None:
-    """A second rebase is refused, so that no work is overwritten; --abort removes the first, and changes nothing reviewed."""
-    before = folder(made)
+def test_there_is_one_worktree_at_a_time(made: Host) -> None:
+    """A second rebase is refused, so that no work is overwritten; --abort removes the first, also after a killed one, and changes nothing."""
+    before = made.files()
     do(made, "rebase")
     with refusal("rebase-unfinished", match="There is a worktree of widget already"):
         do(made, "rebase")
+    assert made.killed(".removed", 1, "patch rebase", "--abort")
     do(made, "rebase", "--abort")
-    for words in (["rebase", "--abort"], ["export"]):
-        with refusal("not-provided", match="There is no worktree"):
-            do(made, *words)
+    with refusal("not-provided", match="There is no worktree"):
+        do(made, "export")
 
-    assert folder(made) == before
+    assert made.files() == before
+    assert not list((made.root / ".rebase" / made.stack).iterdir())
 
 
 # On another base.
 
 
-def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: Host, maintainer: Maintainer) -> None:
+def test_a_conflict_waits_in_the_worktree_and_its_resolution_is_exported(made: Host) -> None:
     """The failure has the report, and says how to go on; what the maintainer commits is the patch, and the others keep their texts."""
     before = patches(made)
     made.work.commit({"a.txt": edited((30, "theirs\n"))}, "Go on")
     made.push()
     with refusal("patch-conflict", match=r"second\.patch does not apply to widget: a\.txt") as caught:
         do(made, "rebase", "--onto", "main")
-    assert "tree: " + maintainer.git("rev-parse", "HEAD^{tree}") in caught.value.details
+    assert "tree: " + work(made, "git rev-parse HEAD^{tree}").strip() in caught.value.details
     with refusal("rebase-unfinished") as unfinished:
         do(made, "export")
     assert "git am --continue" in unfinished.value.details
     assert patches(made) == before
-    (maintainer.folder / "a.txt").write_bytes(edited((10, "first\n"), (30, "theirs, and ours\n")))
-    maintainer.git("add", "a.txt")
-    maintainer.git("am", "--continue")
+    (worktree(made) / "a.txt").write_bytes(edited((10, "first\n"), (30, "theirs, and ours\n")))
+    work(made, "git add a.txt; git am --continue")
     do(made, "export")
     after = patches(made)
 
-    assert {name: unindexed(after[name]) for name in ("first.patch", "third.patch")} == {
-        name: unindexed(before[name]) for name in ("first.patch", "third.patch")
-    }
     assert b"-theirs\n+theirs, and ours\n" in after["second.patch"]
+    assert {**after, "second.patch": b""} == {**before, "second.patch": b""}
 
 
-# Picks.
+# A series as commits and back.
 
 
-@pytest.fixture(name="picked")
-def _picked(made: Host) -> Host:
-    """Return the host with a pick before the patches of ours."""
-    made.carry(7, made.pull(7, {"picked.txt": TEXT}, start="v1"))
-    return made
+#: What git or a reader of mails could take for something else, as a subject or as a line of the text.
+AWKWARD = [
+    "[Bugfix][ROCm] Mend it", "[PATCH] twice", "x" * 300, "ü " * 200 + "end", "a: b", "diff --git a/x b/x", "--- a/x", "+++ b/x",
+    "@@ -1 +1 @@", "-gone", "+there", "----", "-- ", "From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001",
+    "From: Other <o@o.example>", "Subject: [PATCH] other", "Date: Mon, 1 Jan 2001 00:00:00 +0000", "Patch-File: other.patch", "# comment",
+    "  indented", "trailing  ", "cr\r", "form\x0cfeed", "Reason: the body's", "Signed-off-by: T <t@t.example>", "Index: x", "-- >8 --", "",
+]  # fmt: skip
 
 
-def test_an_edited_pick_is_refused(picked: Host, maintainer: Maintainer) -> None:
-    """What a pull request changes is pinned by the ledger; an edit in its commit belongs into a patch of ours."""
-    before = folder(picked)
-    do(picked, "rebase")
-    tip = maintainer.git("rev-parse", "HEAD")
-    maintainer.git("checkout", "--quiet", "HEAD~3")
-    (maintainer.folder / "picked.txt").write_bytes(edited((3, "picked, and edited\n")))
-    maintainer.git("commit", "--quiet", "--all", "--amend", "--no-edit")
-    maintainer.git("cherry-pick", f"{tip}~3..{tip}")
-
-    with refusal("export-mismatch", match="other picks than the ledger pins"):
-        do(picked, "export")
-    assert folder(picked) == before
-
-
-# What others do meanwhile.
-
-
-@pytest.mark.parametrize("name", ["second.patch", "came.patch", "#7"])
-def test_what_changed_meanwhile_is_not_overwritten(picked: Host, name: str) -> None:
-    """A patch that was edited or came since the worktree was made, or a pick that was pinned anew, is an error, not lost."""
-    do(picked, "rebase")
-    if name == "#7":
-        picked.write(msgspec.structs.replace(picked.ledger.records[0], stacks={picked.stack: {"picked.txt": "not today"}}))
-    else:
-        edited_patch = (picked.series / "second.patch").read_bytes().replace(b"As told.", b"As told by somebody else.")
-        (picked.series / name).write_bytes(edited_patch)
-    before = folder(picked)
-
-    with refusal("patch-lost" if name == "came.patch" else "export-mismatch"):
-        do(picked, "export")
-    assert folder(picked) == before
+@pytest.mark.parametrize("line", AWKWARD)
+def test_export_after_import_is_the_identity(objects: Objects, line: str) -> None:
+    """Whatever its patches say, a series that became commits and files again is the same, byte for byte."""
+    texts = [b"a\r\n--- b\n", b"a\r\n--- b\n+++ c\n\xff", b"\0"]
+    trees = [objects.store_files([("d/\u00fc x", REGULAR, text)]) for text in texts]
+    changes = [patch.render(objects, before, after, context=1) for before, after in itertools.pairwise(trees)]
+    heads = (
+        ("Ü 1 <1+x@users.noreply.example>", "Mon, 1 Jan 1990 00:00:00 -1100", line.strip().replace("\f", "") or "Subject", f"As told.\n\n{TRAILERS}\nPatch-File: other.patch"),
+        ("T <x>", "Thu, 1 Jan 2037 00:00:00 +1200", "---", f"{line}\nAs told.\n{line}\n\n{TRAILERS}".strip("\n")),
+    )
+    files = {
+        f"{number} ü.patch": "From: {}\nDate: {}\nSubject: [PATCH] {}\n\n{}\n---\n".format(*head).encode() + change
+        for number, (change, head) in enumerate(zip(changes, heads, strict=True))
+    }
+    patches = [patch.parse(*item) for item in files.items()]
+    steps = apply.apply_patches(objects, "mini", trees[0], patches).steps
+    root, tip = rebase.commit_series(objects, "mini 1.0", trees[0], zip(patches, (step.tree for step in steps), strict=True))
+    assert rebase.exported(objects, root, tip) == files
 
 
-# Killed.
+def told(objects: Objects, repository: Repository, message: str) -> dict[str, bytes]:
+    """Return the export of a commit with *message*."""
+    commits = [repository.commit({"a.txt": text}, message) for text in (TEXT, edited((7, "line seven\n")))]
+    objects.borrow(repository.path)
+    return rebase.exported(objects, *commits)
 
 
-def test_a_killed_rebase_leaves_no_half_worktree(made: Host, maintainer: Maintainer) -> None:
-    """Wherever a rebase or an abort dies: there is a whole worktree, or none; and the next run makes or removes one."""
-    for after in range(1, 20):
-        if not made.killed(".rebase", after, "patch rebase"):
-            break
-        if maintainer.folder.exists():
-            assert maintainer.subjects() == ["Do the first", "Größe: the second", "[Misc] The third"]
-        else:
-            do(made, "rebase")
-        do(made, "rebase", "--abort")
-    assert after > 3
-    assert made.killed(".removed", 1, "patch rebase", "--abort")
-    assert do(made, "rebase", "--abort") == 0
-    assert not list((made.root / ".rebase" / made.stack).iterdir())
+@pytest.mark.parametrize("end", ["", "\nSigned-off-by: T <t@t.example>"])
+def test_our_trailer_names_the_file_and_is_never_exported(objects: Objects, repository: Repository, end: str) -> None:
+    """The last Patch-File of the last paragraph counts, also when git put another trailer behind it."""
+    files = told(objects, repository, f"Subject\n\nPatch-File: no.patch\n\n{TRAILERS}\nPatch-File: the name.patch{end}\n")
+
+    assert [patch.parse(*item).text for item in files.items()] == [f"Patch-File: no.patch\n\n{TRAILERS}{end}"]
+    assert list(files) == ["the name.patch"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(
+            f"Subject\n\n{TRAILERS}\nPatch-File: {name}"
+            for name in ("../x.patch", "/etc/x.patch", ".x.patch", "series", "-x.patch", "a#b.patch", "x\x07.patch", "ü" * 120 + ".patch")
+        ),
+        "Only a subject", "Subject\n\nNo trailers.", f"Subject\n{TRAILERS}", f"Subject\n\n{TRAILERS.replace('Pending', 'Perhaps')}",
+        f"Subject\n\nText\n---\nmore\n\n{TRAILERS}",
+    ],
+)  # fmt: skip
+def test_a_commit_that_is_no_patch_is_refused(objects: Objects, repository: Repository, message: str) -> None:
+    """A Patch-File that is a path, hidden, quilt's comment, unprintable or too long, and a message that lacks what a patch must have."""
+    with refusal("patch-invalid"):
+        told(objects, repository, message)

@@ -1,153 +1,93 @@
-"""Sources from git: what the lock names, from wherever the mirror map says, verified, and never anything else."""
+"""Sources: what the lock names, from wherever the mirror map says, verified, and never anything else."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import shutil
-import tarfile
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Repository
+from tests.unit.conftest import Host, Repository, write_sdist
 
-from sparkwright.core import strict_yaml
 from sparkwright.core.config import mirror_map
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch, lock, package_index, resolve
+from sparkwright.forks import fetch, package_index, resolve
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.lock import (
-    UNRESOLVED,
-    FileLock,
-    ForkLock,
-    GitLock,
-    Lock,
-    SdistProof,
-    VendoredLock,
-)
-from sparkwright.forks.stack import (
-    ForkSpec,
-    GitSpec,
-    Project,
-    SdistSpec,
-    SourceSpecs,
-    StackSpec,
-    WheelSpec,
-)
+from sparkwright.forks.fetch import FetchedSource
+from sparkwright.forks.lock import UNRESOLVED, FileLock, SdistProof, VendoredLock
+from sparkwright.forks.mirror import mirrored
+from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[2]
-HOST = "https://upstream.example/"
-URL = f"{HOST}mini.git"
-
-Make = Callable[..., RunContext]
-
-
-@pytest.fixture(name="make")
-def _make(tmp_path: Path, repository: Repository) -> Make:
-    """Return a function that writes a project with one git source and returns a run on it, mapped to the repository."""
-
-    def make(
-        commit: str = UNRESOLVED,
-        tree: str = UNRESOLVED,
-        ref: str = "v1",
-        *,
-        sdist: FileLock | None = None,
-        generated: tuple[str, ...] = (),
-    ) -> RunContext:
-        root = tmp_path / "project"
-        folder = root / "forks" / "test"
-        folder.mkdir(parents=True, exist_ok=True)
-        released = SdistSpec("mini", "1", generated) if sdist else None
-        sources = SourceSpecs(git=GitSpec(URL, ref), sdist=released)
-        spec = StackSpec("test", "12.1f", "t", {"mini": ForkSpec("backend", sources)})
-        (folder / "stack.yaml").write_text(strict_yaml.dump(spec))
-        (folder / "lock.yaml").write_text(
-            lock.render(Lock(1, "test", {"mini": ForkLock(git=GitLock(URL, ref, commit, tree), sdist=sdist)}))
-        )
-        mirrors = {URL: str(repository.path)}
-        return RunContext(Project(root, "test"), Store(tmp_path / "store"), ("mini",), tmp_path / "dist", source="git", mirrors=mirrors)
-
-    return make
+SDIST = FileLock("widget-kit", "1", "widget_kit-1.tar.gz", "0" * 64, 1, tree="0" * 40)
 
 
 @pytest.fixture(name="commit")
-def _commit(repository: Repository) -> str:
-    """Return a commit that the tag v1 names."""
-    commit = repository.commit({"a.txt": b"1\r\n"})
-    repository.git("tag", "-a", "-m", "first", "v1")
-    return commit
+def _commit(host: Host) -> str:
+    """Return a commit of the host."""
+    return host.work.commit({"a.txt": b"1\r\n"})
 
 
-def test_a_locked_commit_is_fetched_and_verified(make: Make, repository: Repository, commit: str) -> None:
-    """Commit and tree of the lock are what is in the object store afterwards; the origin names the upstream, not the mirror."""
-    run = make(commit, repository.tree())
-    fetched = fetch.fetch(run, "mini")
-
-    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
-    assert fetched.origin == f"{URL} @ {commit}"
-    assert run.objects.blob(fetched.tree, "a.txt") == b"1\r\n"
+def fetched_by(host: Host, *words: str) -> FetchedSource:
+    """Return the source that a run with *words* fetches."""
+    return fetch.fetch(host.context(*words), host.fork)
 
 
-def test_another_tree_than_the_locked_one_is_a_mismatch(make: Make, repository: Repository, commit: str) -> None:
-    """A commit whose tree is not the locked one is an error that shows both."""
-    with refusal("source-mismatch", match="another tree") as caught:
-        fetch.fetch(make(commit, "0" * 40), "mini")
-
-    assert caught.value.details == (f"lock:   {'0' * 40}", f"commit: {repository.tree()}")
+def without_host(host: Host, run: RunContext, url: str = "") -> RunContext:
+    """Return *run* without the host of the fork, or of *url*."""
+    return dataclasses.replace(run, mirrors={**run.mirrors, url or host.url: str(host.root / "gone")})
 
 
-def test_a_prefix_is_resolved_by_the_ref(make: Make, repository: Repository, commit: str) -> None:
+def test_a_prefix_is_resolved_by_the_ref(host: Host, commit: str) -> None:
     """The beginning of a commit is enough where the locked tag names a commit that begins so; it stays marked unresolved."""
-    fetched = fetch.fetch(make(commit[:7]), "mini")
+    host.lock(commit=commit[:7], tree=UNRESOLVED)
+    fetched = fetched_by(host)
 
-    assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, repository.tree(), False)
-
-
-def test_a_prefix_does_not_follow_a_moved_ref(make: Make, repository: Repository, commit: str) -> None:
-    """A tag that was moved to another commit is a mismatch that shows both, although the old commit is still there."""
-    moved = repository.commit({"a.txt": b"2\n"})
-    repository.git("tag", "--force", "v1")
-    with refusal("source-mismatch", match="v1 of mini is not the locked commit") as caught:
-        fetch.fetch(make(commit[:9]), "mini")
-
-    assert caught.value.details == (f"lock: {commit[:9]}…", f"host: {moved}")
+    assert (fetched.pin, fetched.tree, fetched.resolved) == (commit, host.work.tree(), False)
+    assert fetched.origin == f"{host.url} @ {commit}"
 
 
-def test_an_unresolved_source_is_not_guessed(make: Make, commit: str) -> None:
-    """A lock without a commit gives an error that names the ref, although the host would know it."""
-    with refusal("source-unresolved", match=r"no commit for mini \(v1\)"):
-        fetch.fetch(make(), "mini")
+def test_another_source_than_the_locked_one_is_refused(host: Host, commit: str) -> None:
+    """Another tree, a moved tag, a lock without a commit, and a kind that is not locked are errors that show both sides."""
+    moved = host.work.commit({"a.txt": b"2\n"})
+    for pins, source, reference, details in (
+        (dict[str, Any](tree="0" * 40), "git", "source-mismatch", (f"lock:   {'0' * 40}", f"commit: {host.work.tree()}")),
+        (dict[str, Any](commit=commit[:9]), "git", "source-mismatch", (f"lock: {commit[:9]}…", f"host: {moved}")),
+        (dict[str, Any](commit=UNRESOLVED), "git", "source-unresolved", ()),
+        (dict[str, Any](), "sdist", "not-provided", ("locked: git",)),
+    ):
+        host.lock(**pins)
+        with refusal(reference) as caught:
+            fetched_by(host, "--source", source)
+        assert caught.value.details == details
 
 
 # Submodules, and what is left out.
 
-PARTY = f"{HOST}party.git"
-INNER = f"{HOST}inner.git"
+PARTY, INNER = "https://upstream.example/party.git", "https://upstream.example/inner.git"
 
 
 class Nest:
     """A source with a submodule that has one itself: ``third/party`` and in it ``deps/inner``."""
 
-    def __init__(self, repository: Repository, folder: Path) -> None:
-        self.top = repository
-        self.party, self.inner = type(repository)(folder / "party"), type(repository)(folder / "inner")
+    def __init__(self, host: Host) -> None:
+        self.top, self.party, self.inner = host.work, Repository(host.root.parent / "party"), Repository(host.root.parent / "inner")
         self.inner.commit({"inner.txt": b"inner\n", "docs/big.txt": b"big\n"})
         self.party.commit({"party.txt": b"party\n"})
         self.link(self.party, "deps/inner", self.inner, INNER)
         self.top.commit({"a.txt": b"1\n", "docs/guide.txt": b"guide\n", "docsy.txt": b"stays\n"})
-        self.commit = self.link(self.top, "third/party", self.party, PARTY)
+        self.link(self.top, "third/party", self.party, PARTY)
+        host.mirrors |= {PARTY: str(self.party.path), INNER: str(self.inner.path)}
 
     @staticmethod
-    def link(repository: Repository, path: str, other: Repository, url: str) -> str:
+    def link(repository: Repository, path: str, other: Repository, url: str) -> None:
         repository.commit({".gitmodules": f'[submodule "it"]\n\tpath = {path}\n\turl = {url}\n'.encode()})
         repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
         repository.git("commit", "--quiet", "-m", "submodule")
-        return repository.git("rev-parse", "HEAD")
 
     def locked(self, **without: tuple[str, ...]) -> dict[str, VendoredLock]:
         """Return what a lock says of both submodules."""
@@ -157,27 +97,20 @@ class Nest:
             for path, (url, one) in entries.items()
         }
 
-    def run(self, run: RunContext, vendored: dict[str, VendoredLock], without: tuple[str, ...] = ()) -> RunContext:
-        """Return *run* with a lock of the top commit and of what it vendors, all repositories mapped."""
-        git = GitLock(URL, "main", self.commit, self.top.tree(self.commit), without)
-        run.project.lock_file.write_text(lock.render(Lock(1, "test", {"mini": ForkLock(git=git, vendored=vendored)})))
-        mirrors = {URL: self.top.url, PARTY: self.party.url, INNER: self.inner.url}
-        return dataclasses.replace(run, mirrors=mirrors)
-
 
 @pytest.fixture(name="nest")
-def _nest(repository: Repository, tmp_path: Path) -> Nest:
-    return Nest(repository, tmp_path)
+def _nest(host: Host) -> Nest:
+    return Nest(host)
 
 
-def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
+def test_locked_submodules_are_part_of_the_tree(host: Host, nest: Nest) -> None:
     """Files of submodules, and of theirs, stand where the build looks for them; nothing is left of the links."""
-    run = nest.run(make(nest.commit), nest.locked())
-    fetched = fetch.fetch(run, "mini")
+    host.lock(vendored=nest.locked())
+    tree, objects = fetched_by(host).tree, host.context().objects
 
-    assert dict(run.objects.files(fetched.tree)) == {
-        ".gitmodules": run.objects.blob(nest.top.tree(), ".gitmodules"),
-        "third/party/.gitmodules": run.objects.blob(nest.party.tree(), ".gitmodules"),
+    assert dict(objects.files(tree)) == {
+        ".gitmodules": objects.blob(nest.top.tree(), ".gitmodules"),
+        "third/party/.gitmodules": objects.blob(nest.party.tree(), ".gitmodules"),
         "a.txt": b"1\n",
         "docs/guide.txt": b"guide\n",
         "docsy.txt": b"stays\n",
@@ -185,138 +118,113 @@ def test_locked_submodules_are_part_of_the_tree(make: Make, nest: Nest) -> None:
         "third/party/deps/inner/inner.txt": b"inner\n",
         "third/party/deps/inner/docs/big.txt": b"big\n",
     }
-    assert run.objects.submodules(fetched.tree) == {}
-    assert run.objects.whole(fetched.tree)
+    assert objects.submodules(tree) == {}
+    assert objects.whole(tree)
 
 
 @pytest.mark.parametrize("locked_at", [None, "1" * 40], ids=["not locked", "locked at another commit"])
 @pytest.mark.parametrize("path", ["third/party", "third/party/deps/inner"])
-def test_a_submodule_that_is_not_locked_as_the_tree_names_it_is_refused(
-    make: Make, nest: Nest, path: str, locked_at: str | None
-) -> None:
+def test_a_submodule_that_is_not_locked_as_the_tree_names_it_is_refused(host: Host, nest: Nest, path: str, locked_at: str | None) -> None:
     """The lock names each submodule, and those of submodules, at the tree's commit; the error says which that is."""
     locked = nest.locked()
     entry = locked.pop(path)
     if locked_at:
         locked[path] = msgspec.structs.replace(entry, commit=locked_at)
+    host.lock(vendored=locked)
     with refusal("source-unresolved", match="submodules that the lock does not name") as caught:
-        fetch.fetch(nest.run(make(nest.commit), locked), "mini")
+        fetched_by(host)
 
     assert caught.value.details == (f"{path.removeprefix('third/party/')} @ {entry.commit}",)
 
 
-def test_what_is_left_out_is_not_part_of_the_source(make: Make, nest: Nest) -> None:
-    """Folders that the lock leaves out, of the source and of a submodule, neither come nor count; the rest is as it was."""
-    run = nest.run(make(nest.commit), nest.locked(inner=("docs",)), without=("docs",))
-    fetched = fetch.fetch(run, "mini")
+def test_what_is_left_out_is_not_part_of_the_source(host: Host, nest: Nest) -> None:
+    """Folders that the lock leaves out neither come nor count; one that the source does not have would leave nothing out, in silence."""
+    host.lock(vendored=nest.locked(inner=("docs",)), without=("docs",))
+    objects = host.context().objects
 
-    assert set(run.objects.paths(fetched.tree)) == {
+    assert set(objects.paths(fetched_by(host).tree)) == {
         ".gitmodules", "a.txt", "docsy.txt",
         "third/party/.gitmodules", "third/party/party.txt", "third/party/deps/inner/inner.txt",
     }  # fmt: skip
-    assert run.objects.missing([nest.top.git("rev-parse", f"{nest.commit}:docs/guide.txt")])
+    assert objects.missing([nest.top.git("rev-parse", "HEAD:docs/guide.txt")])
+    host.lock(vendored=nest.locked(), without=("media",))
+    with refusal("file-invalid", match="has nothing of what `without` leaves out") as caught:
+        fetched_by(host)
+    assert caught.value.details == ("media",)
 
 
 # Kinds.
 
-SDIST = FileLock("mini", "1", "mini-1.tar.gz", "0" * 64, 1, tree="0" * 40)
-
-
-def test_a_kind_that_is_not_locked_is_not_provided(make: Make, commit: str) -> None:
-    """Asking for a kind that the lock lacks is an error that lists what there is."""
-    with refusal("not-provided", match="no source of kind sdist") as caught:
-        fetch.fetch(dataclasses.replace(make(commit), source="sdist"), "mini")
-
-    assert caught.value.details == ("locked: git",)
-
-
-def test_an_archive_with_another_tree_than_the_locked_one_is_a_mismatch(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "mini-1.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("mini-1/a.txt"))
-    locked = msgspec.structs.replace(SDIST, sha256=sha256_file(path))
-    run = dataclasses.replace(make(sdist=locked), source="sdist")
-    path.rename(run.store.folder("downloads", locked.sha256) / path.name)
-
-    with refusal("source-mismatch", match=r"content of mini-1\.tar\.gz is not the tree"):
-        fetch.fetch(run, "mini")
-
-
-def test_a_stack_that_does_not_exist_is_refused(make: Make) -> None:
-    """The error lists those that there are."""
-    root = make().project.root
-    with refusal("not-provided", match="no stack 'tset'") as caught:
-        Project(root, "tset")
-    assert caught.value.details == ("stacks: test",)
-
 
 @pytest.mark.parametrize(
-    ("line", "changed"),
+    ("name", "line", "values"),
     [
-        *(("label: t", f"label: '{label}'") for label in ("spark.2026.06", "Spark", "a-b", "a+b", "")),
-        ("12.1f", "121f"),
+        ("stack.yaml", "label: {}", ("spark.2026.06", "Spark", "a-b", "a+b", "")),
+        ("stack.yaml", "arch: {}", ("121f",)),
+        ("stack.yaml", "wheel: {{name: a, version: '1', tag: py3-none-any, release: {}}}", ("2",)),
+        ("lock.yaml", "format: 2", ("",)),
+        ("lock.yaml", "stack: {}", ("other",)),
+        ("lock.yaml", "commit: {}", ("a1a1a1", "A1" * 20, "v0.33.0", "a1" * 20 + "0", "")),
+        ("lock.yaml", "tree: {}", ("b2" * 6, "HEAD^{tree}")),
+        ("lock.yaml", "sha256: {}", ("c3" * 31 + "c", "C3" * 32)),
+        ("lock.yaml", "filename: {}", ("../widget_kit-1.tar.gz", "/widget_kit-1.tar.gz", ".part")),
     ],
 )
-def test_a_label_that_a_version_would_change_and_an_arch_that_is_none_are_refused(make: Make, line: str, changed: str) -> None:
-    """PEP 440 drops zeros, case and separators, so the wheel would have another label than the stack."""
-    root = make().project.root
-    path = root / "forks" / "test" / "stack.yaml"
-    path.write_text(path.read_text().replace(line, changed))
-    with refusal("file-invalid"):
-        Project(root, "test")
+def test_a_stack_or_lock_that_cannot_be_meant_is_refused(host: Host, commit: str, name: str, line: str, values: tuple[str, ...]) -> None:
+    """
+    A label that PEP 440 would change, an architecture that is none, and another release than the pinned one without a reason; the lock of
+    another stack, or of a later format; ids that are short, uppercase or invented, and file names that are paths.
+    """
+    host.lock(SDIST)
+    path = host.root / "forks" / host.stack / name
+    text = path.read_text()
+    for value in values:
+        path.write_text(re.sub(rf"\b{line.partition(':')[0]}: .*", line.format(f"'{value}'"), text, count=1))
+        with refusal("file-invalid"):
+            assert host.context().lock
 
 
-def test_another_architecture_has_rules_and_a_label_of_its_own(make: Make) -> None:
+def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commit: str) -> None:
     """One without rules is refused, and the error lists those that there are."""
-    root = make().project.root
-    folder = root / "build" / "test"
+    host.lock()
+    folder = host.root / "build" / host.stack
     folder.mkdir(parents=True)
     (folder / "archs-9.0a.yaml").write_text("rules: []\n")
+    same, other = (Project(host.root, host.stack, arch) for arch in ("12.1f", "9.0a"))
 
-    assert (Project(root, "test").spec.arch, Project(root, "test", "12.1f").suffix) == ("12.1f", "")
-    other = Project(root, "test", "9.0a")
+    assert (same.spec.arch, same.suffix) == ("12.1f", "")
     assert (other.spec.arch, other.spec.label, other.audit_file.name) == ("9.0a", "t.sm90a", "test-9.0a.yaml")
     for arch in ("12.1", "13.0", "../../x", "x/../archs-9.0a", "*"):
         with refusal("not-provided", match="no arch rules for") as caught:
-            Project(root, "test", arch)
+            Project(host.root, host.stack, arch)
         assert caught.value.details == ("architectures: 12.1f, 9.0a",)
 
 
-@pytest.mark.parametrize("why", ["is not reachable from here", "is not resolved in the lock"])
-def test_auto_says_why_it_takes_the_sdist(
-    make: Make, repository: Repository, commit: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where git will not do, the sdist is taken, and the reason is said."""
-    run = dataclasses.replace(make(commit if "reach" in why else commit[:9], repository.tree(), sdist=SDIST), source="auto")
-    shutil.rmtree(repository.path)
+def test_auto_takes_git_if_the_commit_is_here_or_reachable(host: Host, commit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    The commit decides, not the name of its tag. It comes with `lock`, its files with `fetch`; those that are left out need not come. The
+    reason for the sdist is said.
+    """
 
-    assert fetch.choose(run, "mini", run.lock.forks["mini"]) == "sdist"
-    assert f"mini: taking the sdist, because the git source {why}" in capsys.readouterr().err
+    def choice(run: RunContext) -> str:
+        return fetch.choose(run, host.fork, run.lock.forks[host.fork])
 
-
-def test_auto_takes_a_commit_whose_tag_the_host_lacks(make: Make, repository: Repository, commit: str) -> None:
-    """The commit decides, not its name; without it, the sdist is taken."""
-    kinds = []
-    for locked in (commit, "1" * 40):
-        run = dataclasses.replace(make(locked, repository.tree(), ref="v7", sdist=SDIST), source="auto")
-        kinds.append(fetch.choose(run, "mini", run.lock.forks["mini"]))
-
-    assert kinds == ["git", "sdist"]
-
-
-def test_auto_takes_no_commit_whose_files_are_neither_here_nor_reachable(make: Make, repository: Repository, commit: str) -> None:
-    """A commit comes with `lock`, its files with `fetch`; those that are left out need not come."""
-    run = dataclasses.replace(make(commit, repository.tree(), sdist=SDIST), source="auto")
-    run.mirror(URL).commit(commit)
-    gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
-    locked = run.lock.forks["mini"]
-    assert fetch.choose(gone, "mini", locked) == "sdist"
-
-    assert locked.git
-    without = msgspec.structs.replace(locked, git=msgspec.structs.replace(locked.git, without=("a.txt",)))
-    assert fetch.choose(gone, "mini", without) == "git"
-    fetch.fetch(run, "mini")
-    assert fetch.choose(gone, "mini", locked) == "git"
+    host.lock(SDIST, ref="v7", without=("a.txt",))
+    bare = without_host(host, host.context())
+    assert choice(bare) == "sdist"
+    assert "widget: taking the sdist, because the git source is not reachable from here" in capsys.readouterr().err
+    host.lock(SDIST, ref="v7")
+    run = host.context()
+    gone = without_host(host, run)
+    assert (choice(run), choice(gone)) == ("git", "sdist")
+    run.mirror(host.url).commit(commit)
+    assert (choice(gone), choice(bare)) == ("sdist", "git")
+    fetch.fetch(run, host.fork)
+    assert choice(gone) == "git"
+    for pin, why in (("1" * 40, "is not reachable from here"), (commit[:9], "is not resolved in the lock")):
+        host.lock(SDIST, commit=pin)
+        assert choice(host.context()) == "sdist"
+        assert f"because the git source {why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stack", ["2026.05", "2026.11"])
@@ -328,124 +236,95 @@ def test_a_stack_builds_from_the_index_alone(stack: str, store: Store) -> None:
     assert kinds == {"cutlass": "wheel", "flashinfer": "sdist", "vllm": "sdist"}
 
 
-def test_a_release_in_a_wheel_that_is_not_the_pinned_one_needs_a_reason() -> None:
-    with refusal("file-invalid") as caught:
-        strict_yaml.parse("{name: a, version: '1', tag: py3-none-any, release: '2'}", WheelSpec, "stack.yaml")
-    assert "`release` and `accepted` are stated together" in "".join(caught.value.details)
-
-
 # A commit that the source distribution proves.
 
 GENERATED = ("PKG-INFO", "*.egg-info/*")
 
 
-@pytest.fixture(name="released")
-def _released(tmp_path: Path, make: Make) -> Callable[..., RunContext]:
-    """Return a function that locks a source distribution of these files beside the beginning of a commit."""
-
-    def released(commit: str, files: dict[str, bytes], **further: Any) -> RunContext:
-        path = tmp_path / "mini-1.tar.gz"
-        with tarfile.open(path, "w:gz") as tar:
-            for name, data in files.items():
-                info = tarfile.TarInfo(f"mini-1/{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-        run = make(sdist=SDIST)
-        stored = run.store.folder("downloads", sha256_file(path)) / path.name
-        path.rename(stored)
-        file = msgspec.structs.replace(SDIST, sha256=stored.parent.name)
-        file = msgspec.structs.replace(file, tree=package_index.import_file(run, file))
-        return dataclasses.replace(make(commit, sdist=file, generated=GENERATED, **further), source="auto")
-
-    return released
+def release(host: Host, files: dict[str, bytes], **pins: Any) -> RunContext:
+    """Lock a source distribution of *files* beside the beginning of the commit, and return a run."""
+    path = host.root.parent / SDIST.filename
+    write_sdist(path, files)
+    host.lock()
+    context, file = host.context(), msgspec.structs.replace(SDIST, sha256=sha256_file(path))
+    path.rename(context.store.folder("downloads", file.sha256) / path.name)
+    file = msgspec.structs.replace(file, tree=package_index.import_file(context, file))
+    host.lock(file, generated=GENERATED, commit=host.work.git("rev-parse", "HEAD")[:9], tree=UNRESOLVED, **pins)
+    return host.context()
 
 
-def test_a_release_proves_the_commit_that_its_tag_names(
-    released: Callable[..., RunContext], repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Git is taken although the lock has no tree; lock records what was compared."""
-    commit = repository.commit({"a.txt": b"1\r\n", "tests/t.py": b"pass\n"})
-    repository.git("tag", "v1")
-    run = released(commit[:9], {"a.txt": b"1\r\n", "PKG-INFO": b"Name: mini\n", "mini.egg-info/SOURCES.txt": b"a.txt\n"})
-    fetched = fetch.fetch(run, "mini")
+def test_a_release_proves_the_commit_that_its_tag_names(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Git is taken although the lock has no tree; lock records what was compared. A sdist with another tree than the locked one is refused."""
+    commit = host.work.commit({"a.txt": b"1\r\n", "tests/t.py": b"pass\n"})
+    run = release(host, {"a.txt": b"1\r\n", "PKG-INFO": b"Name: widget\n", "widget.egg-info/SOURCES.txt": b"a.txt\n"})
+    fetched, locked = fetch.fetch(run, host.fork), run.lock.forks[host.fork]
 
-    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, repository.tree(), True)
-    said = "1 of 3 files of mini-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
+    assert (fetched.kind, fetched.pin, fetched.tree, fetched.resolved) == ("git", commit, host.work.tree(), True)
+    said = "1 of 3 files of widget_kit-1.tar.gz are the commit's, 2 are generated, 1 of the commit are not in it"
     assert said in capsys.readouterr().err
-    locked = msgspec.structs.replace(run.lock.forks["mini"], git=GitLock(URL, "v1", commit, repository.tree()))
-    proof = resolve.prove(run, "mini", locked, GENERATED)
-    assert proof == SdistProof(equal=1, generated=("PKG-INFO", "mini.egg-info/SOURCES.txt"), absent=1)
+    assert locked.git
+    assert locked.sdist
+    whole = msgspec.structs.replace(locked, git=msgspec.structs.replace(locked.git, commit=commit, tree=fetched.tree))
+    proof = resolve.prove(run, host.fork, whole, GENERATED)
+    assert proof == SdistProof(equal=1, generated=("PKG-INFO", "widget.egg-info/SOURCES.txt"), absent=1)
+    other = msgspec.structs.replace(locked, sdist=msgspec.structs.replace(locked.sdist, tree="0" * 40))
+    with refusal("source-mismatch", match=r"content of widget_kit-1\.tar\.gz is not the tree"):
+        fetch.fetch(dataclasses.replace(run, source="sdist"), host.fork, other)
 
 
 @pytest.mark.parametrize(
     ("files", "fault"),
     [({"a.txt": b"1\n"}, "a.txt differs"), ({"a.txt": b"1\r\n", "b.txt": b""}, "b.txt is not in the commit")],
 )
-def test_a_commit_that_was_not_released_is_refused(
-    released: Callable[..., RunContext], commit: str, files: dict[str, bytes], fault: str
-) -> None:
+def test_a_commit_that_was_not_released_is_refused(host: Host, commit: str, files: dict[str, bytes], fault: str) -> None:
     """One byte, or one file that the commit lacks, and the files are named; the right prefix and the tag do not help."""
     with refusal("sdist-differs") as caught:
-        fetch.fetch(released(commit[:9], files), "mini")
+        fetch.fetch(release(host, files), host.fork)
     assert caught.value.details == (fault,)
 
 
-def test_files_of_submodules_take_part_in_the_proof(nest: Nest, released: Callable[..., RunContext]) -> None:
-    """A source distribution carries them in their folders; the proven commit names them, so that the lock need not."""
-    files = {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"}
-    run = released(nest.commit[:9], files, ref="main")
-    run = dataclasses.replace(run, mirrors={URL: nest.top.url, PARTY: nest.party.url, INNER: nest.inner.url})
-    fetched = fetch.fetch(run, "mini")
+def test_files_of_submodules_take_part_in_the_proof(host: Host, nest: Nest) -> None:
+    """A sdist carries them in their folders; the proven commit names them, so the lock need not. A host that lacks one is named."""
+    run = release(host, {"a.txt": b"1\n", "third/party/party.txt": b"party\n", "third/party/deps/inner/inner.txt": b"inner\n"})
+    with refusal("source-unreachable", match="/gone"):
+        fetch.fetch(without_host(host, run, INNER), host.fork)
+    fetched = fetch.fetch(run, host.fork)
 
-    assert (fetched.pin, fetched.resolved) == (nest.commit, True)
+    assert fetched.resolved
     assert {path: entry.tree for path, entry in fetched.submodules.items()} == {path: entry.tree for path, entry in nest.locked().items()}
-    assert set(files) < set(run.objects.paths(fetched.tree))
-
-
-def test_a_submodule_that_cannot_be_had_is_unreachable(nest: Nest, released: Callable[..., RunContext]) -> None:
-    """It is the host that is named, not the files that the commit seems to lack."""
-    run = released(nest.commit, {"a.txt": b"1\n", "third/party/party.txt": b"party\n"}, ref="main")
-    mirrors = {URL: nest.top.url, PARTY: nest.party.url, INNER: str(nest.inner.path / "gone")}
-    with refusal("source-unreachable", match="inner/gone"):
-        fetch.fetch(dataclasses.replace(run, mirrors=mirrors), "mini")
 
 
 # Locking.
 
 
-def test_lock_leaves_unresolved_what_does_not_answer(make: Make, repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the host, or without the ref, nothing is made up; the command goes on, and says so."""
-    repository.commit({"a.txt": b"1\n"})
-    run = make(ref="v7")
-    gone = dataclasses.replace(run, mirrors={URL: str(repository.path / "gone")})
-    expected = GitLock(URL, "v7", UNRESOLVED, UNRESOLVED)
-
-    assert resolve.resolve(run).forks["mini"].git == resolve.resolve(gone).forks["mini"].git == expected
-    assert resolve.unresolved(run.project, resolve.resolve(run)) == [f"mini: v7 of {URL}"]
-    assert "left unresolved" in capsys.readouterr().err
-
-
-def test_lock_refuses_a_tag_that_names_another_commit(make: Make, repository: Repository, commit: str) -> None:
-    run = make()
-    spec = msgspec.structs.replace(run.project.spec.forks["mini"], sources=SourceSpecs(git=GitSpec(URL, "v1", "0" * 9)))
-    run.project.spec = msgspec.structs.replace(run.project.spec, forks={"mini": spec})
-
+def test_lock_leaves_unresolved_what_does_not_answer(host: Host, commit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the host, or without the ref, nothing is made up; the command goes on, and says so. Nor is a tag taken that names another commit."""
+    host.lock(ref="v7")
+    run = host.context()
+    for context in (run, without_host(host, run)):
+        locked = resolve.resolve(context)
+        assert resolve.unresolved(run.project, locked) == [f"widget: v7 of {host.url}"]
+        assert "left unresolved" in capsys.readouterr().err
+    text = run.project.stack_file.read_text()
+    run.project.stack_file.write_text(text.replace("ref: v7", "ref: v1").replace("commit: ''", "commit: '000000000'"))
     with refusal("source-mismatch") as caught:
-        resolve.resolve(run)
-
+        resolve.resolve(host.context())
     assert caught.value.details == (f"stack.yaml: {'0' * 9}", f"host: {commit}")
 
 
 # The mirror map.
 
-def test_the_longest_beginning_wins_and_githubs_case_does_not_count(make: Make) -> None:
-    """GitHub takes NVIDIA/cutlass and nvidia/cutlass for one repository; other hosts need not."""
-    mirrors = {HOST: "ssh://c.example/", "https://github.com/NVIDIA/": "ssh://a.example/", f"{HOST}Big/": "ssh://b.example/"}
-    run = dataclasses.replace(make(), mirrors=mirrors)
 
-    assert run.mirrored("https://GitHub.com/nvidia/cutlass.git") == "ssh://a.example/cutlass.git"
-    assert run.mirrored(f"{HOST}Big/x") == "ssh://b.example/x"
-    assert run.mirrored(f"{HOST}big/x") == "ssh://c.example/big/x"
+def test_the_longest_beginning_wins_and_githubs_case_does_not_count() -> None:
+    """GitHub takes NVIDIA/cutlass and nvidia/cutlass for one repository; other hosts need not."""
+    other = "https://upstream.example/"
+    mirrors = {other: "ssh://c.example/", "https://github.com/NVIDIA/": "ssh://a.example/", f"{other}Big/": "ssh://b.example/"}
+    for url, address in (
+        ("https://GitHub.com/nvidia/cutlass.git", "ssh://a.example/cutlass.git"),
+        (f"{other}Big/x", "ssh://b.example/x"),
+        (f"{other}big/x", "ssh://c.example/big/x"),
+    ):
+        assert mirrored(mirrors, url) == address
 
 
 @pytest.mark.parametrize("value", ["", "=", "https://a.example", "https://a.example=", "=there"])
@@ -455,17 +334,3 @@ def test_a_malformed_mirror_is_wrong_usage(value: str) -> None:
         mirror_map(["https://a.example/=https://b.example/", value])
 
     assert repr(value) in caught.value.what
-
-
-# Forks that are only needed by another.
-
-
-def test_leaving_out_what_is_not_there_is_refused(make: Make, repository: Repository, commit: str) -> None:
-    """A path under `without` that the source does not have would leave nothing out, in silence."""
-    run = make(commit, repository.tree())
-    path = run.project.lock_file
-    path.write_text(path.read_text("utf-8").replace(f"commit: {commit}", f"commit: {commit}\n      without: [media]"), "utf-8")
-
-    with refusal("file-invalid", match="has nothing of what `without` leaves out") as caught:
-        fetch.fetch(run, "mini")
-    assert caught.value.details == ("media",)

@@ -1,9 +1,8 @@
-"""The store: whole results or none, whatever kills the writer; locks that die with their holder."""
+"""The cache directory: results and git trees, whole or not there whatever kills the writer, and nobody's configuration."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,16 +11,13 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import forked
-from tests.support.mounts import mounting_shell
 
+from sparkwright.core import git
+from sparkwright.core.git import Objects
 from sparkwright.core.store import Store
 
-
-class Record(msgspec.Struct, frozen=True):
-    """What a stage might keep."""
-
-    name: str
-    count: int
+#: A record that a stage might keep.
+Record = msgspec.defstruct("Record", [("name", str), ("count", int)], frozen=True)
 
 
 def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> None:
@@ -54,9 +50,6 @@ def test_a_builder_killed_leaves_no_folder(store: Store) -> None:
     assert [path.name for path in final.parent.rglob("*")] == ["x", "whole"]
 
 
-# Records.
-
-
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"name": "a"}', b'{"name": "a", "count": "1"}', b"\xff\xfe", b"\0" * 40, b"[" * 100_000])
 def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
     """A record that was cut off, overwritten or written by another version is made anew instead of believed."""
@@ -65,9 +58,6 @@ def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
 
     assert store.get("stage", "key", Record) is None
     assert store.get("stage", "other", Record) is None
-
-
-# Locks.
 
 
 def test_a_second_holder_waits_or_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,19 +84,78 @@ def test_a_file_in_place_of_the_cache_directory_is_refused(tmp_path: Path, name:
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_read_only_store_is_refused(tmp_path: Path) -> None:
-    """A store on a disk that is mounted read-only is `cache-unusable`, before a stage begins and while one writes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    script = (
-        "import subprocess, sys\nfrom pathlib import Path\nfrom sparkwright.core.errors import StoreError\n"
-        "from sparkwright.core.store import Store\nstore = Store(Path(sys.argv[1]))\n"
-        "subprocess.run(['mount', '-o', 'remount,bind,ro', sys.argv[1]], check=True)\n"
-        "for use in (lambda: Store(store.root), lambda: store.put('a', 'b', {}), lambda: store.folder('a')):\n"
-        "    try:\n        use()\n    except StoreError as error:\n        print(error.reference)\n"
-    )
-    steps = 'mount -t tmpfs none "$1" && "$2" -c "$3" "$1" && umount "$1"'
-    command = [*mounting_shell(), steps, "sh", str(disk), sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+# Trees.
 
-    assert done.stdout.split() == ["cache-unusable"] * 3, done.stderr
+FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
+
+
+def stored(objects: Objects, **changes: bytes) -> str:
+    """Return a tree of `FILES`, where ``run.sh`` is executable, with *changes* (``__`` stands for a slash, ``_`` for a dot)."""
+    files = FILES | {name.replace("__", "/").replace("_", "."): data for name, data in changes.items()}
+    return objects.store_files((name, git.EXECUTABLE if name == "run.sh" else git.REGULAR, data) for name, data in files.items())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    GIT_DIR and its like, which hooks and rebases leave in a shell, redirect nothing; autocrlf, attributes, hooks and filters of the home folder
+    change no byte of what is stored and checked out.
+    """
+    attributes, other = b"* text eol=crlf filter=x\n", tmp_path / "other"
+    expected = stored(objects, _gitattributes=attributes)
+    for name, value in {
+        "GIT_DIR": str(other),
+        "GIT_INDEX_FILE": str(other / "index"),
+        "GIT_OBJECT_DIRECTORY": str(other / "objects"),
+        "GIT_WORK_TREE": str(other),
+        "GIT_NAMESPACE": "x",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.autocrlf",
+        "GIT_CONFIG_VALUE_0": "true",
+        "GIT_LITERAL_PATHSPECS": "1",
+        "GIT_TRACE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "post-checkout").write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    (tmp_path / "post-checkout").chmod(0o755)
+    with (Path.home() / ".gitconfig").open("a") as stream:
+        stream.write(f'[core]\n\thooksPath = {tmp_path}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
+    (Path.home() / ".config" / "git").mkdir(parents=True)
+    (Path.home() / ".config" / "git" / "attributes").write_text("* text filter=x\n")
+    fresh = Objects(tmp_path / "fresh.git")
+    tree = stored(fresh, _gitattributes=attributes)
+    fresh.archive(tree, tmp_path / "out")
+
+    assert tree == expected
+    assert content(tmp_path / "out") == FILES | {".gitattributes": attributes}
+    assert not other.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["back", "on"])
+def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: bool) -> None:
+    """`kill -9` on the way to another tree leaves a folder that the next checkout makes whole, of that tree or of the one before."""
+    many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
+    before, tree = stored(objects), objects.store_files((name, git.REGULAR, data) for name, data in many.items())
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(before, folder, index)
+    assert forked.killed(lambda: objects.checkout(tree, folder, index), (folder / "d20").exists)
+    objects.checkout(tree if again else before, folder, index)
+    # Nor is anything left that git does not track.
+    assert content(folder) == (many if again else FILES)
+
+
+def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
+    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    objects = Objects(tmp_path / "objects.git")
+    tree, before = stored(objects), sorted((tmp_path / ".git").rglob("*"))
+    (objects.path / "HEAD").write_bytes(b"garbage")
+    for use in (lambda: objects.paths(tree), lambda: stored(objects), lambda: objects.checkout(tree, tmp_path / "src", tmp_path / "index")):
+        with refusal("git-failed"):
+            use()
+
+    assert sorted((tmp_path / ".git").rglob("*")) == before

@@ -209,7 +209,7 @@ class Patch(msgspec.Struct, frozen=True):
         name: File name inside the series; ``#35568`` for a pull request.
         sha256: Of the file, or of the diff of a pull request.
         author, date: As in the header.
-        status, reason, drop_when: The trailers.
+        reason, drop_when: The trailers.
         files: Changed paths, in order.
         data: The diff.
         pick: Number of the pull request; 0 for a patch of ours.
@@ -219,7 +219,6 @@ class Patch(msgspec.Struct, frozen=True):
     name: str
     sha256: str
     subject: str
-    status: str
     reason: str
     drop_when: str
     files: tuple[str, ...]
@@ -268,7 +267,6 @@ def parse(name: str, data: bytes) -> Patch:
     return Patch(
         name=name,
         sha256=sha256_bytes(data),
-        status=trailers["Upstream-Status"],
         reason=trailers["Reason"],
         subject=_decoded(str(message.get("Subject", ""))).removeprefix("[PATCH]").strip(),
         drop_when=trailers["Drop-When"],
@@ -328,22 +326,18 @@ def without(diff: bytes, left_out: Collection[str]) -> bytes:
     return b"".join(parts) if left_out else diff
 
 
-def added_lines(diff: bytes) -> Counter[tuple[str, bytes]]:
-    """Return the lines that *diff* adds, each with its file."""
-    return Counter(
-        (part.path, line)
-        for part in sections(diff)
-        for hunk in part.hunks
-        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
-    )
-
-
 def count_present_lines(objects: Objects, tree: str, diff: bytes) -> tuple[int, int]:
     """
     Return how many of the added, non-blank lines of *diff* are in the same files of *tree*, and how
     many it adds.
     """
-    added = Counter(entry for entry in added_lines(diff).elements() if entry[1].strip())
+    added = Counter(
+        (part.path, line)
+        for part in sections(diff)
+        for hunk in part.hunks
+        for line in (Counter(hunk.after) - Counter(hunk.before)).elements()
+        if line.strip()
+    )
     texts = {path: objects.blob(tree, path) or b"" for path in {path for path, _ in added}}
     have = Counter((path, line) for path, text in texts.items() for line in lines_of(text))
     return (added & have).total(), added.total()

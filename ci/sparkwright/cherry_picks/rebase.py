@@ -21,7 +21,7 @@ from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, re
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
 from sparkwright.core.console import console, printable
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.errors import GitError, SparkwrightError
 from sparkwright.core.files import content_key, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
@@ -37,10 +37,6 @@ UNFINISHED = "this-export-was-killed-run-it-again"
 MAIL_CONTEXT = 20
 
 _EPOCH = "Thu, 1 Jan 2026 00:00:00 +0000"
-_COMMITTER = {
-    "GIT_COMMITTER_NAME": "sparkwright",
-    "GIT_COMMITTER_EMAIL": "export@sparkwright.invalid",
-}
 #: A file name without a path, a leading dot or a comment of quilt's list.
 _NAME = re.compile(r"[^\s.#/-][^#/]{0,190}\.patch")
 _HEADER = "--format=%f%nFrom: %an <%ae>%nDate: %aD%nSubject: [PATCH] %s%n%n%b"
@@ -168,7 +164,7 @@ def _am(upstream: Upstream, folder: Path, names: Sequence[str]) -> str:
         mail.write_bytes(head + f"\n{FILE}: {name}\n---\n".encode() + diffs.get(name, diff))
         mails.append(str(mail))
     words = ["am", "--quiet", "--3way", "--keep-non-patch", "--committer-date-is-author-date"]
-    if not mails or not git.run([*words, *mails], cwd=folder, env=_COMMITTER, check=False)[0]:
+    if not mails or not git.run([*words, *mails], cwd=folder, env=git.COMMITTER, check=False)[0]:
         return ""
     return names[int((folder / ".git" / "rebase-apply" / "next").read_text()) - 1]
 
@@ -182,32 +178,23 @@ def commit_series(
     Raises:
         patch-invalid: git takes the author or the date of a patch for none.
     """
-
-    def commit(tree: str, parent: Sequence[str], author: str, date: str, message: str) -> str:
-        name, _, address = author.partition(" <")
-        env = {
-            **_COMMITTER,
-            "GIT_AUTHOR_NAME": name or "upstream",
-            "GIT_AUTHOR_EMAIL": address.rstrip(">") or "upstream@invalid",
-            "GIT_AUTHOR_DATE": date or _EPOCH,
-            "GIT_COMMITTER_DATE": date or _EPOCH,
-        }
-        words = ["commit-tree", tree, *parent]
-        status, out, errors = work.run(words, env=env, stdin=message.encode(), check=False)
-        if status:
-            raise PatchError(
-                "patch-invalid",
-                f"git makes no commit of {message.splitlines()[0]!r}.",
-                details=errors.splitlines()[-5:],
-            )
-        return out.decode().strip()
-
-    root = tip = commit(base, [], "sparkwright", "", title)
+    root = tip = work.commit(base, title, author="sparkwright <upstream@invalid>", date=_EPOCH)
     for patch, tree in steps:
         text = patch.reason if patch.pick else f"{patch.text}\n{FILE}: {patch.name}"
         subject = f"{patch.subject} ({patch.name})" if patch.pick else patch.subject
-        message = f"{subject}\n\n{text}\n"
-        tip = commit(tree, ["-p", tip], patch.author, patch.date, message)
+        # The ledger has no address of an author.
+        author = patch.author or "upstream"
+        author += "" if " <" in author else " <upstream@invalid>"
+        try:
+            tip = work.commit(
+                tree, f"{subject}\n\n{text}\n", tip, author=author, date=patch.date or _EPOCH
+            )
+        except GitError as error:
+            raise PatchError(
+                "patch-invalid",
+                f"git makes no commit of {patch.name}.",
+                details=error.details,
+            ) from error
     return root, tip
 
 

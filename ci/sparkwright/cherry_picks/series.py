@@ -19,11 +19,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
-from sparkwright.cherry_picks.patch import Patch, PatchError, sections
+from sparkwright.cherry_picks.patch import Patch, PatchError
 from sparkwright.cherry_picks.upstream import Upstream
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
@@ -31,30 +29,6 @@ from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import SourceError
 
 _TRAILER = re.compile(r"^Backport-Of: #([1-9][0-9]{0,8}) ([0-9a-f]{64})$", re.MULTILINE)
-
-
-class Backport(msgspec.Struct, frozen=True):
-    """
-    A pick that is not carried as it is, held against its original.
-
-    Attributes:
-        hunks: The hunks of the original, of which as many are applied unchanged as *unchanged*.
-        left_out: Files and hunks that are left out, each with the reason.
-        patches: The names of our patches in their place.
-        lines: The added lines of the original, of which *present* are added here.
-        further: The lines that only our patches add.
-    """
-
-    name: str
-    title: str
-    merge: str
-    hunks: int
-    unchanged: int
-    left_out: dict[str, str]
-    patches: tuple[str, ...]
-    lines: int
-    present: int
-    further: int
 
 
 def _original(patch: Patch) -> tuple[int, str]:
@@ -92,34 +66,6 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
             f"Backports of {stack} do not correspond to its picks.",
             details=faults,
         )
-
-
-def _compare(
-    record: Record, stack: str, diff: bytes, pick: Patch, ours: Sequence[Patch]
-) -> Backport:
-    """
-    Return how *stack* carries *record*.
-
-    Args:
-        diff: The whole diff that the record pins.
-        pick: What is applied of it.
-        ours: Our patches of the stack.
-    """
-    patches = [entry for entry in ours if _original(entry)[0] == record.number]
-    wanted, unchanged = patch.added_lines(diff), patch.added_lines(pick.data)
-    present = sum((patch.added_lines(entry.data) for entry in patches), unchanged)
-    return Backport(
-        record.name,
-        record.title,
-        record.merge,
-        sum(len(part.hunks) for part in sections(diff)),
-        sum(len(part.hunks) for part in sections(pick.data)),
-        dict(record.stacks[stack]),
-        tuple(entry.name for entry in patches),
-        wanted.total(),
-        (wanted & present).total(),
-        (present - wanted).total(),
-    )
 
 
 def diff_between(context: RunContext, ledger: Ledger, base: str, tip: str) -> bytes:
@@ -193,7 +139,6 @@ def as_patch(record: Record, data: bytes) -> Patch:
         name=record.name,
         sha256=sha256_bytes(data) if data else "",
         subject=record.title,
-        status="Backport",
         reason=record.reason,
         drop_when=record.drop_when,
         files=tuple(part.path for part in patch.sections(data)),
@@ -252,17 +197,6 @@ def of(context: RunContext, fork: str) -> tuple[Patch, ...]:
     picks = [patch_of(context, ledger, record, stack) for record in ledger.carried(stack)]
     ours = load(context.project.series_folder(fork))
     return (*(pick for pick in picks if pick.data), *ours)
-
-
-def backports(context: RunContext, fork: str) -> list[Backport]:
-    """Return the picks that the stack carries in part, as far as their diffs are in the store."""
-    ledger, stack = load_ledger(context.project.root, fork), context.project.stack
-    ours = load(context.project.series_folder(fork))
-    return [
-        _compare(record, stack, diff, patch_of(context, ledger, record, stack), ours)
-        for record in ledger.carried(stack)
-        if record.stacks[stack] and (diff := stored_diff(context, ledger, record))
-    ]
 
 
 def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:

@@ -22,7 +22,6 @@ from sparkwright.cherry_picks.ledger import Ledger, Record, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.files import content_key
 from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
@@ -201,12 +200,12 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for _, release in releases(self.context, spec.name, optional=True) if spec else ():
+        for release in releases(self.context, spec.name, optional=True) if spec else ():
             if release.version == name:
                 return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
 
-    def later_releases(self, *, optional: bool = False) -> list[tuple[str, FileLock]]:
+    def later_releases(self, *, optional: bool = False) -> list[FileLock]:
         """Return the releases after the locked one, oldest first; see `releases`."""
         from packaging.version import Version
 
@@ -214,34 +213,28 @@ class Upstream:
         if sdist is None:
             return []
         listed = releases(self.context, sdist.name, optional=optional)
-        return [entry for entry in listed if Version(entry[1].version) > Version(sdist.version)]
+        return [entry for entry in listed if Version(entry.version) > Version(sdist.version)]
 
     def later(self, patches: Collection[Patch], *, every: bool) -> Iterator[Base]:
         """
-        Yield the newest release (or *every* one) after the locked source, and the branch's tip if
-        it can be reached, oldest first.
+        Yield the newest release (or *every* one) after the locked source, oldest first, and the
+        branch's tip if it can be reached.
         """
         listed = self.later_releases(optional=True)
-        dated: list[tuple[str, FileLock | Base]] = [*(listed if every else listed[-1:])]
-        newest = self._newest(patches) if self.mirror else []
-        day = newest[0].name.rpartition(" ")[2] if newest else "9999"
-        dated += [(day, tip) for tip in newest]
-        # The tip of a mirror can be older than the newest releases.
-        for _, entry in sorted(dated, key=lambda entry: entry[0] > day):
-            yield entry if isinstance(entry, Base) else of_release(self.context, entry)
-
-    def _newest(self, patches: Collection[Patch]) -> list[Base]:
-        """Return the tip of the branch, named with its day, if it can be reached."""
-        branch = self.ledger.branch
-        try:
-            tip = self.commit(branch)
-            name = f"{branch} {log(self.context.objects, '-1', tip)[0].date}"
-            return [self.at_commit(name, tip, patches)]
-        except SourceError as error:
-            if error.reference not in {"offline", "source-unreachable"}:
-                raise
-            console.note(f"{branch} of {self.fork} is left out: {error.what}")
-            return []
+        for release in listed if every else listed[-1:]:
+            yield of_release(self.context, release)
+        if self.mirror:
+            branch = self.ledger.branch
+            try:
+                tip = self.commit(branch)
+                name = f"{branch} {log(self.context.objects, '-1', tip)[0].date}"
+                newest = self.at_commit(name, tip, patches)
+            except SourceError as error:
+                if error.reference not in {"offline", "source-unreachable"}:
+                    raise
+                console.note(f"{branch} of {self.fork} is left out: {error.what}")
+            else:
+                yield newest
 
 
 def of_release(context: RunContext, release: FileLock) -> Base:
@@ -251,21 +244,13 @@ def of_release(context: RunContext, release: FileLock) -> Base:
     Raises:
         offline, source-unreachable, source-mismatch, archive-unsafe: It cannot be fetched.
     """
-    key = content_key("release", {"sha256": release.sha256, "folder": ""})
-    tree = context.store.get("release", key, str)
-    if not tree or not context.objects.has(f"{tree}^{{tree}}"):
-        with context.store.lock("objects"):
-            tree = package_index.import_file(context, release)
-        context.store.put("release", key, tree)
-    return Base(release.version, tree)
+    with context.store.lock("objects"):
+        return Base(release.version, package_index.import_file(context, release))
 
 
-def releases(
-    context: RunContext, project: str, *, optional: bool = False
-) -> list[tuple[str, FileLock]]:
+def releases(context: RunContext, project: str, *, optional: bool = False) -> list[FileLock]:
     """
-    Return the final releases of *project* that have an sdist, oldest first, each with the day of
-    its upload (UTC; empty if the index does not state it); none with --offline.
+    Return the final releases of *project* that have an sdist, oldest first; none with --offline.
 
     Args:
         optional: Return none if the index does not answer.
@@ -286,8 +271,7 @@ def releases(
         with contextlib.suppress(InvalidSdistFilename):
             version = parse_sdist_filename(file.name)[1]
             if file.name.endswith(".tar.gz") and file.sha256 and not version.is_prerelease:
-                release = FileLock(project, str(version), file.name, file.sha256, size=0)
-                by_version[version] = (file.day, release)
+                by_version[version] = FileLock(project, str(version), file.name, file.sha256, 0)
     return [by_version[version] for version in sorted(by_version)]
 
 

@@ -212,13 +212,7 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
         _require(answer == upstreams.ANSWER, what, answer)
         yield "run", f"{upstreams.PROMPT!r} → {answer[:40]!r}…"
 
-        keys.make(folder / "new", ["online"])
-        publisher.rotate(keys.ROLES["online"], keys.load([folder / "new"]))
-        state = install()["state"]
-        _require(state == "there already", "The client does not follow the new key.", state)
-        yield "rotate a key", "the client follows"
-        both = keys.load([folder / "keys", folder / "new"])
-        dataclasses.replace(publisher, keys=both).yank(release.release, "the demo ends")
+        publisher.yank(release.release, "the demo ends")
         yield "yank", _must_fail("release-yanked", install)
     yield "uninstall", f"{client.uninstall(prefix, release.release)} is removed"
 

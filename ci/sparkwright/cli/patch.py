@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     context = options.checkout(arguments)
     root, today = context.project.root, datetime.datetime.now(datetime.UTC).date()
     names = stack_names(root)[::-1]
-    stacks, backports = {}, {}
+    stacks = {}
     for name in [arguments.stack] if arguments.stack else names:
         own = dataclasses.replace(context, project=Project(root, name))
         forks = [fork for fork in own.project.spec.forks if fork in (arguments.fork or [fork])]
@@ -185,32 +185,8 @@ def run_status(arguments: argparse.Namespace) -> int:
             ],
             result=True,
         )
-        backports[name] = {fork: series.backports(own, fork) for fork in forks}
-        _show_backports(name, backports[name])
-    console.document({"stacks": stacks, "backports": backports})
+    console.document({"stacks": stacks})
     return 0
-
-
-def _show_backports(stack: str, backports: Mapping[str, Sequence[series.Backport]]) -> None:
-    rows = [
-        [
-            f"{fork}{entry.name}",
-            entry.merge[:12],
-            f"{entry.unchanged} of {entry.hunks}",
-            f"{entry.present} of {entry.lines}" + (f" + {entry.further}" * bool(entry.further)),
-            ", ".join(entry.patches) or "–",
-            "\n".join(f"{place}: {reason}" for place, reason in entry.left_out.items()),
-        ]
-        for fork, entries in backports.items()
-        for entry in entries
-    ]
-    if rows:
-        console.table(
-            f"carried in part by {stack}",
-            ["pick", "merge", "hunks as they are", "added lines", "our patch", "left out"],
-            rows,
-            result=True,
-        )
 
 
 def run_pick(arguments: argparse.Namespace) -> int:
@@ -420,7 +396,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
             console.result(f"{fork} is at its newest release already.")
             console.document({"bump": None})
             return 0
-        version = later[-1][1].version
+        version = later[-1].version
     old, plan = upstream.locked().tree, bump.plan(upstream, version, arguments.drop)
     console.table(
         f"{fork} to {version}",

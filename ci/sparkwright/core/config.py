@@ -47,12 +47,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         mirrors: Beginning of an address → its replacement.
-        releases: The index that ``install`` takes releases from.
     """
 
     mirrors: dict[str, str] = {}
     compiler_cache: CompilerCache = CompilerCache()
-    releases: str = ""
 
 
 def config() -> Config:

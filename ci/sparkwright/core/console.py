@@ -316,11 +316,6 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&$])")
 _LINKED = re.compile(r"(@|://|\bwww(?=\.)|(?<=\\#)(?=\d))")
 
 
-def markdown_text(text: str) -> str:
-    """Return *text*, one printable line of it, as plain text in Markdown."""
-    return markdown_escape(one_line(text, len(text)))
-
-
 def markdown_escape(line: str) -> str:
     """Return *line* with markup, links and mentions escaped."""
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))

@@ -111,9 +111,6 @@ def sha256_bytes(data: bytes) -> str:
 def sha256_file(path: Path) -> str:
     """Return the sha256 of the file at *path* in hex."""
     with path.open("rb", buffering=0) as stream:
-        # The library's buffer takes three times as long as a file of a few kilobytes.
-        if os.fstat(stream.fileno()).st_size < 1 << 20:
-            return hashlib.sha256(stream.read()).hexdigest()
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

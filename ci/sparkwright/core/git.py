@@ -68,6 +68,12 @@ _ENVIRONMENT = {
 #: cache directory happens to lie in.
 HERE = {"GIT_DIR": "."}
 
+#: The committer of every commit that is made here.
+COMMITTER = {
+    "GIT_COMMITTER_NAME": "sparkwright",
+    "GIT_COMMITTER_EMAIL": "export@sparkwright.invalid",
+}
+
 REGULAR, EXECUTABLE, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 
 #: Phase, how many are done, and of how many.
@@ -334,6 +340,23 @@ class Objects:
             options = ["--quiet", "--done", "--force", "--depth=0"]
             words = ["-c", "core.compression=1", "fast-import", *options]
             return self._text(*words, stdin=stream).split()[2]
+
+    def commit(self, tree: str, message: str, parent: str = "", *, author: str, date: str) -> str:
+        """
+        Return a commit of *tree* on top of *parent*, if there is one.
+
+        Args:
+            author: ``NAME <ADDRESS>``.
+            date: Of the author and the committer, in a form that git reads.
+
+        Raises:
+            git-failed: git takes the author or the date for none.
+        """
+        name, _, address = author.partition(" <")
+        env = {**COMMITTER, "GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address.rstrip(">")}
+        env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+        words = ["commit-tree", tree, *(["-p", parent] if parent else [])]
+        return self._text(*words, env=env, stdin=message.encode()).strip()
 
     def checkout(self, tree: str, folder: Path, index: Path) -> None:
         """

@@ -187,10 +187,6 @@ class GitHub:
             pull-request-gone: GitHub has no such pull request, or the repository was renamed.
         """
         what = f"{owner}/{name}#{number}"
-        if not re.fullmatch(_REPOSITORY, f"{owner}/{name}") or number < 1:
-            raise GitHubError(
-                "pull-request-gone", f"GitHub can have no pull request {one_line(what, 200)}."
-            )
         reply = self.send("GET", f"/repos/{owner}/{name}/pulls/{number}", what)
         if reply.status in _GONE and not limited(reply):
             raise GitHubError(

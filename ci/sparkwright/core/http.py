@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import re
 import socket
@@ -32,8 +33,8 @@ CONNECT, STALL = 10.0, 30.0
 CHUNK = 1 << 16
 #: How often a request is sent, or a download goes without progress, before it fails.
 ATTEMPTS = 4
-#: Seconds before a download goes on, times the attempts without progress; and the backoff of
-#: urllib3's Retry.
+#: Seconds before a download goes on, times the attempts without progress; and before a request is
+#: repeated, doubled each time.
 PAUSE = 0.5
 REDIRECTS = 5
 #: Bytes of the largest reply that is held in memory, and of the largest file; wheels on the package
@@ -141,6 +142,20 @@ class Reply:
         text = self.headers.get("retry-after", "")
         return float(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
+    @property
+    def passing(self) -> bool:
+        """Whether another attempt may have another reply; GitHub says 403 for some limits."""
+        limit = self.status == 403 and "retry-after" in self.headers
+        return limit or self.status == 429 or self.status >= 500
+
+    @property
+    def wait(self) -> float:
+        """Return the seconds that the server asks to wait; GitHub's limit ends hours later."""
+        hours = "retry-after" in self.headers or (
+            self.status == 429 and "x-ratelimit-reset" in self.headers
+        )
+        return math.inf if self.retry_after is None and hours else self.retry_after or 0.0
+
     def pieces(self, limit: int, *, steady: bool = False) -> Iterator[bytes]:
         """
         Yield the body as it arrives.
@@ -173,32 +188,13 @@ class Reply:
         self.body = b"".join(self.pieces(limit if self.status < 300 else LARGEST))
 
 
-def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests.Session:
+def _session(deadline: _Deadline, *, redirects: bool) -> requests.Session:
     """
-    Return a session of requests that reports its sockets to *deadline*, repeats failed requests
-    until then, and follows *redirects* within their scheme.
+    Return a session of requests that reports its sockets to *deadline*, and follows *redirects*
+    within their scheme.
     """
     import requests
     from requests.adapters import HTTPAdapter
-    from urllib3.exceptions import MaxRetryError
-    from urllib3.util import Retry
-
-    class BoundedRetry(Retry):
-        # GitHub says 403 for some limits.
-        RETRY_AFTER_STATUS_CODES = frozenset((403, 429, 503))
-
-        def increment(self, *arguments: Any, **options: Any) -> Any:
-            after = super().increment(*arguments, **options)
-            response, pause = options.get("response"), after.get_backoff_time()
-            if response and (stated := response.headers.get("Retry-After")):
-                pause = float(stated if re.fullmatch(r"[0-9]{1,9}", stated) else "inf")
-            elif response and response.status == 429 and "X-RateLimit-Reset" in response.headers:
-                pause = float("inf")  # GitHub's limit, used up, ends hours later
-            if time.monotonic() + pause > deadline.until:
-                raise MaxRetryError(options["_pool"], "", options.get("error"))
-            if response:
-                response.close()  # urllib3 would read its body to the end
-            return after
 
     class Adapter(HTTPAdapter):
         def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
@@ -234,15 +230,8 @@ def _session(deadline: _Deadline, attempts: int, *, redirects: bool) -> requests
 
     session = Session()
     session.max_redirects = REDIRECTS
-    retry = BoundedRetry(
-        attempts - 1,
-        allowed_methods=Retry.DEFAULT_ALLOWED_METHODS | {"PATCH"},
-        status_forcelist=(429, *range(500, 600)),
-        backoff_factor=PAUSE,
-        raise_on_status=False,
-    )
     for scheme in ("http://", "https://"):
-        session.mount(scheme, Adapter(max_retries=retry))
+        session.mount(scheme, Adapter())
     session.verify = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or True
     # A compressed body could become a huge one, and byte ranges would mean something else.
     session.headers["Accept-Encoding"] = "identity"
@@ -262,7 +251,6 @@ def exchange(
     direct: bool = False,
     seconds: float = 60.0,
     stall: float = STALL,
-    attempts: int = 1,
     stopped: threading.Event | None = None,
 ) -> Iterator[Reply]:
     """
@@ -276,10 +264,7 @@ def exchange(
         direct: Connect to the host of *url* itself, and take neither a proxy nor credentials from
             the environment.
         stall: Seconds without a byte.
-        seconds: For the whole request, its body and all attempts included; a ``Retry-After`` that
-            ends later is not waited for.
-        attempts: How often a request that may be repeated (not a POST) is sent after broken
-            connections and passing faults of the server.
+        seconds: For the whole request, its body included.
         stopped: An event that ends the request within a fraction of a second.
 
     Raises:
@@ -287,7 +272,7 @@ def exchange(
             500 or more is yielded.
     """
     with contextlib.closing(_Deadline(seconds, stopped, token)) as deadline:
-        session = _session(deadline, attempts, redirects=redirects)
+        session = _session(deadline, redirects=redirects)
         session.trust_env = not direct
         session.headers.update(headers or {})
         if token:
@@ -324,23 +309,30 @@ def request(
     Return the whole reply to a request, whose body has at most *limit* bytes.
 
     Args:
-        attempts: As for `exchange`; also after bodies that break off.
-        seconds, options: As for `exchange`.
+        seconds: All attempts included; a ``Retry-After`` that ends later is not waited for.
+        attempts: How often a request, unless it is a POST, is sent after broken connections and
+            bodies, and passing faults of the server.
+        options: As for `exchange`.
 
     Raises:
-        HttpFailure: As `exchange` and `Reply.pieces`.
+        HttpFailure: As `exchange` and `Reply.pieces`. A reply of status 500 or more is returned.
     """
-    until = time.monotonic() + seconds
-    for left in reversed(range(attempts)):
-        remaining = until - time.monotonic()
-        with exchange(method, url, seconds=remaining, attempts=left + 1, **options) as reply:
-            try:
+    until, pause = time.monotonic() + seconds, PAUSE
+    # A POST without a whole reply may have taken effect.
+    for left in reversed(range(1 if method == "POST" else attempts)):
+        try:
+            with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
                 reply.read(limit)
+        except HttpFailure as failure:
+            if not (left and failure.retryable and time.monotonic() + pause < until):
+                raise
+        else:
+            wait = max(pause, reply.wait)
+            if not (left and reply.passing and time.monotonic() + wait < until):
                 break
-            except HttpFailure as failure:
-                # A POST without a whole reply may have taken effect.
-                if failure.kind != "broken" or method == "POST" or not left:
-                    raise
+            pause = wait
+        time.sleep(pause)
+        pause *= 2
     return reply
 
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from sparkwright.builder import BuildError
 from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.core import git, process
+from sparkwright.core import process
 from sparkwright.core.files import sha256_file
+from sparkwright.core.git import COMMITTER, REGULAR, Objects
 
 #: One folder for each fork, holding the tree of its tag.
 SOURCES = Path(__file__).parent / "upstreams"
@@ -93,15 +94,19 @@ def write_repositories(folder: Path) -> dict[str, str]:
     Write the repositories ``<fork>.git`` to *folder*, in place of those that are there, and return
     the mirror map that leads to them.
     """
-    for fork in TAGS:
-        path = folder / f"{fork}.git"
+    tagger = {**COMMITTER, "GIT_COMMITTER_DATE": f"{_EPOCH} +0000"}
+    for fork, tag in TAGS.items():
+        path, tree = folder / f"{fork}.git", files(fork)
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        git.run(
-            ["init", "-q", "--bare", "--template=", "-b", "main", "--object-format=sha1", "."],
-            cwd=path,
-        )
-        git.run(["fast-import", "--quiet", "--done"], cwd=path, stdin=b"".join(_stream(fork)))
+        objects = Objects(path)
+        tip = _commit(objects, f"Release {tag.removeprefix('v')}\n", _EPOCH, tree)
+        objects.run(["tag", "-a", "-m", tag, tag, tip], env=tagger)
+        if fork == "vllm":
+            name, old = "mini_vllm/quantization/nvfp4_scales.py", b"return max(self.values)"
+            changed = tree[name].replace(old, b"return max(*self.values, 2.0**-126)")
+            message = "Keep the largest scale above zero\n\nA layer of zeros would divide by it.\n"
+            tip = _commit(objects, message, _EPOCH + 3600, {**tree, name: changed}, tip)
+        objects.run(["branch", "main", tip])
     return {f"{HOST}{fork}.git": str(folder / f"{fork}.git") for fork in TAGS}
 
 
@@ -117,30 +122,12 @@ def files(fork: str) -> dict[str, bytes]:
     return dict(sorted({**shipped, **EXTRA.get(fork, {})}.items()))
 
 
-def _stream(fork: str) -> Iterator[bytes]:
-    """Yield the input of git fast-import."""
-    tree, tag = files(fork), TAGS[fork]
-    yield from _commit(f"Release {tag.removeprefix('v')}\n", _EPOCH, tree)
-    yield f"tag {tag}\nfrom refs/heads/main\ntagger {_MAINTAINER} {_EPOCH} +0000\n".encode()
-    yield _data(f"{tag}\n".encode())
-    if fork == "vllm":
-        path, old = "mini_vllm/quantization/nvfp4_scales.py", b"return max(self.values)"
-        changed = tree[path].replace(old, b"return max(*self.values, 2.0**-126)")
-        message = "Keep the largest scale above zero\n\nA layer of zeros would divide by it.\n"
-        yield from _commit(message, _EPOCH + 3600, {**tree, path: changed})
-    yield b"done\n"
-
-
-def _commit(message: str, when: int, tree: dict[str, bytes]) -> Iterator[bytes]:
-    """Yield a commit of *tree* on top of main."""
-    yield f"commit refs/heads/main\ncommitter {_MAINTAINER} {when} +0000\n".encode()
-    yield _data(message.encode()) + b"deleteall\n"
-    for path, content in tree.items():
-        yield f"M {git.REGULAR} inline {path}\n".encode() + _data(content)
-
-
-def _data(content: bytes) -> bytes:
-    return b"data %d\n%b\n" % (len(content), content)
+def _commit(
+    objects: Objects, message: str, when: int, tree: Mapping[str, bytes], parent: str = ""
+) -> str:
+    """Return a commit of *tree* on top of *parent*."""
+    stored = objects.store_files((path, REGULAR, content) for path, content in tree.items())
+    return objects.commit(stored, message, parent, author=_MAINTAINER, date=f"{when} +0000")
 
 
 def tag(machine: str = "") -> str:
@@ -231,7 +218,7 @@ def serve(folder: Path) -> Iterator[str]:
     """
     handler = partial(_Handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

@@ -94,8 +94,7 @@ def fetch(context: RunContext, fork: str, locked: ForkLock | None = None) -> Fet
             origin = f"{git.url} @ {commit}"
             fetched = FetchedSource(fork, kind, origin, commit, tree, proven, locked.submodules)
         elif file := locked.sdist if kind == "sdist" else locked.wheel:
-            whole = file.tree and context.objects.whole(file.tree)
-            tree = file.tree if whole else package_index.import_file(context, file)
+            tree = package_index.import_file(context, file)
             if file.tree != tree:
                 raise SourceError(
                     "source-mismatch",

@@ -14,7 +14,7 @@ import msgspec
 
 from sparkwright.core import http
 from sparkwright.core.console import console, one_line
-from sparkwright.core.files import sha256_file
+from sparkwright.core.files import content_key, sha256_file
 from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import archive
@@ -30,14 +30,12 @@ LARGEST_PAGE = 64 << 20
 
 class IndexFile(msgspec.Struct, frozen=True):
     """
-    A file that the index offers; *sha256* and *day* (of its upload, UTC) are empty where the index
-    states none.
+    A file that the index offers; *sha256* is empty where the index states none.
     """
 
     name: str
     url: str
     sha256: str
-    day: str = ""
 
 
 def index_url() -> str:
@@ -101,28 +99,9 @@ def files(project: str) -> tuple[IndexFile, ...]:
             details=[one_line(http.redact_credentials(str(error)), 300)],
         ) from None
     return tuple(
-        IndexFile(
-            file.filename,
-            file.url,
-            (file.digests or {}).get("sha256", ""),
-            f"{file.upload_time:%Y-%m-%d}" if file.upload_time else "",
-        )
+        IndexFile(file.filename, file.url, (file.digests or {}).get("sha256", ""))
         for file in page.packages
     )
-
-
-def find(project: str, filename: str) -> IndexFile:
-    """
-    Return where the index offers *filename* of *project*.
-
-    Raises:
-        source-unreachable: The index does not answer, or does not have the file.
-    """
-    for file in files(project):
-        if file.name == filename:
-            return file
-    index = http.redact_credentials(index_url())
-    raise SourceError("source-unreachable", f"The index at {index} does not offer {filename}.")
 
 
 def path_of(store: Store, sha256: str, filename: str) -> Path:
@@ -151,7 +130,11 @@ def obtain(
     with store.lock(f"download-{sha256[:16]}"):
         if path.exists():
             return path
-        offer = find(project, filename)
+        offer = next((file for file in files(project) if file.name == filename), None)
+        if not offer:
+            index = http.redact_credentials(index_url())
+            what = f"The index at {index} does not offer {filename}."
+            raise SourceError("source-unreachable", what)
         if offer.sha256 and offer.sha256 != sha256:
             raise SourceError(
                 "source-mismatch",
@@ -187,13 +170,17 @@ def obtain(
 
 def import_file(context: RunContext, file: FileLock) -> str:
     """
-    Store the content of an archive of the index in the object database, and return its tree id.
+    Return the tree id of the content of an archive of the index, in the object database.
 
     Raises:
         archive-unsafe: It would write outside its folder, or is larger than any release.
         And what `obtain` raises.
     """
-    path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
-    folder = file.folder
-    members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
-    return context.objects.store_files(members)
+    folder, key = file.folder, content_key("archive", [file.sha256, file.folder])
+    tree = context.store.get("archive", key, str)
+    if not tree or not context.objects.whole(tree):
+        path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
+        members = archive.wheel_members(path, folder) if folder else archive.sdist_members(path)
+        tree = context.objects.store_files(members)
+        context.store.put("archive", key, tree)
+    return tree

@@ -231,7 +231,7 @@ def prove(
 ) -> SdistProof | None:
     """
     Compare the locked source distribution with the locked commit, and say so; None if the lock has
-    no source distribution. The files themselves need not be in the store: their ids are compared.
+    no source distribution.
 
     Args:
         generated: Patterns (`fnmatch`) of files that the release process writes.
@@ -255,8 +255,7 @@ def prove(
         for path, (mode, blob) in objects.paths(tree).items()
         if mode != SUBMODULE
     }
-    whole = objects.has(file.tree)
-    released = objects.paths(file.tree if whole else package_index.import_file(context, file))
+    released = objects.paths(package_index.import_file(context, file))
     differing = {
         path: "differs" if path in commit else "is not in the commit"
         for path, (_, blob) in released.items()
