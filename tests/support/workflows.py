@@ -265,7 +265,10 @@ class World:
         worst = "success"
         known = {
             **known,
-            "secrets": {**known["secrets"], **self.secrets.get(job.get("environment", ""), {})},
+            "secrets": {
+                **known["secrets"],
+                **self.secrets.get(text(job.get("environment", ""), known), {}),
+            },
         }
         for row in _rows(job.get("strategy", {}).get("matrix"), known):
             with self._machine():

@@ -157,10 +157,14 @@ def test_every_job_ends(name: str, key: str, job: dict[str, Any]) -> None:
 
 @each_job
 def test_what_writes_is_approved_by_people(name: str, key: str, job: dict[str, Any]) -> None:
-    """Whoever may sign or write packages runs in the environment `release`, which is restricted to main; a token that writes is in `public`."""
+    """Whoever may sign is in an environment with keys, whoever writes packages was approved; a token that writes is in `public`."""
     rights = {right for right, how in job["permissions"].items() if how == "write"}
-    if {"id-token", "packages"} & rights:
-        assert job["environment"] == "release"
+    if "id-token" in rights:
+        asked = Expression(re.findall(r"\$\{\{(.*)\}\}", job["environment"])[0], {"inputs": {}})
+        assert asked.value() == "release"
+        assert "'refresh' && 'refresh'" in job["environment"]
+    if "packages" in rights:
+        assert job["needs"] == "approve"
     if "PUBLIC_TOKEN" in str(job):
         assert job["environment"] == "public"
     # No job may write the lab's own contents but the one that opens pull requests.
@@ -193,6 +197,55 @@ def test_every_index_is_changed_under_one_lock() -> None:
             assert job["concurrency"] == lock, (name, key)
 
 
+def test_only_the_run_itself_waits_for_a_person(world: World, tmp_path: Path) -> None:
+    """A person approves before any lock is taken, in a job of its own, and every call of `sign` but a refresh follows it."""
+    for name, key, job in JOBS:
+        if job.get("environment") == "approve":
+            assert "concurrency" not in job, (name, key)
+            assert "${{" in MADE[name]["concurrency"]["group"]
+        if "sign.yml" in job.get("uses", ""):
+            assert "approve" in job["needs"], (name, key)
+    for action in ("refresh", "yank", "image"):
+        made = yaml.safe_load((FOLDER / "release.yml").read_text("utf-8"))
+        made["jobs"]["release"] |= {"steps": [{"run": "true"}], "uses": None}
+        made["jobs"]["image"]["steps"] = [{"run": "true"}]
+        del made["jobs"]["release"]["uses"]
+        (tmp_path / "flow.yml").write_text(yaml.safe_dump(made))
+        result = world.run(tmp_path / "flow.yml", inputs={"action": action})
+        assert result["approve"] == ("skipped" if action == "refresh" else "success")
+        assert result["release"] == ("skipped" if action == "image" else "success")
+        world.stub = {"approve": {"result": "failure", "outputs": {}}}
+        result = world.run(tmp_path / "flow.yml", inputs={"action": action})
+        assert set(result.values()) == {"failure", "skipped"}
+        world.stub = {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "action", "identity"),
+    [("true", "yank", True), ("false", "yank", False), ("", "yank", False), ("true", "refresh", False)],
+)  # fmt: skip
+def test_sigstore_signs_where_the_lab_says_true(
+    world: World, tmp_path: Path, variable: str, action: str, identity: bool
+) -> None:
+    """The identity signs if the variable is `true`, and never in a refresh, which nobody approves."""
+    made = yaml.safe_load((FOLDER / "sign.yml").read_text("utf-8"))
+    [step] = [step for step in made["jobs"]["sign"]["steps"] if step.get("name") == "Sign"]
+    prepare = {
+        "run": "mkdir keys && printf '#!/bin/sh\\n' >.github/verdicts.sh && chmod +x .github/verdicts.sh"
+    }
+    [checkout, *_] = made["jobs"]["sign"]["steps"]
+    made["jobs"] = {
+        "sign": {**made["jobs"]["sign"], "steps": [checkout, prepare, step], "outputs": {}}
+    }
+    made[True] = {"workflow_dispatch": {}}
+    program = _program(tmp_path, f'echo "$@" >{tmp_path}/words')
+    world.environment["PATH"] = f"{program}:{world.environment['PATH']}"
+    world.variables = {"SIGN_WITH_SIGSTORE": variable}
+    inputs = {"action": action, "release": "2026.11.1", "reason": "x"}
+    assert _run(world, tmp_path, made, inputs) == "success", world.steps[-1].said
+    assert ("--identity" in (tmp_path / "words").read_text().split()) == identity
+
+
 def test_files_go_from_job_to_job_by_id_and_digest() -> None:
     """A job of the release takes an artifact by its id, and the next step holds every file of it against the job that made it."""
     for name, key, job in STEPPED:
@@ -222,6 +275,10 @@ def test_jobs_with_keys_install_by_hash() -> None:
         texts = [step.get("run", "") for step in job.get("steps", ())]
         if "secrets." in str(job) or job["permissions"].get("id-token") == "write":
             assert not [text for text in texts if "pip install" in text], (name, key)
+    [installing] = [
+        step for step in MADE["sign"]["jobs"]["sign"]["steps"] if "setup.sh" in step.get("run", "")
+    ]
+    assert installing["env"] == {"REQUIREMENTS": "signing"}
     setup = (ROOT / ".github" / "setup.sh").read_text("utf-8").splitlines()
     assert [line.split()[1:-1] for line in setup if line.startswith('"${install[@]}"')] == [
         ["--require-hashes", "--only-binary", ":all:", "--requirement"],
@@ -229,9 +286,10 @@ def test_jobs_with_keys_install_by_hash() -> None:
     ]
 
 
-def test_requirements_with_hashes_are_those_of_the_program() -> None:
+@pytest.mark.parametrize(("name", "extras"), [("requirements", ["full"]), ("signing", [])])
+def test_requirements_with_hashes_are_those_of_the_program(name: str, extras: list[str]) -> None:
     """Every requirement of the program and its build backend is pinned in a version that it accepts, with hashes."""
-    text = (ROOT / ".github" / "requirements.txt").read_text("utf-8").replace("\\\n", " ")
+    text = (ROOT / ".github" / f"{name}.txt").read_text("utf-8").replace("\\\n", " ")
     pinned: dict[str, list[Requirement]] = {}
     for line in text.splitlines():
         words, *hashes = line.split(" --hash=")
@@ -245,7 +303,7 @@ def test_requirements_with_hashes_are_those_of_the_program() -> None:
     program = project["project"]
     for line in (
         *program["dependencies"],
-        *program["optional-dependencies"]["full"],
+        *(line for extra in extras for line in program["optional-dependencies"][extra]),
         *project["build-system"]["requires"],
     ):
         wanted = Requirement(line)
@@ -283,7 +341,9 @@ def test_setup_installs_the_packages_that_are_missing(tmp_path: Path) -> None:
 def test_a_spark_has_the_packages_that_its_jobs_ask_for() -> None:
     """A job has no right to install any there, so the guide names them."""
     [line] = re.findall(
-        "^# apt-get install (.*)$", (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text("utf-8"), re.MULTILINE
+        "^# apt-get install (.*)$",
+        (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     for key in ("build", "gate"):
         steps = MADE["pipeline"]["jobs"][key]["steps"]
