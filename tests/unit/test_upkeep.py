@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,7 +118,29 @@ def propose(world: World, work: Work) -> Published:
     bump = Bump(
         "vllm", Base("1.1 rc", "", ""), (trial("moves"),), {"a.patch": "upstream has it"}, {}
     )
-    return upkeep.propose(client(world), work.path, "s", bump, ["range"], "Upstream", base="main")
+    files = upkeep.changed_files(work.path)
+    proposal = upkeep.Proposal("s", bump, ("range",), "Upstream", files)
+    # It goes from the job that reads upstream to the one that may write as a file.
+    (path := work.path.with_name("bump.json")).write_bytes(msgspec.json.encode(proposal))
+    return upkeep.propose(client(world), work.path, upkeep.read_proposal(path), base="main")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", '{"error": {"reference": "offline"}}', '{"files": {".github/workflows/x.yml": ""}}', '{"files": {"forks/../ci/x": ""}}',
+        '{"files": {"forks": ""}}', '{"files": {"forks/x": 3}}',
+    ],
+)  # fmt: skip
+def test_a_file_without_a_bump_is_refused(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "bump.json").write_text(text)
+    with refusal("file-invalid"):
+        upkeep.read_proposal(path)
+
+
+def test_no_later_release_is_no_pull_request(world: World, checkout: Work) -> None:
+    done = upkeep.propose(client(world), checkout.path, upkeep.Proposal(), base="main")
+    assert (done.action, world.pulls) == ("none", [])
 
 
 def test_a_pull_request_holds_exactly_the_changed_files(world: World, checkout: Work) -> None:
