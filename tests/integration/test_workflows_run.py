@@ -138,6 +138,7 @@ class Lab:
         self.world = World(
             folder / "world", lab, {}, variables, secrets, workflows.hosted_image(), (mirrored,)
         )
+        self.world.api_url = host.api
         # Downloads and tools of an earlier test stay, so that not each downloads the compiler; nothing that was built does.
         cache = workflows.hosted_cache() / "sparkwright"
         for path in cache.glob("*"):
@@ -152,6 +153,7 @@ class Lab:
     def pipeline(self, **inputs: str) -> dict[str, str]:
         """Run the pipeline on hosted machines for the demo, as a candidate unless *inputs* say otherwise."""
         request = {"stack": "demo", "channel": "candidate", "recipes": "toy-cpu"}
+        self.host.runs[self.world.run_id + 1] = githubapi.run()
         return self.world.run(FOLDER / "pipeline.yml", inputs={**request, **inputs})
 
     def published(self, name: str) -> str:
@@ -212,9 +214,16 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab) -> None:
     }
     assert "demo.1" in lab.published("site/index.html")
 
-    # The same wheels, as verified: refused before anything is signed.
+    # The same wheels, as verified: refused before the gate, and by the decision before anything is signed.
     before = git(lab.public, "rev-parse", "published:index")
     results = lab.pipeline(channel="verified")
+    assert (results["audit"], results["gate"], results["publish"], results["record"]) == (
+        "failure", "skipped", "skipped", "success",
+    )  # fmt: skip
+    assert "These wheels are the candidate demo.1" in lab.said("audit", "Are these wheels published")
+    stubbed(lab, made)
+    results = lab.pipeline(channel="verified")
+    lab.world.stub = {}
     assert (results["decide"], results["publish"], results["record"]) == (
         "failure", "skipped", "success",
     )  # fmt: skip
@@ -234,6 +243,10 @@ def _afterwards(lab: Lab) -> None:
     printed = world.summaries["decide"].splitlines()[1:6]
     chosen = dict(line.removeprefix("- ").split(": ", 1) for line in printed)
     chosen |= {"action": "promote", "release": "demo.1", "stack": "demo"}
+    lab.host.runs[int(chosen["run"])]["head_branch"] = "topic"
+    assert world.run(flow, inputs=chosen)["release"] == "failure"
+    assert "is no ended run of pipeline.yml" in lab.said("release/sign", "Another run is one of the pipeline")
+    lab.host.runs[int(chosen["run"])] = githubapi.run()
     assert world.run(flow, inputs=chosen)["release"] == "failure"
     assert "verified-refused" in lab.said("release/sign", "Sign")
     evil = 'it is "$(touch evil)" and `worse`'
@@ -459,10 +472,10 @@ def test_a_bump_is_a_pull_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         host = upstream.host
         with github(tmp_path, host.root, host.cache, {host.url: str(host.path)}) as world:
             inputs = {"stack": host.stack, "fork": host.fork, "to": "newest"}
-            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success"}, (
+            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success", "propose": "success"}, (
                 workflows.told(world.steps)
             )
-            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success"}, (
+            assert world.run(FOLDER / "bump.yml", inputs=inputs) == {"bump": "success", "propose": "success"}, (
                 workflows.told(world.steps)
             )
             assert world.api is not None
