@@ -118,7 +118,8 @@ def propose(world: World, work: Work) -> Published:
     bump = Bump(
         "vllm", Base("1.1 rc", "", ""), (trial("moves"),), {"a.patch": "upstream has it"}, {}
     )
-    files = upkeep.changed_files(work.path)
+    names = ("stack.yaml", "vllm/old.patch", "new file.patch")
+    files = upkeep.contents(work.path, [f"written: forks/s/{name}" for name in names])
     proposal = upkeep.Proposal("s", bump, ("range",), "Upstream", files)
     # It goes from the job that reads upstream to the one that may write as a file.
     (path := work.path.with_name("bump.json")).write_bytes(msgspec.json.encode(proposal))

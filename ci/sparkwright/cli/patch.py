@@ -454,7 +454,7 @@ def run_bump(arguments: argparse.Namespace) -> int:
     sources = upkeep.changed_sources(context.objects, old, plan.base.tree)
     lines = [*changed, "", "range-diff of both series:", *between, "", sources]
     console.result("\n".join(lines))
-    files = upkeep.changed_files(context.project.root)
+    files = upkeep.contents(context.project.root, changed)
     proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), sources, files)
     pull = _propose(context, arguments, proposal) if arguments.pull else None
     console.document({**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull})

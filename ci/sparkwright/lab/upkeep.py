@@ -194,16 +194,21 @@ def require_clean(root: Path) -> None:
     Raises:
         UsageError: Files of `FOLDERS` differ from its commit.
     """
-    if paths := sorted(changed_files(root)):
+    if paths := sorted(_changed_files(root)):
         todo = "Commit or stash them first; the pull request is to hold the bump alone."
         raise UsageError("usage", "The checkout has changes.", details=paths[:20], todo=todo)
 
 
-def changed_files(root: Path) -> dict[str, bytes | None]:
-    """Return the files of `FOLDERS` that differ from the commit; None for a removed one."""
+def _changed_files(root: Path) -> list[str]:
+    """Return the files of `FOLDERS` that differ from the commit."""
     words = ["status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *FOLDERS]
     rows = git.run(words, cwd=root)[1].decode("utf-8", "surrogateescape").split("\0")
-    paths = [row[3:] for row in rows if row]
+    return [row[3:] for row in rows if row]
+
+
+def contents(root: Path, changed: Iterable[str]) -> dict[str, bytes | None]:
+    """Return the files in the lines *changed* of `rebase.export`; None for a removed one."""
+    paths = [line.partition(": ")[2] for line in changed]
     return {path: (root / path).read_bytes() if (root / path).is_file() else None for path in paths}
 
 
