@@ -146,6 +146,16 @@ def test_no_run_that_waits_is_cancelled() -> None:
     """A run or job that waits for another is queued, and not replaced by the next; only checks of an older push are."""
     groups = [made["concurrency"] for name, made in MADE.items() if name not in ("sign", "check")]
     groups += [job["concurrency"] for _, _, job in JOBS if "concurrency" in job]
+    # Before a Spark, too: GitHub cancels a job that waits a day for its runner.
+    built, gated = (MADE["pipeline"]["jobs"][key]["concurrency"] for key in ("build", "gate"))
+    assert gated["group"] == "spark"
+    for builder in ("spark", "hosted"):
+        contexts = {
+            "needs": {"request": {"outputs": {"builder": builder}}},
+            "github": {"run_id": "7"},
+        }
+        group = workflows.text(built["group"], contexts)
+        assert group == ("spark" if builder == "spark" else "build-7")
     for group in groups:
         assert (group["cancel-in-progress"], group["queue"]) == (False, "max")
 
