@@ -5,7 +5,7 @@ Bind the files that jobs hand on to their sha256, which travels as an output of 
     digests.py write FOLDER PATTERN…    print the digests, and set the step's output `digests`
     digests.py check FOLDER             refuse a folder that differs from $DIGESTS in any file
 
-An artifact belongs to whoever uploaded last; the output of a job belongs to that job. Runs before
+Every job of a run can upload artifacts, but only a job itself sets its outputs. Runs before
 anything is installed.
 """
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings the verdicts of the audit and of the gate together in ./verdicts. The gate says something of the wheel that serves alone:
-# another file of its artifact would replace what the audit found.
+# Copies the verdicts of the audit and of the gate to ./verdicts. The gate judges the wheel of vLLM alone; any other file of its artifact
+# could replace a verdict of the audit, and is refused.
 set -euo pipefail
 
 mkdir -p verdicts

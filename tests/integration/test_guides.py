@@ -106,11 +106,14 @@ def test_build_and_then_run_a_lab(lab: Path, environment: dict[str, str]) -> Non
             **DEMO,
             "OWNER/NAME": "acme/wheels",
             "https://INDEX/": "https://releases.example/",
+            # The wheels stay in the folder, where the test reads them.
+            " --files github:OWNER/WHEELS": "",
             "FINGERPRINT": "$(sha256sum <published/index/metadata/1.root.json | head -c 64)",
         },
+        here={"release promote": "verified-refused"},
     )
 
-    assert (lab / "site" / "index.html").is_file()
+    assert (lab / "published" / "site" / "index.html").is_file()
     assert any("systemd" in one for one in said)
 
 

@@ -103,7 +103,11 @@ def first_index(folder: Path, repository: Path, gpu: str = "12.1") -> dict[str, 
         f"{name.upper()}_KEY": (folder / "keys" / f"{name}.pem").read_text()
         for name in ("online", "targets")
     }
-    return {"release": held, "public": {"PUBLIC_TOKEN": githubapi.TOKEN}}
+    return {
+        "release": held,
+        "refresh": {"ONLINE_KEY": held["ONLINE_KEY"]},
+        "public": {"PUBLIC_TOKEN": githubapi.TOKEN},
+    }
 
 
 class Lab:
@@ -134,6 +138,7 @@ class Lab:
         self.world = World(
             folder / "world", lab, {}, variables, secrets, workflows.hosted_image(), (mirrored,)
         )
+        self.world.api_url = host.api
         # Downloads and tools of an earlier test stay, so that not each downloads the compiler; nothing that was built does.
         cache = workflows.hosted_cache() / "sparkwright"
         for path in cache.glob("*"):
@@ -148,6 +153,7 @@ class Lab:
     def pipeline(self, **inputs: str) -> dict[str, str]:
         """Run the pipeline on hosted machines for the demo, as a candidate unless *inputs* say otherwise."""
         request = {"stack": "demo", "channel": "candidate", "recipes": "toy-cpu"}
+        self.host.runs[self.world.run_id + 1] = githubapi.run()
         return self.world.run(FOLDER / "pipeline.yml", inputs={**request, **inputs})
 
     def published(self, name: str) -> str:
@@ -182,8 +188,8 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab) -> None:
     """
     results = lab.pipeline()
     assert results == {
-        "request": "success", "build": "success", "audit": "success", "gate": "failure", "decide": "success", "publish": "success",
-        "publish/sign": "success", "publish/push": "success", "record": "success",
+        "request": "success", "build": "success", "audit": "success", "gate": "failure", "decide": "success",
+        "approve": "success", "publish": "success", "publish/sign": "success", "publish/push": "success", "record": "success",
     }, workflows.told(lab.world.steps)  # fmt: skip
     # There is no model to serve.
     reference = "Record the stock wheel's answers as the reference"
@@ -202,9 +208,16 @@ def test_a_night_from_sources_to_an_installed_set(lab: Lab) -> None:
     }
     assert "demo.1" in lab.published("site/index.html")
 
-    # The same wheels, as verified: refused before anything is signed.
+    # The same wheels, as verified: refused before the gate, and by the decision before anything is signed.
     before = git(lab.public, "rev-parse", "published:index")
     results = lab.pipeline(channel="verified")
+    assert (results["audit"], results["gate"], results["publish"], results["record"]) == (
+        "failure", "skipped", "skipped", "success",
+    )  # fmt: skip
+    assert "These wheels are the candidate demo.1" in lab.said("audit", "Are these wheels published")
+    stubbed(lab, made)
+    results = lab.pipeline(channel="verified")
+    lab.world.stub = {}
     assert (results["decide"], results["publish"], results["record"]) == (
         "failure", "skipped", "success",
     )  # fmt: skip
@@ -224,6 +237,10 @@ def _afterwards(lab: Lab) -> None:
     printed = world.summaries["decide"].splitlines()[1:6]
     chosen = dict(line.removeprefix("- ").split(": ", 1) for line in printed)
     chosen |= {"action": "promote", "release": "demo.1", "stack": "demo"}
+    lab.host.runs[int(chosen["run"])]["head_branch"] = "topic"
+    assert world.run(flow, inputs=chosen)["release"] == "failure"
+    assert "is no ended run of pipeline.yml" in lab.said("release/sign", "Another run is one of the pipeline")
+    lab.host.runs[int(chosen["run"])] = githubapi.run()
     assert world.run(flow, inputs=chosen)["release"] == "failure"
     assert "verified-refused" in lab.said("release/sign", "Sign")
     evil = 'it is "$(touch evil)" and `worse`'
@@ -322,8 +339,8 @@ def test_wheels_that_passed_what_their_policy_asks_are_verified(demo_session: Ru
         del lab.world.variables["LAB_REPOSITORY"]
         results = lab.pipeline(channel="verified")
     assert results == {
-        "request": "success", "build": "success", "audit": "success", "gate": "skipped", "decide": "success", "publish": "success",
-        "publish/sign": "success", "publish/push": "success", "record": "success",
+        "request": "success", "build": "success", "audit": "success", "gate": "skipped", "decide": "success",
+        "approve": "success", "publish": "success", "publish/sign": "success", "publish/push": "success", "record": "success",
     }, workflows.told(lab.world.steps)  # fmt: skip
     assert lab.failed == []
     # A dry run makes no index, so it has no fingerprint to show.
@@ -460,7 +477,7 @@ def test_a_bump_is_a_pull_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with github(tmp_path, host.root, host.cache, {host.url: str(host.path)}) as world:
             inputs = {"stack": host.stack, "fork": host.fork, "to": "newest"}
             results = [world.run(FOLDER / "bump.yml", inputs=inputs) for _ in range(2)]
-            assert results == [{"bump": "success"}] * 2, workflows.told(world.steps)
+            assert results == [{"bump": "success", "propose": "success"}] * 2, workflows.told(world.steps)
             assert world.api is not None
             [pull] = world.api.pulls
             changed = git(

@@ -112,7 +112,7 @@ def test_release_names_every_file_by_hash(owner: IndexOwner, made: Wheels, tmp_p
 def test_same_wheels_are_published_once_and_restored(owner: IndexOwner, made: Wheels) -> None:
     before = owner.files()
     done = owner.publish(made)
-    assert (done.release, done.already, done.sent) == ("2026.11.1", True, ())
+    assert (done.release, done.already, done.sent, done.gated) == ("2026.11.1", True, (), True)
     assert owner.files() == before
     damaged, lost = owner.index.entries["2026.11.1"].release.wheels[:2]
     (owner.root / damaged.path).write_bytes(b"a faulty disk")
@@ -140,6 +140,8 @@ def test_incomplete_release_is_only_a_candidate(owner: IndexOwner, new: Wheels) 
     assert owner.files() == before
     done = owner.publish(new, "candidate")
     assert done.release == "2026.11.2"
+    again = owner.publish(new, "candidate", dry_run=True)
+    assert (again.already, again.gated) == (True, False)
     assert owner.index.entries["2026.11.2"].state.missing == ("G5",)
     page = (owner.root / "releases" / "2026.11.2" / "index.html").read_text()
     assert "G5: not run with these bytes (not-climbed); recipes: " in page
@@ -299,7 +301,13 @@ def test_pip_and_uv_read_the_simple_pages(
         name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))
     }
     with tufindex.serve(owner.root) as url:
-        words = ["--no-deps", "--index-url", f"{url}simple/candidate/", "sparkwright-cutlass", "vllm"]
+        words = [
+            "--no-deps",
+            "--index-url",
+            f"{url}simple/candidate/",
+            "sparkwright-cutlass",
+            "vllm",
+        ]
         subprocess.run([*installers.install(installer, python), *words], check=True, env=clean)
     [info] = tmp_path.glob("env/lib/*/site-packages/vllm-*.dist-info")
     assert "spark.2026.11.2" in info.name
@@ -370,9 +378,7 @@ def test_stacks_are_pruned_apart(owner: IndexOwner, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_pip_and_uv_install_the_locked_set(
-    tmp_path: Path, made: Wheels, installer: str
-) -> None:
+def test_pip_and_uv_install_the_locked_set(tmp_path: Path, made: Wheels, installer: str) -> None:
     with publisher.index_owner(tmp_path) as owner:
         owner.root.mkdir()
         with tufindex.serve(owner.root) as owner.url:

@@ -61,6 +61,7 @@ class World:
         asked: Host, method and path of each request, in order; *authorizations*: of each.
         strangers: Requests that carried the token to a host that must not see it.
         spoil: What is kept in place of the bytes that an upload brought.
+        runs: The workflow runs of the lab by their numbers.
     """
 
     repository = "acme/wheels"
@@ -72,6 +73,7 @@ class World:
         self.asked: list[tuple[str, str, str]] = []
         self.authorizations: list[str] = []
         self.strangers: list[str] = []
+        self.runs: dict[int, dict[str, Any]] = {}
         self.spoil: Callable[[str, bytes], bytes] = lambda _, data: data
         self.lock = threading.RLock()
         self.hosts: dict[str, Server] = {}
@@ -153,6 +155,7 @@ class Handler(loopback.Handler):
             ("POST", repository + assets, lambda number: self._upload(self._find(number), query["name"][0], sent)),
             ("PATCH", rf"{repository}/releases/(\d+)", lambda number: self._change(self._find(number), json.loads(sent)["draft"])),
             ("DELETE", rf"{repository}/releases/assets/(\d+)", self._remove),
+            ("GET", r"/repos/acme/lab/actions/runs/(\d+)", lambda number: (200, world.runs[int(number)])),
         ]
         found = self.route(routes, path)
         with world.lock:
@@ -256,6 +259,15 @@ def unheard(handler: Handler) -> None:
     stream, handler.wfile = handler.wfile, io.BytesIO()
     handler.respond()
     handler.wfile = stream
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    """Return GitHub's record of a run of the lab's pipeline that ended, with *changes*."""
+    record = {
+        "path": ".github/workflows/pipeline.yml", "head_branch": "main", "event": "schedule", "status": "completed",
+        "head_repository": {"full_name": "acme/lab"},
+    }  # fmt: skip
+    return {**record, **changes}
 
 
 @contextlib.contextmanager

@@ -8,13 +8,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support import loopback
 
 TOKEN = "github_pat_11RUNNERRUNNERRUNNER"
 REPOSITORY = "acme/lab"
-OPEN: dict[str, Any] = {"deployment_branch_policy": {}}
+#: Branches of one's own choice may deploy; of every environment these are MAIN.
+CHOSEN: dict[str, Any] = {
+    "deployment_branch_policy": {"protected_branches": False, "custom_branch_policies": True}
+}
+MAIN = {"branch_policies": [{"id": 1, "name": "main", "type": "branch"}]}
+ENVIRONMENTS = ("spark", "release", "refresh", "public", "approve")
 
 
 class Hub(loopback.Server):
@@ -40,17 +45,17 @@ class Hub(loopback.Server):
 
 def good_settings() -> dict[str, Any]:
     """Return the settings of a public repository that no stranger gets into, without a workflow."""
-    reviewed = {
-        "name": "release",
-        "protection_rules": [{"type": "required_reviewers"}],
-        "deployment_branch_policy": {},
-    }
+    environments = [{**CHOSEN, "name": name} for name in ENVIRONMENTS]
+    environments[-1]["protection_rules"] = [{"type": "required_reviewers"}]
     return {
-        "": {"private": False, "owner": {"login": "acme", "type": "Organization"}},
+        "": {"private": False, "owner": {"login": "acme", "type": "Organization"}, "default_branch": "main"},
+        "/branches/main": {"protected": False},
+        "/rules/branches/main": [{"type": "deletion"}, {"type": "pull_request"}],
         "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
         "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": False},
         "/actions/permissions/workflow": {"default_workflow_permissions": "read"},
-        "/environments": {"environments": [{**OPEN, "name": name} for name in ("spark", "public")] + [reviewed]},
+        "/environments": {"environments": environments},
+        **{f"/environments/{name}/deployment-branch-policies": MAIN for name in ENVIRONMENTS},
         "/actions/runners": {"runners": [{"name": "spark-1", "ephemeral": True}]},
         "/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "Default", "allows_public_repositories": False}]},
         "/contents/.github/workflows": [],
@@ -71,8 +76,11 @@ class _Handler(loopback.Handler):
     server: Hub
 
     def do_GET(self) -> None:  # noqa: N802  http.server calls it so
-        path = unquote(urlsplit(self.path).path).removeprefix(f"/repos/{REPOSITORY}")
+        parts = urlsplit(self.path)
+        path = unquote(parts.path).removeprefix(f"/repos/{REPOSITORY}")
         record = self.server.settings.get(path, 404)
+        if path == "/actions/runners" and isinstance(record, dict):
+            record = {"runners": loopback.page(record["runners"], parse_qs(parts.query))}
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             record = 401
         self.answer(record, {"message": "refused"}) if isinstance(record, int) else self.answer(

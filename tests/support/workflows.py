@@ -148,6 +148,7 @@ class World:
         artifacts: Folder of each artifact of this run by its name; its parent is named after its id.
         outputs: Of each job of the last run.
         stub: Results and outputs of jobs that are not run.
+        api, api_url: GitHub's API, as a server of issues and pull requests, or any at that address.
     """
 
     folder: Path
@@ -167,6 +168,7 @@ class World:
     outputs: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     run_id: int = 1
     api: githubwork.World | None = None
+    api_url: str = ""
     _container: str = ""
 
     @property
@@ -265,7 +267,10 @@ class World:
         worst = "success"
         known = {
             **known,
-            "secrets": {**known["secrets"], **self.secrets.get(job.get("environment", ""), {})},
+            "secrets": {
+                **known["secrets"],
+                **self.secrets.get(text(job.get("environment", ""), known), {}),
+            },
         }
         for row in _rows(job.get("strategy", {}).get("matrix"), known):
             with self._machine():
@@ -415,7 +420,7 @@ class World:
     ) -> dict[str, str]:
         one = known["github"]
         variables = {
-            "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": SERVER, "GITHUB_REPOSITORY": self.name, "GITHUB_SHA": one["sha"],
+            "GITHUB_API_URL": self.api.url if self.api else self.api_url, "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": SERVER, "GITHUB_REPOSITORY": self.name, "GITHUB_SHA": one["sha"],
             "GITHUB_REF": one["ref"], "GITHUB_RUN_ID": one["run_id"], "GITHUB_RUN_ATTEMPT": "1", "GITHUB_WORKFLOW": one["workflow"], "CI": "true",
         }  # fmt: skip
         if self.image:

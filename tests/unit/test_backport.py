@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.unit.conftest import Host
 
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import PatchedTree
 from sparkwright.cherry_picks.ledger import Record
-from sparkwright.cli import main
 from sparkwright.forks import fetch
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Host
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 41)).encode()
 
@@ -44,6 +45,11 @@ def _record(host: Host) -> Record:
     return host.carry(7, head, host.squash(7), excluded=["a.txt#1", "b.txt"])
 
 
+def backport(host: Host, record: Record, *, sha256: str = "", number: int = 7, path: str = "a.txt") -> None:
+    """Let a patch of ours stand in for the hunk that is left out."""
+    host.ours("instead.patch", {path: TEXT.replace(b"line 3\n", b"LINE 3\n")}, text=f"As told.\n\nBackport-Of: #{number} {sha256 or record.sha256}")
+
+
 def test_a_hunk_can_be_left_out(host: Host, record: Record) -> None:
     """The other hunks of the file apply, at their own places."""
     assert text_of(host) == changed(20, 38).replace(b"line 2\n", b"line two\n")
@@ -58,34 +64,25 @@ def test_what_is_left_out_must_be_part_of_the_diff(host: Host, record: Record, p
     assert caught.value.details == (place,)
 
 
-
-
-def test_status_holds_a_backport_against_its_original(host: Host, record: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """What of the upstream diff is in, by hunks and lines, what is left out and why, and which patch stands in."""
-    host.branch("ours", {"a.txt": changed(20, 38).replace(b"line 2\n", b"line two\n")}, start="v1")
+def test_a_backport_stands_in_for_what_is_left_out(host: Host, record: Record) -> None:
+    host.work.git("checkout", "--quiet", "-b", "ours", "v1")
+    host.work.commit({"a.txt": changed(20, 38).replace(b"line 2\n", b"line two\n")}, "The pick")
+    host.work.git("checkout", "--quiet", "main")
     text = changed(3, 20, 38).replace(b"line 2\n", b"line two\n").replace(b"line 5\n", b"line 5.0\n")
     host.ours("instead.patch", {"a.txt": text}, text=f"As told.\n\nBackport-Of: #7 {record.sha256}")
     assert text_of(host) == text
-    capsys.readouterr()
-    assert main.main(["patch", "status", "--json", *host.words]) == 0
-
-    [entry] = json.loads(capsys.readouterr().out)["backports"][host.stack][host.fork]
-    assert (entry["name"], entry["merge"]) == ("#7", record.merge)
-    assert (entry["unchanged"], entry["hunks"], entry["present"], entry["lines"], entry["further"]) == (2, 4, 3, 4, 1)
-    assert (entry["patches"], entry["left_out"]) == (["instead.patch"], dict.fromkeys(["a.txt#1", "b.txt"], "the test leaves it out"))
 
 
 @pytest.mark.parametrize(
     ("header", "fault"),
     [
         ({"sha256": "0" * 64}, "it was made from the diff 0000000000000000…, pinned is"),
-        ({"number": "8"}, "the stack does not carry #8"),
+        ({"number": 8}, "the stack does not carry #8"),
         ({"path": "other.txt"}, "#7 does not change other.txt"),
     ],
 )
 def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Record, header: dict[str, str], fault: str) -> None:
-    changes = {header.get("path", "a.txt"): TEXT.replace(b"line 3\n", b"LINE 3\n")}
-    host.ours("instead.patch", changes, text=f"As told.\n\nBackport-Of: #{header.get('number', '7')} {header.get('sha256', record.sha256)}")
+    backport(host, record, **header)  # type: ignore[arg-type]
     with refusal("backport-stale") as caught:
         apply(host)
     assert fault in caught.value.details[0]
@@ -93,7 +90,8 @@ def test_a_backport_that_does_not_correspond_is_refused(host: Host, record: Reco
 
 def test_a_pick_that_is_left_out_whole_needs_a_backport(host: Host, record: Record) -> None:
     """With one, nothing of the pull request itself is applied."""
-    host.write(msgspec.structs.replace(record, stacks={host.stack: dict.fromkeys(("a.txt", "b.txt"), "why")}))
+    everything = dict.fromkeys(("a.txt", "b.txt"), "why")
+    host.write(msgspec.structs.replace(record, stacks={host.stack: everything}))
     with refusal("backport-stale") as caught:
         apply(host)
     assert caught.value.details == ("all of #7 is left out, without a backport",)

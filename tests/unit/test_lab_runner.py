@@ -149,6 +149,10 @@ def test_check_passes_for_good_settings(hub: Hub, config: Path, tmp_path: Path) 
     assert set(states.values()) == {"ok"}
     hub.settings[""]["private"] = True
     assert check(hub, "--token", str(token))
+    hub.settings["/rules/branches/main"] = [{"type": "deletion"}]
+    looks = [one for one in check(hub, "--token", str(token))["findings"] if one.state == "look"]
+    assert [one.name for one in looks] == ["branch main"]
+    hub.settings["/branches/main"] = {"protected": True}
     hub.settings["/orgs/acme/actions/runner-groups"] = 403
     assert "look" in {finding.state for finding in check(hub, "--token", str(token))["findings"]}
     hub.settings["/environments"] = 403
@@ -156,11 +160,17 @@ def test_check_passes_for_good_settings(hub: Hub, config: Path, tmp_path: Path) 
         check(hub, "--token", str(token))
 
 
-def environments(**release: Any) -> dict[str, Any]:
-    """Return the setting with *release* as the environment of that name, which does not exist without any."""
+def environments(**approve: Any) -> dict[str, Any]:
+    """Return the setting with *approve* as the environment of that name, which does not exist without any."""
     record: dict[str, Any] = lab_github.good_settings()["/environments"]
-    record["environments"][-1:] = [{"name": "release", **release}] if release else []
+    record["environments"][-1:] = [{"name": "approve", **approve}] if approve else []
     return {"/environments": record}
+
+
+def deploying(*policies: dict[str, str]) -> dict[str, Any]:
+    """Return the setting with *policies* for the branches and tags that may deploy to `release`."""
+    path = "/environments/release/deployment-branch-policies"
+    return {path: {"branch_policies": list(policies)}}
 
 
 def workflow_of_the_repository(text: str) -> dict[str, Any]:
@@ -169,7 +179,12 @@ def workflow_of_the_repository(text: str) -> dict[str, Any]:
     return {"/contents/.github/workflows/check.yml": file}
 
 
-PRIVATE = {"private": True, "owner": {"login": "acme", "type": "User"}}
+PRIVATE = {
+    **lab_github.good_settings()[""],
+    "private": True,
+    "owner": {"login": "acme", "type": "User"},
+}
+REVIEWED = {"protection_rules": [{"type": "required_reviewers"}]}
 FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
 
 
@@ -179,10 +194,14 @@ FORKS = "/actions/permissions/fork-pr-workflows-private-repos"
         ({"/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "first_time_contributors"}}, "approval is required of first"),
         ({"": PRIVATE, FORKS: {"run_workflows_from_fork_pull_requests": True}}, "they run without approval"),
         ({"/actions/permissions/workflow": {"default_workflow_permissions": "write"}}, "may write to the repository"),
-        (environments(), "environment release: it does not exist"),
-        (environments(deployment_branch_policy={}), "no required reviewers"),
-        (environments(protection_rules=[{"type": "required_reviewers"}]), "every branch may deploy"),
-        ({"/actions/runners": {"runners": [{"name": "old", "ephemeral": False}]}}, "not for one job only: old"),
+        (environments(), "environment approve: it does not exist"),
+        (environments(**lab_github.CHOSEN), "no required reviewers"),
+        (environments(**REVIEWED), "others than the branch main may deploy"),
+        (environments(**REVIEWED, deployment_branch_policy={"protected_branches": True, "custom_branch_policies": False}), "others than"),
+        (deploying({"name": "*"}), "environment release: others than the branch main may deploy"),
+        (deploying({"name": "main"}, {"name": "topic/*"}), "others than the branch main may deploy"),
+        (deploying({"name": "main", "type": "tag"}), "others than the branch main may deploy"),
+        ({"/actions/runners": {"runners": [*({"name": "x", "ephemeral": True},) * 150, {"name": "old"}]}}, "not for one job only: old"),
         ({"/orgs/acme/actions/runner-groups": {"runner_groups": [{"name": "G", "allows_public_repositories": True}]}}, "may use G"),
         (workflow_of_the_repository("on: push\n"), "check.yml: : unreadable"),
         (workflow_of_the_repository(workflow("pull_request")), "check.yml: gate: pull_request"),

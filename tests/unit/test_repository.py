@@ -195,7 +195,7 @@ def test_the_table_of_scaling_is_what_the_benchmark_gives() -> None:
     assert [row[:4] + row[5:] for row in shown] == [
         [cell.replace(" ", "") for cell in row[:4] + row[5:]] for row in lab.rows((waiting, [0] * len(waiting), compiling))
     ]
-    for row in shown[:2]:
+    for row in shown[2:4]:
         sparks, most = int(row[0]), int(row[4])
         late = [lab.waiting(sparks, lab.GATE, lab.PAIR, lab.NIGHTLY, daily, lab.DAYS // 10).late for daily in (most, most + 1)]
         assert late[0] <= lab.GATE < late[1]

@@ -89,18 +89,36 @@ def test_a_file_without_drift_is_refused(tmp_path: Path, text: str) -> None:
         upkeep.read_drift(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", '{"error": {"reference": "offline"}}', '{"files": {".github/workflows/x.yml": ""}}', '{"files": {"forks/../ci/x": ""}}',
+        '{"files": {"forks": ""}}', '{"files": {"forks/x": 3}}',
+    ],
+)  # fmt: skip
+def test_a_file_without_a_bump_is_refused(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "bump.json").write_text(text)
+    with refusal("file-invalid"):
+        upkeep.read_proposal(path)
+
+
 def test_a_pull_request_holds_exactly_the_changed_files(world: World, tmp_path: Path) -> None:
-    """Another run with the same files leaves it; with others, it is updated."""
+    """Another run with the same files leaves it; with others, it is updated; without a later release there is none."""
     checkout, folder = Work(tmp_path / "work"), tmp_path / "work" / "forks" / "s"
     base = checkout.commit({"forks/s/stack.yaml": b"a\n", "forks/s/vllm/old.patch": b"x\n", "README.md": b"r\n"})
     checkout.git("push", "--quiet", str(world.path), "main")
+    assert upkeep.propose(client(world), checkout.path, upkeep.Proposal(), base="main").action == "none"
     bump = Bump("vllm", Base("1.1 rc", "", ""), (trial("moves"),), {"a.patch": "upstream has it"}, {})
+    names = [f"written: forks/s/{name}" for name in ("stack.yaml", "vllm/old.patch", "new file.patch")]
     (folder / "vllm" / "old.patch").unlink()
     (folder / "new file.patch").write_bytes(b"\x00\xff")
     (checkout.path / "README.md").write_bytes(b"not ours\n")
     for content, action in ((b"b\n", "opened"), (b"b\n", "unchanged"), (b"c\n", "updated")):
         (folder / "stack.yaml").write_bytes(content)
-        assert upkeep.propose(client(world), checkout.path, "s", bump, ["range"], "Upstream", base="main").action == action
+        proposal = upkeep.Proposal("s", bump, ("range",), "Upstream", upkeep.contents(checkout.path, names))
+        # It goes from the job that reads upstream to the one that may write as a file.
+        (path := tmp_path / "bump.json").write_bytes(msgspec.json.encode(proposal))
+        assert upkeep.propose(client(world), checkout.path, upkeep.read_proposal(path), base="main").action == action
 
     (pull,), branch = world.pulls, "bump/s-vllm-1.1-rc"
     assert (pull["title"], pull["head"]["ref"], pull["base"]) == ("vllm of s to 1.1 rc", branch, "main")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.support import workflows
+from tests.support import githubapi, workflows
 from tests.support.workflows import Expression, World
 from tests.unit.conftest import Repository
 
@@ -55,7 +55,8 @@ def test_no_stranger_reaches_a_spark() -> None:
     guard = "github.repository == vars.LAB_REPOSITORY"
     gate, build = MADE["pipeline"]["jobs"]["gate"], MADE["pipeline"]["jobs"]["build"]
     assert gate["runs-on"] == SPARK
-    assert gate["if"] == f"{guard} && github.ref == 'refs/heads/main'"
+    assert gate["if"].startswith(f"{guard} && github.ref == 'refs/heads/main'")
+    assert "||" not in re.sub(r"\(.*\)", "", gate["if"])
     assert "needs.request.outputs.builder == 'spark' && " + guard in build["runs-on"]
     labels = yaml.safe_load((ROOT / ".github" / "actionlint.yaml").read_text("utf-8"))
     assert labels["self-hosted-runner"]["labels"] == [SPARK[-1]]
@@ -73,7 +74,9 @@ def test_the_builder_is_the_spark_where_a_lab_has_one(
 ) -> None:
     """The input comes before the variable, and both before the default; only a lab builds on a Spark."""
     world.variables = {"BUILDER": variable, "LAB_REPOSITORY": world.name if lab else ""}
-    flow, check = only_step("request", "The stack, its recipes and the builder fit each other")
+    flow, check = only_step(
+        "request", "The stack, its recipes, the channel and the builder fit each other"
+    )
     world.environment["PATH"] = f"{_program(tmp_path, 'exit 0')}:{world.environment['PATH']}"
     inputs = {"stack": "2026.11", "recipes": "toy"} | ({"builder": chosen} if chosen else {})
     flow["jobs"]["request"]["outputs"] = {"builder": "${{ steps.check.outputs.builder }}"}
@@ -143,6 +146,16 @@ def test_no_run_that_waits_is_cancelled() -> None:
     """A run or job that waits for another is queued, and not replaced by the next; only checks of an older push are."""
     groups = [made["concurrency"] for name, made in MADE.items() if name not in ("sign", "check")]
     groups += [job["concurrency"] for _, _, job in JOBS if "concurrency" in job]
+    # Before a Spark, too: GitHub cancels a job that waits a day for its runner.
+    built, gated = (MADE["pipeline"]["jobs"][key]["concurrency"] for key in ("build", "gate"))
+    assert gated["group"] == "spark"
+    for builder in ("spark", "hosted"):
+        contexts = {
+            "needs": {"request": {"outputs": {"builder": builder}}},
+            "github": {"run_id": "7"},
+        }
+        group = workflows.text(built["group"], contexts)
+        assert group == ("spark" if builder == "spark" else "build-7")
     for group in groups:
         assert (group["cancel-in-progress"], group["queue"]) == (False, "max")
 
@@ -157,14 +170,20 @@ def test_every_job_ends(name: str, key: str, job: dict[str, Any]) -> None:
 
 @each_job
 def test_what_writes_is_approved_by_people(name: str, key: str, job: dict[str, Any]) -> None:
-    """Whoever may sign or write packages runs in the environment `release`, which is restricted to main; a token that writes is in `public`."""
+    """Whoever may sign is in an environment with keys, whoever writes packages was approved; a token that writes is in `public`."""
     rights = {right for right, how in job["permissions"].items() if how == "write"}
-    if {"id-token", "packages"} & rights:
-        assert job["environment"] == "release"
+    if "id-token" in rights:
+        asked = Expression(re.findall(r"\$\{\{(.*)\}\}", job["environment"])[0], {"inputs": {}})
+        assert asked.value() == "release"
+        assert "'refresh' && 'refresh'" in job["environment"]
+    if "packages" in rights:
+        assert job["needs"] == "approve"
     if "PUBLIC_TOKEN" in str(job):
         assert job["environment"] == "public"
-    # No job may write the lab's own contents but the one that opens pull requests.
-    assert "contents" not in rights or name == "bump"
+    # No job may write the lab's own contents but the one that opens pull requests, which reads no upstream.
+    assert "contents" not in rights or (name, key) == ("bump", "propose")
+    if "contents" in rights:
+        assert not [step for step in job["steps"] if "--to" in step.get("run", "")]
 
 
 def test_one_workflow_signs_and_holds_no_token_that_writes() -> None:
@@ -191,6 +210,55 @@ def test_every_index_is_changed_under_one_lock() -> None:
         if pushes or "sign.yml" in job.get("uses", ""):
             lock = {"group": "published", "cancel-in-progress": False, "queue": "max"}
             assert job["concurrency"] == lock, (name, key)
+
+
+def test_only_the_run_itself_waits_for_a_person(world: World, tmp_path: Path) -> None:
+    """A person approves before any lock is taken, in a job of its own, and every call of `sign` but a refresh follows it."""
+    for name, key, job in JOBS:
+        if job.get("environment") == "approve":
+            assert "concurrency" not in job, (name, key)
+            assert "${{" in MADE[name]["concurrency"]["group"]
+        if "sign.yml" in job.get("uses", ""):
+            assert "approve" in job["needs"], (name, key)
+    for action in ("refresh", "yank", "image"):
+        made = yaml.safe_load((FOLDER / "release.yml").read_text("utf-8"))
+        made["jobs"]["release"] |= {"steps": [{"run": "true"}], "uses": None}
+        made["jobs"]["image"]["steps"] = [{"run": "true"}]
+        del made["jobs"]["release"]["uses"]
+        (tmp_path / "flow.yml").write_text(yaml.safe_dump(made))
+        result = world.run(tmp_path / "flow.yml", inputs={"action": action})
+        assert result["approve"] == ("skipped" if action == "refresh" else "success")
+        assert result["release"] == ("skipped" if action == "image" else "success")
+        world.stub = {"approve": {"result": "failure", "outputs": {}}}
+        result = world.run(tmp_path / "flow.yml", inputs={"action": action})
+        assert set(result.values()) == {"failure", "skipped"}
+        world.stub = {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "action", "identity"),
+    [("true", "yank", True), ("false", "yank", False), ("", "yank", False), ("true", "refresh", False)],
+)  # fmt: skip
+def test_sigstore_signs_where_the_lab_says_true(
+    world: World, tmp_path: Path, variable: str, action: str, identity: bool
+) -> None:
+    """The identity signs if the variable is `true`, and never in a refresh, which nobody approves."""
+    made = yaml.safe_load((FOLDER / "sign.yml").read_text("utf-8"))
+    [step] = [step for step in made["jobs"]["sign"]["steps"] if step.get("name") == "Sign"]
+    prepare = {
+        "run": "mkdir keys && printf '#!/bin/sh\\n' >.github/verdicts.sh && chmod +x .github/verdicts.sh"
+    }
+    [checkout, *_] = made["jobs"]["sign"]["steps"]
+    made["jobs"] = {
+        "sign": {**made["jobs"]["sign"], "steps": [checkout, prepare, step], "outputs": {}}
+    }
+    made[True] = {"workflow_dispatch": {}}
+    program = _program(tmp_path, f'echo "$@" >{tmp_path}/words')
+    world.environment["PATH"] = f"{program}:{world.environment['PATH']}"
+    world.variables = {"SIGN_WITH_SIGSTORE": variable}
+    inputs = {"action": action, "release": "2026.11.1", "reason": "x"}
+    assert _run(world, tmp_path, made, inputs) == "success", world.steps[-1].said
+    assert ("--identity" in (tmp_path / "words").read_text().split()) == identity
 
 
 def test_files_go_from_job_to_job_by_id_and_digest() -> None:
@@ -222,6 +290,10 @@ def test_jobs_with_keys_install_by_hash() -> None:
         texts = [step.get("run", "") for step in job.get("steps", ())]
         if "secrets." in str(job) or job["permissions"].get("id-token") == "write":
             assert not [text for text in texts if "pip install" in text], (name, key)
+    [installing] = [
+        step for step in MADE["sign"]["jobs"]["sign"]["steps"] if "setup.sh" in step.get("run", "")
+    ]
+    assert installing["env"] == {"REQUIREMENTS": "signing"}
     setup = (ROOT / ".github" / "setup.sh").read_text("utf-8").splitlines()
     assert [line.split()[1:-1] for line in setup if line.startswith('"${install[@]}"')] == [
         ["--require-hashes", "--only-binary", ":all:", "--requirement"],
@@ -229,9 +301,10 @@ def test_jobs_with_keys_install_by_hash() -> None:
     ]
 
 
-def test_requirements_with_hashes_are_those_of_the_program() -> None:
+@pytest.mark.parametrize(("name", "extras"), [("requirements", ["full"]), ("signing", [])])
+def test_requirements_with_hashes_are_those_of_the_program(name: str, extras: list[str]) -> None:
     """Every requirement of the program and its build backend is pinned in a version that it accepts, with hashes."""
-    text = (ROOT / ".github" / "requirements.txt").read_text("utf-8").replace("\\\n", " ")
+    text = (ROOT / ".github" / f"{name}.txt").read_text("utf-8").replace("\\\n", " ")
     pinned: dict[str, list[Requirement]] = {}
     for line in text.splitlines():
         words, *hashes = line.split(" --hash=")
@@ -245,7 +318,7 @@ def test_requirements_with_hashes_are_those_of_the_program() -> None:
     program = project["project"]
     for line in (
         *program["dependencies"],
-        *program["optional-dependencies"]["full"],
+        *(line for extra in extras for line in program["optional-dependencies"][extra]),
         *project["build-system"]["requires"],
     ):
         wanted = Requirement(line)
@@ -283,7 +356,9 @@ def test_setup_installs_the_packages_that_are_missing(tmp_path: Path) -> None:
 def test_a_spark_has_the_packages_that_its_jobs_ask_for() -> None:
     """A job has no right to install any there, so the guide names them."""
     [line] = re.findall(
-        "^# apt-get install (.*)$", (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text("utf-8"), re.MULTILINE
+        "^# apt-get install (.*)$",
+        (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     for key in ("build", "gate"):
         steps = MADE["pipeline"]["jobs"][key]["steps"]
@@ -497,9 +572,11 @@ def test_an_input_with_shell_in_it_is_text(
     world: World, tmp_path: Path, field: str, text: str
 ) -> None:
     """Whoever types shell into an input gets it refused as a name, before anything is built; nothing of it is run."""
-    result = _request(world, tmp_path, {"stack": "2026.11", "recipes": RECIPE} | {field: text})
+    request = {"stack": "2026.11", "recipes": RECIPE, "channel": "candidate"}
+    result = _request(world, tmp_path, request | {field: text})
 
-    assert result == "failure"
+    # Without a recipe, the release policy names some.
+    assert result == ("success" if (field, text) == ("recipes", " ") else "failure")
     assert not list(tmp_path.rglob("evil"))
     assert not Path("evil").exists()
 
@@ -518,15 +595,37 @@ def test_a_recipe_for_another_release_is_refused_before_anything_is_built(
     world: World, tmp_path: Path, stack: str, recipe: str, result: str
 ) -> None:
     """A dispatch for vLLM 0.20.1 with a recipe that needs 0.28 ends in the first job."""
-    assert _request(world, tmp_path, {"stack": stack, "recipes": recipe}) == result
+    inputs = {"stack": stack, "recipes": recipe, "channel": "candidate"}
+    assert _request(world, tmp_path, inputs) == result
     assert ("recipe-unfit" in world.steps[-1].said) == (result == "failure")
+
+
+@pytest.mark.parametrize(
+    ("stack", "recipes", "channel", "chosen"),
+    [
+        ("2026.11", "", "verified", "qwen3-30b-a3b-nvfp4 qwen3.6-35b-a3b-nvfp4-mtp3"),
+        ("2026.05", "", "verified", "qwen3-30b-a3b-nvfp4 qwen3-next-80b-nvfp4-marlin-mtp"),
+        ("2026.11", RECIPE, "verified", ""), ("2026.11", RECIPE, "candidate", RECIPE),
+    ],
+)  # fmt: skip
+def test_verified_is_refused_without_a_recipe_of_each_group(
+    world: World, tmp_path: Path, stack: str, recipes: str, channel: str, chosen: str
+) -> None:
+    """What could not be verified in the end is refused in the first job, and without recipes they cover the groups."""
+    inputs = {"stack": stack, "recipes": recipes, "channel": channel}
+    assert _request(world, tmp_path, inputs) == ("success" if chosen else "failure")
+    assert world.outputs["request"]["recipes"] == chosen
+    if not chosen:
+        assert "speculative: qwen3.6-35b-a3b-nvfp4-mtp3" in world.steps[-1].said
 
 
 def _request(world: World, folder: Path, inputs: dict[str, str]) -> str:
     """Return the result of the step that checks a request, with the real program."""
-    flow, _ = only_step("request", "The stack, its recipes and the builder fit each other")
+    flow, _ = only_step(
+        "request", "The stack, its recipes, the channel and the builder fit each other"
+    )
     python = shutil.which("python")
-    body = f'exec {python} -m sparkwright "$@" --root {ROOT} --cache-dir {folder}/cache'
+    body = f'PYTHONPATH={ROOT}/ci exec {python} -m sparkwright "$@" --root {ROOT} --cache-dir {folder}/cache'
     world.environment["PATH"] = f"{_program(folder, body)}:{world.environment['PATH']}"
     result = _run(world, folder, flow, inputs)
     assert world.steps[-1].seconds < 60
@@ -575,6 +674,70 @@ def test_a_folder_is_what_the_job_that_made_it_states(
     assert bool(done.returncode) == refused
     assert ("::error::" in done.stderr) == refused
     assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "refused"),
+    [
+        ("7", {}, False), ("7", {"path": ".github/workflows/pipeline.yml@main", "event": "workflow_dispatch"}, False),
+        ("7", {"path": ".github/workflows/bump.yml"}, True), ("7", {"head_branch": "topic"}, True), ("7", {"event": "pull_request"}, True),
+        ("7", {"head_repository": {"full_name": "someone/lab"}}, True), ("7", {"status": "in_progress"}, True),
+        ("7", {"head_branch": None, "head_repository": None}, True), ("8", {}, True), ("7/../7", {}, True),
+    ],
+)  # fmt: skip
+def test_only_an_ended_run_of_the_pipeline_is_promoted(
+    tmp_path: Path, run: str, changes: dict[str, Any], refused: bool
+) -> None:
+    """Verdicts of another workflow, branch, repository or event, or of a run that goes on, are not signed."""
+    with githubapi.serve() as host:
+        host.runs[7] = githubapi.run(**changes)
+        variables = {
+            "PATH": "/usr/bin:/bin",
+            "GITHUB_API_URL": host.api,
+            "GITHUB_REPOSITORY": "acme/lab",
+        }
+        variables |= {"GITHUB_TOKEN": "ghs_secret", "RUN": run}
+        script = str(ROOT / ".github" / "run.sh")
+        done = subprocess.run(
+            [script], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        assert bool(done.returncode) == refused, done
+        assert set(host.authorizations) <= {"Bearer ghs_secret"}
+
+
+@pytest.mark.parametrize(
+    ("state", "channel", "refused"),
+    [
+        ({"already": False, "channel": "candidate"}, "verified", False), ({"already": True, "channel": "verified"}, "verified", False),
+        ({"already": True, "channel": "candidate"}, "candidate", False), ({"already": True, "channel": "candidate"}, "verified", True),
+    ],
+)  # fmt: skip
+def test_a_published_candidate_is_not_gated_for_verified(
+    world: World, tmp_path: Path, state: dict[str, Any], channel: str, refused: bool
+) -> None:
+    """Wheels that are published are neither published again, nor gated to be refused afterwards."""
+    flow, _ = only_step("audit", "Are these wheels published")
+    [checkout, *_] = MADE["pipeline"]["jobs"]["audit"]["steps"]
+    flow["jobs"]["audit"] |= {"needs": [], "steps": [checkout, *flow["jobs"]["audit"]["steps"]]}
+    document = json.dumps({"published": {"release": "2026.11.1", "gated": True, **state}})
+    program = _program(tmp_path, f"echo '{document}'")
+    world.environment["PATH"] = f"{program}:{world.environment['PATH']}"
+    result = _run(world, tmp_path, flow, {"stack": "2026.11", "channel": channel})
+
+    assert result == ("failure" if refused else "success"), world.steps[-1].said
+    assert ("the candidate 2026.11.1" in world.steps[-1].said) == refused
+    outputs = world.outputs["audit"]
+    assert (outputs["release"], outputs["gated"]) == (
+        ("2026.11.1", "true") if state["already"] else ("", "")
+    )
+    approve = MADE["pipeline"]["jobs"]["approve"]["if"]
+    needs = {"audit": {"outputs": outputs}, "decide": {"result": "success"}}
+    assert workflows.holds(approve, {"needs": needs}, failed=False) != state["already"]
+    for event, gated in (("schedule", not state["already"]), ("workflow_dispatch", True)):
+        github = {"repository": "a/b", "ref": "refs/heads/main", "event_name": event}
+        contexts = {"needs": needs, "vars": {"LAB_REPOSITORY": "a/b"}, "github": github}
+        condition = MADE["pipeline"]["jobs"]["gate"]["if"]
+        assert workflows.holds(condition, contexts, failed=False) == gated
 
 
 @pytest.mark.parametrize(

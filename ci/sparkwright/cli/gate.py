@@ -19,6 +19,7 @@ from sparkwright.bench.recipes import workloads
 from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import options
 from sparkwright.core.console import console
+from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core import ladder, verdict_file
 from sparkwright.gates.core.builder import GateBuilder
@@ -26,7 +27,7 @@ from sparkwright.gates.core.ladder import GATES, machine_facts
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.core.verdict_file import VerdictFile
-from sparkwright.release import wheel_content
+from sparkwright.release import policy, wheel_content
 
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -52,7 +53,14 @@ def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="only check that --recipe serves the vLLM of the stack; start nothing",
+        help="only check that every recipe of --recipe 'NAME …' serves the vLLM of the stack; "
+        "start nothing (default: the first that does of each group of the release policy)",
+    )
+    add(
+        "--channel",
+        choices=("candidate", "verified"),
+        default="candidate",
+        help="with --dry-run: `verified` needs a recipe of each group (default: %(default)s)",
     )
     add(
         "--server-user",
@@ -102,7 +110,6 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Run the gates, show and store their verdicts; raise unless all pass."""
     own = pwd.getpwuid(os.geteuid()).pw_name
     options.refuse(
-        (arguments.dry_run and not arguments.recipe, "--dry-run needs --recipe NAME."),
         (arguments.server_user == own, f"--server-user {own} is the gate's own user."),
         (arguments.server_user and not arguments.serve, "--server-user belongs to --serve."),
         (arguments.serve and not arguments.python, "--serve DIR needs --python FILE."),
@@ -119,7 +126,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     )
     context, facts = options.checkout(arguments), machine_facts()
     if arguments.dry_run:
-        return _check_recipe(context, arguments.recipe)
+        return _check_recipes(context, arguments.recipe.split(), arguments.channel)
     named = {name: getattr(arguments, name) for name in GateOptions.__struct_fields__}
     named = {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
     if not arguments.wheel and not arguments.server:
@@ -138,21 +145,43 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     return None
 
 
-def _check_recipe(context: RunContext, name: str) -> dict[str, Any]:
+def _check_recipes(context: RunContext, names: Sequence[str], channel: str) -> dict[str, Any]:
     """
-    Return the releases of the stack's grafted forks, all of which the recipe *name* serves.
+    Return the recipes to gate, and the releases of the stack's grafted forks that each serves.
+
+    Args:
+        names: Empty for the first that serves them of each group of the release policy.
 
     Raises:
-        UsageError: There is no such recipe. recipe-unfit: It does not know a release.
+        UsageError: There is no such recipe, or the channel ``verified`` needs another one.
+        recipe-unfit: A recipe does not know a release.
     """
-    recipe = recipes.load(context.project.root, name)
+    stack, root = context.project.stack, context.project.root
     locked = {fork: context.lock.forks[fork].bases.values() for fork in context.forks}
     versions = sorted({base.version for bases in locked.values() for base in bases})
-    for version in versions:
-        # Of our wheel, which has what the official one may lack.
-        recipe.variant(f"{version}+{context.project.spec.label}")
-    console.result(f"{name} serves {context.project.stack} ({', '.join(versions)})")
-    return {"recipe": name, "stack": context.project.stack, "versions": versions}
+    # Of our wheel, which has what the official one may lack.
+    served = [f"{version}+{context.project.spec.label}" for version in versions]
+    groups = policy.load(root, context.project.spec.arch).file.groups
+    fitting = {
+        group: [name for name in members if all(map(recipes.load(root, name).find_variant, served))]
+        for group, members in groups.items()
+    }
+    names = names or list(dict.fromkeys(fits[0] for fits in fitting.values() if fits))
+    options.refuse((not names, f"No recipe of the release policy serves {stack}; name one."))
+    for recipe in [recipes.load(root, name) for name in names]:
+        for version in served:
+            recipe.variant(version)
+    lacking = [
+        f"{group}: {', '.join(fits) or f'no recipe serves {stack}'}"
+        for group, fits in fitting.items()
+        if not set(names) & set(fits)
+    ]
+    if lacking and channel == "verified":
+        what = "verified needs a recipe of each group of the release policy."
+        todo = "Name one of each group. If a group has none, only a candidate can be published."
+        raise UsageError("usage", what, details=lacking, todo=todo)
+    console.result(f"{stack} ({', '.join(versions)}) is served by {' '.join(names)}")
+    return {"recipes": names, "stack": stack, "versions": versions}
 
 
 def climb(

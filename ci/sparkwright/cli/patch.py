@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sparkwright.cherry_picks import bump, conflict, drift, ledger, pick, rebase, series
 from sparkwright.cherry_picks.apply import Outcome
 from sparkwright.cherry_picks.upstream import Base, Upstream
@@ -93,7 +95,13 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "bump": {
-        "--to": {"required": True, "metavar": "VERSION", "help": "the release, or `newest`"},
+        "--to": {"metavar": "VERSION", "help": "the release, or `newest`"},
+        "--given": {
+            "type": Path,
+            "default": None,
+            "metavar": "FILE",
+            "help": "with --pull: take this output of `patch bump --json`, and bump nothing",
+        },
         "--drop": {
             **_REPEATED,
             "metavar": "PATCH",
@@ -381,7 +389,16 @@ def _show_ideas(context: RunContext) -> int:
 
 def run_bump(arguments: argparse.Namespace) -> int:
     """Move a fork to a release: write stack, lock, ledger and series, or leave a worktree."""
+    given = bool(arguments.given)
+    options.refuse(
+        (given == bool(arguments.to), "Give either --to VERSION or --given FILE."),
+        (given and not arguments.pull, "--given FILE goes with --pull."),
+    )
     context = options.checkout(arguments)
+    if given:
+        proposal = upkeep.read_proposal(arguments.given)
+        console.document({"pull": _propose(context, arguments, proposal)})
+        return 0
     upstream = Upstream(context, only_fork(context))
     fork, version = upstream.fork, arguments.to
     if context.offline:
@@ -413,22 +430,21 @@ def run_bump(arguments: argparse.Namespace) -> int:
     sources = upkeep.changed_sources(context.objects, old, plan.base.tree)
     lines = [*changed, "", "range-diff of both series:", *between, "", sources]
     console.result("\n".join(lines))
-    pull = None
-    if arguments.pull:
-        repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
-        root, stack = context.project.root, context.project.stack
-        pull = upkeep.propose(repository, root, stack, plan, between, sources, base=arguments.base)
-        console.result(f"pull request: {pull.action} {pull.url}")
-    console.document(
-        {
-            "bump": plan,
-            "changed": changed,
-            "range_diff": between,
-            "upstream": sources,
-            "pull": pull,
-        }
-    )
+    files = upkeep.contents(context.project.root, changed)
+    proposal = upkeep.Proposal(context.project.stack, plan, tuple(between), sources, files)
+    pull = _propose(context, arguments, proposal) if arguments.pull else None
+    console.document({**msgspec.structs.asdict(proposal), "changed": changed, "pull": pull})
     return 0
+
+
+def _propose(
+    context: RunContext, arguments: argparse.Namespace, proposal: upkeep.Proposal
+) -> upkeep.Published:
+    """Open or update the pull request of *proposal*."""
+    repository = Repository(GitHub.from_environment(context.mirrored(ADDRESS)), arguments.pull)
+    pull = upkeep.propose(repository, context.project.root, proposal, base=arguments.base)
+    console.result(f"pull request: {pull.action} {pull.url}")
+    return pull
 
 
 def run_bisect(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -324,19 +324,25 @@ class Repository:
             self.github.send(method, self.path(path), what, record), kind, what
         )
 
-    def pages(self, path: str, kind: type[T], what: str, query: str = "") -> Iterator[T]:
+    def pages(
+        self, path: str, kind: type[T], what: str, query: str = "", *, key: str = ""
+    ) -> Iterator[T]:
         """
         Yield every record of a list that GitHub gives in pages.
 
         Args:
             query: Further parameters, encoded (``state=open``).
+            key: The field of each reply that holds the list; empty if the reply is the list.
 
         Raises:
             github-refused: The list is too long; and as `request`.
         """
+        every: Any = list[kind]  # type: ignore[valid-type]
+        shape = msgspec.defstruct("Page", [(key, every)]) if key else every
         for page in range(1, PAGES + 1):
             address = f"{path}?{f'{query}&' if query else ''}per_page={PAGE_SIZE}&page={page}"
-            records = self.request("GET", address, list[kind], what)  # type: ignore[valid-type]
+            reply = self.request("GET", address, shape, what)
+            records: list[T] = getattr(reply, key) if key else reply
             yield from records
             if len(records) < PAGE_SIZE:
                 return

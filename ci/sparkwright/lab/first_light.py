@@ -166,7 +166,7 @@ def write(
 
 
 def state(records: Mapping[str, StepRecord]) -> State:
-    """Return the worst state of the steps; one that measured takes nothing from it."""
+    """Return the worst state of the steps; a step that measured counts as a pass."""
     states = (record.state for record in records.values())
     return worst("pass" if step == "measured" else step for step in states)
 

@@ -110,9 +110,9 @@ def variables(path: Path) -> dict[str, str]:
     return {name: value for name, separator, value in pairs if separator}
 
 
-def labels(path: Path) -> tuple[str, ...]:
-    """Return every label that a machine with the ``runner.env`` at *path* may carry."""
-    return (*COMMON_LABELS, *variables(path).get("LABELS", "").split(","))
+def labels(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every label that a machine with the *settings* of ``runner.env`` may carry."""
+    return (*COMMON_LABELS, *settings.get("LABELS", "").split(","))
 
 
 # Workflow files.
@@ -266,6 +266,7 @@ class _Owner(msgspec.Struct, frozen=True):
 class _Repository(msgspec.Struct, frozen=True):
     private: bool
     owner: _Owner
+    default_branch: str
 
 
 class _Approval(msgspec.Struct, frozen=True):
@@ -293,6 +294,15 @@ class _Environment(msgspec.Struct, frozen=True):
     deployment_branch_policy: dict[str, Any] | None = None
 
 
+class _Policy(msgspec.Struct, frozen=True):
+    name: str
+    type: str = "branch"
+
+
+class _Policies(msgspec.Struct, frozen=True):
+    branch_policies: list[_Policy]
+
+
 class _Environments(msgspec.Struct, frozen=True):
     environments: list[_Environment] = []
 
@@ -302,8 +312,8 @@ class _Runner(msgspec.Struct, frozen=True):
     ephemeral: bool | None = None
 
 
-class _Runners(msgspec.Struct, frozen=True):
-    runners: list[_Runner]
+class _Branch(msgspec.Struct, frozen=True):
+    protected: bool
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -338,10 +348,10 @@ def settings_findings(repository: Repository, settings: Mapping[str, str]) -> It
     writes = default.default_workflow_permissions != "read"
     message = "jobs may write to the repository unless a workflow takes that away" if writes else ""
     yield Finding("default workflow permissions", "bad" if writes else "ok", message)
-    yield from _environment_findings(repository, settings)
-    path = "/actions/runners?per_page=100"
-    runners = repository.request("GET", path, _Runners, "registered runners").runners
-    lasting = [runner.name for runner in runners if runner.ephemeral is False]
+    yield from _environment_findings(repository, settings, about.default_branch)
+    yield _branch_finding(repository, about.default_branch)
+    runners = repository.pages("/actions/runners", _Runner, "registered runners", key="runners")
+    lasting = [runner.name for runner in runners if not runner.ephemeral]
     message = f"not for one job only: {', '.join(lasting)}" if lasting else ""
     yield Finding("registered runners", "bad" if lasting else "ok", message)
     if about.owner.type == "Organization":
@@ -372,7 +382,10 @@ def _fork_finding(repository: Repository, private: bool) -> Finding:
     return Finding(name, "bad", message)
 
 
-def _environment_findings(repository: Repository, settings: Mapping[str, str]) -> Iterator[Finding]:
+def _environment_findings(
+    repository: Repository, settings: Mapping[str, str], branch: str
+) -> Iterator[Finding]:
+    """Yield whether the default *branch* alone may deploy to each environment."""
     path = "/environments?per_page=100"
     record = repository.request("GET", path, _Environments, "environments")
     environments = {environment.name: environment for environment in record.environments}
@@ -383,10 +396,31 @@ def _environment_findings(repository: Repository, settings: Mapping[str, str]) -
             "it does not exist": name not in environments,
             "it has no required reviewers": name in reviewed
             and not any(rule.type == "required_reviewers" for rule in environment.protection_rules),
-            "every branch may deploy to it": environment.deployment_branch_policy is None,
+            f"others than the branch {branch} may deploy to it": name in environments
+            and _deploying(repository, environment) != [_Policy(branch)],
         }
         message = next((problem for problem, applies in problems.items() if applies), "")
         yield Finding(f"environment {name}", "bad" if message else "ok", message)
+
+
+def _deploying(repository: Repository, environment: _Environment) -> list[_Policy]:
+    """Return the patterns of the branches and tags that may deploy; none if GitHub lists none."""
+    if not (environment.deployment_branch_policy or {}).get("custom_branch_policies"):
+        return []
+    path = f"/environments/{quote(environment.name, safe='')}/deployment-branch-policies"
+    what = f"the branches of the environment {environment.name}"
+    return repository.request("GET", path, _Policies, what).branch_policies
+
+
+def _branch_finding(repository: Repository, branch: str) -> Finding:
+    """Return whether a rule protects the default *branch*, from which everything is signed."""
+    name, path = f"branch {branch}", quote(branch, safe="")
+    if repository.request("GET", f"/branches/{path}", _Branch, name).protected:
+        return Finding(name, "ok")
+    rules = repository.request("GET", f"/rules/branches/{path}", list[_Rule], f"rules of {name}")
+    if any(rule.type == "pull_request" for rule in rules):
+        return Finding(name, "ok")
+    return Finding(name, "look", "nothing protects it: whoever may push to it may sign")
 
 
 def _group_finding(repository: Repository, about: _Repository) -> Finding:
@@ -416,7 +450,7 @@ def _workflow_findings(repository: Repository, settings: Mapping[str, str]) -> I
     for name in names:
         file = repository.request("GET", f"{folder}/{quote(name)}", _File, f"workflow {name}")
         texts[name] = base64.b64decode(file.content).decode("utf-8", "replace")
-    found = exposures(texts, (*COMMON_LABELS, *settings.get("LABELS", "").split(",")))
+    found = exposures(texts, labels(settings))
     for item in found:
         event = item.trigger or "unreadable"
         yield Finding(f"workflow {item.workflow}", "bad", f"{item.job}: {event}: {item.reason}")

@@ -51,6 +51,30 @@ class Published(msgspec.Struct, frozen=True):
     url: str = ""
 
 
+_Path = Annotated[
+    str, msgspec.Meta(pattern=rf"\A({'|'.join(FOLDERS)})(/(?!\.\.?(/|\Z))[^/\x00-\x1f]+)+\Z")
+]
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """
+    A bump as a pull request, the output of ``patch bump --json``.
+
+    Attributes:
+        bump: None if there is no later release.
+        range_diff: Of both series. *upstream*: see `changed_sources`.
+        files: The files that differ from the commit; None for a removed one.
+        error: Of a bump that failed.
+    """
+
+    stack: str = ""
+    bump: Bump | None = None
+    range_diff: tuple[str, ...] = ()
+    upstream: str = ""
+    files: dict[_Path, bytes | None] = {}
+    error: dict[str, object] = {}
+
+
 class _User(msgspec.Struct, frozen=True):
     login: Annotated[str, msgspec.Meta(max_length=120)]
 
@@ -92,6 +116,19 @@ def read_drift(path: Path) -> list[Drift]:
         details = [f"{name}: {document.error.get(name)}" for name in document.error]
         raise FileError("file-invalid", f"{path} holds no drift.", details=details)
     return [entry.of for entry in document.drift]
+
+
+def read_proposal(path: Path) -> Proposal:
+    """
+    Return the bump in the file at *path*, the output of ``patch bump --json``.
+
+    Raises:
+        file-invalid: It is something else, names a file outside of `FOLDERS`, or reports a failure.
+    """
+    proposal = read_json(path, Proposal, limit=LARGEST_REPORT)
+    if proposal.error:
+        raise FileError("file-invalid", f"{path} holds no bump.")
+    return proposal
 
 
 def unusable_patches(drifts: Iterable[Drift]) -> list[tuple[Drift, Trial]]:
@@ -162,11 +199,16 @@ def require_clean(root: Path) -> None:
         raise UsageError("usage", "The checkout has changes.", details=paths[:20], todo=todo)
 
 
-def _changed_files(root: Path) -> dict[str, bytes | None]:
-    """Return the files of `FOLDERS` that differ from the commit; None for a removed one."""
+def _changed_files(root: Path) -> list[str]:
+    """Return the files of `FOLDERS` that differ from the commit."""
     words = ["status", "--porcelain", "-z", "--untracked-files=all", "--no-renames", "--", *FOLDERS]
     rows = git.run(words, cwd=root)[1].decode("utf-8", "surrogateescape").split("\0")
-    paths = [row[3:] for row in rows if row]
+    return [row[3:] for row in rows if row]
+
+
+def contents(root: Path, changed: Iterable[str]) -> dict[str, bytes | None]:
+    """Return the files in the lines *changed* of `rebase.export`; None for a removed one."""
+    paths = [line.partition(": ")[2] for line in changed]
     return {path: (root / path).read_bytes() if (root / path).is_file() else None for path in paths}
 
 
@@ -189,31 +231,28 @@ def bump_text(stack: str, bump: Bump, range_diff: Sequence[str], sources: str) -
     return _text("bump.md", stack=stack, bump=bump, range_diff=range_diff, sources=sources)
 
 
-def propose(
-    repository: Repository,
-    root: Path,
-    stack: str,
-    bump: Bump,
-    range_diff: Sequence[str],
-    sources: str,
-    *,
-    base: str,
-) -> Published:
+def propose(repository: Repository, root: Path, proposal: Proposal, *, base: str) -> Published:
     """
-    Open or update the pull request of *bump*, from the checkout *root*, against the branch *base*.
+    Open or update the pull request of *proposal* against the branch *base*, if it has a bump.
 
     Everything is sent to GitHub's API, so that git needs no credentials. The branch belongs to the
     bump: it is set to the new change.
 
+    Args:
+        root: The checkout whose commit the files of *proposal* change.
+
     Raises:
         github-unreachable, github-refused, github-limited: GitHub does not do it.
     """
+    stack, bump = proposal.stack, proposal.bump
+    if bump is None:
+        return Published("none")
     request, words = repository.request, [stack, bump.fork, bump.base.name]
     branch = "bump/" + "-".join(re.sub(r"[^\w.]+", "-", word, flags=re.A) for word in words)
     title = f"{bump.fork} of {stack} to {bump.base.name}"
-    body = bump_text(stack, bump, range_diff, sources)
+    body = bump_text(stack, bump, proposal.range_diff, proposal.upstream)
     head, base_tree = _ids(root)
-    entries = list(_entries(repository, _changed_files(root)))
+    entries = list(_entries(repository, proposal.files))
     tree = request(
         "POST", "/git/trees", _Object, "a tree", {"base_tree": base_tree, "tree": entries}
     )

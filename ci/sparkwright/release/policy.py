@@ -204,6 +204,12 @@ class PolicyFile(_Record, frozen=True):
         """The recipes of *upstream_faults*."""
         return {label.partition(" ")[2] for label in self.upstream_faults}
 
+    @property
+    def groups(self) -> dict[str, Texts]:
+        """The groups of *recipes*; empty if no fork needs a gate for which one counts."""
+        needed = {gate for rule in self.forks.values() for gate in rule.gates}
+        return self.recipes if needed & set(SERVED) - {"G8"} else {}
+
     def __post_init__(self) -> None:
         if self.url and not (
             self.url.endswith("/") and self.url.startswith(("https://", "http://127.0.0.1:"))

@@ -26,6 +26,7 @@ from sparkwright.client.records import (
     Channel,
     Line,
     Missing,
+    Proof,
     Release,
     ReleaseFile,
     ReleaseState,
@@ -60,6 +61,7 @@ class Published(msgspec.Struct, frozen=True):
     Attributes:
         version: Of the timestamp metadata that offers it.
         already: The same wheels were published before, and nothing was done.
+        gated: What is published rests on every gate, by the policy of today.
         sent: Files that were sent, those that lay there already not included.
         missing: Wheel → what it lacks for ``verified``.
         fingerprint: Of root 1 of the index.
@@ -69,6 +71,7 @@ class Published(msgspec.Struct, frozen=True):
     channel: Channel
     version: int = 0
     already: bool = False
+    gated: bool = False
     sent: tuple[str, ...] = ()
     missing: dict[str, tuple[Missing, ...]] = {}
     fingerprint: str = ""
@@ -165,7 +168,8 @@ class Publisher:
             if not dry_run:
                 self._restore(index, same.release, decided.wheels)
             name, channel = same.release.name, same.state.channel
-            return replace(done, release=name, channel=channel, already=True)
+            gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
+            return replace(done, release=name, channel=channel, already=True, gated=gated)
         _require_free_names(index, decided.wheels)
         _require_order(index, stack, channel, decided.wheels)
         earlier = [entry.release for entry in index.of_stack(stack)]
@@ -563,6 +567,12 @@ def _same_release(
             _require_offered(entry)
             return entry
     return None
+
+
+def _gated(proof: Proof, policy: ReleasePolicy) -> bool:
+    """Return whether *proof* rests on every gate, by the *policy* of today."""
+    states = [gate.state for gate in proof.gates]
+    return proof.policy == policy.digest and bool(states) and "not-run" not in states
 
 
 def _refuse_unpromoted(same: IndexEntry, channel: Channel) -> None:
