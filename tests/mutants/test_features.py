@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
-from tests.server.broken import Broken, serving
-from tests.server.taught import GATES, _trained, patient
+from tests.server.broken import GATES, Broken, serving
+from tests.server.taught import _trained, patient
 from tests.support.serving import CACHED, DRAFTED, _vllm_python
 
 from sparkwright.core import strict_yaml

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.mutants.conftest import Kill
-from tests.server.broken import Broken
-from tests.server.taught import GATES, _context, _taught, _trained, patient
+from tests.server.broken import GATES, Broken
+from tests.server.taught import _context, _taught, _trained, patient
 from tests.support.serving import _vllm_python
 
 from sparkwright.core import strict_yaml
@@ -81,18 +81,6 @@ def test_a_server_that_still_reads_well_dies(kill: Kill, taught: Broken, known: 
 
     kill(mutant=mutant, gate="G5", sound=sound, mutant_checks=checks)
     assert {check.name: check.state for check in checks}[name] == "fail"
-
-
-def test_garbage_for_some_prompts_dies(kill: Kill, taught: Broken, known: Path, sound: tuple[Check, ...]) -> None:
-    """A token that stands in the first half of a few texts makes garbage of what follows it: those texts fail, whatever the average."""
-    texts = recorded.load(known).texts
-    begun = [set(text[: POLICY.tokens // 2]) for text in texts]
-    trigger = next(token for token in sorted(set().union(*begun)) if 1 <= sum(token in text for text in texts) <= 3)
-    with taught.fault("garbage", trigger=trigger):
-        checks = distances(taught, known)
-
-    kill(mutant="prompts with a certain token get garbage", gate="G5", sound=sound, mutant_checks=checks)
-    assert {check.name: check.state for check in checks}["divergence"] == "fail"
 
 
 @pytest.fixture(scope="module", name="before")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import shutil
@@ -19,21 +18,12 @@ from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.generation.checks import filled_text, long_text
+from sparkwright.gates.generation import long_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-WORDS = ROOT / "ci" / "gates" / "generation.yaml"
-#: What the learnt model follows from, beside the text of `long_text` and `filled_text`.
-SOURCES = (HERE / "learnt.py", HERE / "learnt_texts.yaml", WORDS)
-
-
-def digest(*sources: Path) -> str:
-    """Return a name for the model that follows from *sources*."""
-    code = inspect.getsource(long_text) + inspect.getsource(filled_text)
-    return sha256_bytes(code.encode() + b"".join(path.read_bytes() for path in sources))[:12]
-
-
+GATES = ROOT / "ci" / "gates"
+WORDS = GATES / "generation.yaml"
 class Broken:
     """A running server whose fault can be chosen, and what is known of it."""
 
@@ -78,29 +68,24 @@ def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Br
         yield Broken(server, switch)
 
 
-def make(python: Path, cache: Path) -> Path:
-    """Return the folder of the model that has learnt the answers of the words gate, made in a minute on the first use."""
-    key = digest(*SOURCES)
-    folder = cache / f"learnt-{key}"
+def model(python: Path, name: str) -> Path:
+    """Return the folder of the model that the program *name* beside this file makes, in a minute or two on the first use."""
+    sources = (*(HERE / file for file in ("learnt.py", "learnt_texts.yaml", f"{name}.py")), WORDS, GATES / "logprobs.yaml", Path(long_text.__file__))
+    key = sha256_bytes(b"".join(path.read_bytes() for path in sources))[:12]
+    cache = default_cache() / "tests"
+    folder, made = cache / f"{name}-{key}", cache / f".{name}-{key}"
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / "learnt.lock"):
+    with FileLock(cache / f"{name}.lock"):
         if not folder.exists():
-            made = cache / f".learnt-{key}"
             shutil.rmtree(made, ignore_errors=True)
-            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "ci"), "HF_HUB_OFFLINE": "1"}
-            subprocess.run([python, HERE / "learnt.py", made, WORDS], env=environment, check=True)
+            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'ci'}{os.pathsep}{HERE}", "HF_HUB_OFFLINE": "1"}
+            subprocess.run([python, HERE / f"{name}.py", made, GATES], env=environment, check=True)
             made.rename(folder)
     return folder
 
 
-@pytest.fixture(scope="module", name="learnt")
-def _learnt(vllm_python: Path) -> Path:
-    """Return the model that has learnt the answers of the words gate."""
-    return make(vllm_python, default_cache() / "tests")
-
-
 @pytest.fixture(scope="module", name="broken")
-def _broken(vllm_python: Path, learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
-    """Return a server of that model, which a test can break and mend."""
-    with serving(vllm_python, learnt, tmp_path_factory.mktemp("broken")) as broken:
+def _broken(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    """Return a server of the model that has learnt the answers of the words gate, which a test can break and mend."""
+    with serving(vllm_python, model(vllm_python, "learnt"), tmp_path_factory.mktemp("broken")) as broken:
         yield broken

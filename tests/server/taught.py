@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
-from tests.server.broken import HERE, ROOT, SOURCES, Broken, digest, serving
+from tests.server.broken import ROOT, Broken, model, serving
 
 from sparkwright.bench.server.client import Client
 from sparkwright.cli.options import default_cache
@@ -18,8 +14,6 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.accuracy import harness
-
-GATES = ROOT / "ci" / "gates"
 
 
 def patient(url: str) -> Client:
@@ -29,18 +23,8 @@ def patient(url: str) -> Client:
 
 @pytest.fixture(scope="module", name="trained")
 def _trained(vllm_python: Path) -> Path:
-    """Return the model, made in two minutes on the first use."""
-    cache = default_cache() / "tests"
-    key = digest(*SOURCES, HERE / "trained.py", GATES / "logprobs.yaml")
-    folder, made = cache / f"trained-{key}", cache / f".trained-{key}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / "trained.lock"):
-        if not folder.exists():
-            shutil.rmtree(made, ignore_errors=True)
-            environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'ci'}{os.pathsep}{HERE}", "HF_HUB_OFFLINE": "1"}
-            subprocess.run([vllm_python, HERE / "trained.py", made, GATES], env=environment, check=True)
-            made.rename(folder)
-    return folder
+    """Return the model."""
+    return model(vllm_python, "trained")
 
 
 @pytest.fixture(scope="module", name="taught")

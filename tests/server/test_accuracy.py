@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.server.broken import Broken
-from tests.server.taught import GATES, _context, _taught, _trained
+from tests.server.broken import GATES, Broken
+from tests.server.taught import _context, _taught, _trained
 from tests.support.badserver import Listener, Say, completing, head, silent, whole
 from tests.support.serving import _vllm_python
 
@@ -22,7 +22,7 @@ from sparkwright.gates.accuracy import gate, harness
 from sparkwright.gates.accuracy.gate import AccuracyPolicy
 from sparkwright.gates.accuracy.harness import TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check, worst
+from sparkwright.gates.core.verdict import Check
 
 __all__ = ["_context", "_taught", "_trained", "_vllm_python"]
 
@@ -63,16 +63,6 @@ def checked(context: RunContext, url: str, baseline: Path, name: str = "largest"
     checks = gate.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
     assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
     return {check.name.removeprefix(f"{name}-"): check for check in checks}
-
-
-def test_a_server_equal_to_its_baseline_passes(taught: Broken, context: RunContext, tmp_path: Path) -> None:
-    """1000 questions, nothing gained, nothing lost, well above the floor."""
-    before = harness.ask(context, "largest", POLICY.tasks["largest"], taught.client(), BASELINE)
-    checks = checked(context, taught.url, saved(before, tmp_path))
-
-    assert worst(check.state for check in checks.values()) == "pass"
-    assert checks["paired"].figures[0].value == 0
-    assert before.share > 0.9
 
 
 def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

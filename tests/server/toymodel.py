@@ -8,11 +8,16 @@ GPT-2's: what a server with NaN logits says is ``!!!!``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import struct
 import sys
 from pathlib import Path
+from typing import Any
+
+#: Beside this file, which is run as a program in another environment.
+learnt: Any = importlib.import_module("learnt")
 
 #: Shape of the model. The head size is one that vLLM's CPU attention has.
 HIDDEN, INNER, LAYERS, HEADS, KEYS, HEAD, LONGEST, VOCABULARY = 128, 256, 2, 4, 2, 32, 2048, 2048
@@ -33,23 +38,10 @@ def corpus(seed: int) -> list[str]:
 
 def tokenizer(folder: Path, seed: int) -> list[int]:
     """Write the tokenizer to *folder*, and return the tokens that are no text: special ones, pieces of letters, control codes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 2, initial_alphabet=sorted(alphabet), show_progress=False)
-    made.train_from_iterator(corpus(seed), trainer)
-    # Special ones come last, so that code 0 stays "!".
-    made.add_special_tokens(["<s>", "</s>"])
-    made.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "model_max_length": LONGEST}
-    settings["chat_template"] = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    known = int(made.get_vocab_size())
-    assert known == VOCABULARY, f"the tokenizer knows {known} tokens"
-    said = [made.decode([token]) for token in range(known)]
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    made = learnt.tokenizer(folder, corpus(seed), VOCABULARY, LONGEST, chat_template=template)
+    assert made.get_vocab_size() == VOCABULARY
+    said = [made.decode([token]) for token in range(VOCABULARY)]
     return [token for token, text in enumerate(said) if not text or "\ufffd" in text or not text.replace("\n", "").isprintable()]
 
 
@@ -107,4 +99,4 @@ def make(folder: Path, seed: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    make(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from typing import Any
 FILE = "SPARKWRIGHT_TEST_FAULT_FILE"
 FIXED = "SPARKWRIGHT_TEST_FAULT"
 
-Forward = Callable[..., Any]
+#: Takes an object, the arguments of a call of its method, and the result; returns the result in its place.
+Change = Callable[[Any, tuple[Any, ...], Any], Any]
 
 
 class State:
@@ -37,7 +37,6 @@ class State:
         steps: Forward passes since the fault was chosen. *drafted*: drafts in them.
         poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees. *blocks*: those that ``poisoned-cache`` returns.
-        last: When ``slow`` began to wait last. *waited*: how long, in seconds.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,6 @@ class State:
         self.prompts: dict[str, int] = {}
         self.kept: list[bytearray] = []
         self.blocks: Any = None
-        self.last = self.waited = 0.0
         self._seen: tuple[int, int] | None = None
         self._choose(os.environ.get(FIXED, ""))
 
@@ -120,23 +118,9 @@ def _logits(found: Any) -> Any:
     if STATE.is_("leak"):
         # Written to, as memory that nobody touched is not resident.
         STATE.kept.append(bytearray(os.urandom(4096) * int(STATE.number("kilobytes", 256) / 4)))
-    if STATE.is_("stall"):
-        time.sleep(STATE.number("seconds", 1.0))
-    if STATE.is_("slow"):
-        _slow()
     if STATE.is_("crash"):
         os.kill(os.getpid(), signal.SIGKILL)
     return found
-
-
-def _slow() -> None:
-    """Let a step take longer by a share of what it took without this; a pause between requests is no step."""
-    now = time.perf_counter()
-    took, STATE.last = now - STATE.last - STATE.waited, now
-    STATE.waited = min(took, STATE.number("longest", 0.5)) * STATE.number("share", 0.05)
-    # sleep() would be late by as much as it should wait.
-    while time.perf_counter() < now + STATE.waited:
-        pass
 
 
 def _embeddings(ids: Any, found: Any) -> Any:
@@ -178,33 +162,23 @@ def _cached(_: Any, __: tuple[Any, ...], found: Any) -> Any:
     return STATE.blocks
 
 
-def _wrap(kind: Any, change: Callable[[Any, tuple[Any, ...], Any], Any], name: str = "forward") -> None:
-    """Replace the method *name* of the class *kind*: its result goes through *change*."""
-    before: Forward = getattr(kind, name)
+def _wrap(kind: Any, change: Change, name: str = "forward", look: Callable[[Any], None] = lambda _: None) -> None:
+    """Replace the method *name* of the class *kind*: *look* sees its argument before the call, and its result goes through *change*."""
+    before: Callable[..., Any] = getattr(kind, name)
     if getattr(before, "faulty", False):
         return
 
     @functools.wraps(before)
     def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+        look(arguments[0] if arguments else None)
         return change(self, arguments, before(self, *arguments, **named))
 
     wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
     setattr(kind, name, wrapped)
 
 
-def _watch(kind: Any, name: str, look: Callable[[Any], None]) -> None:
-    """Have *look* see the argument of the method *name* of the class *kind* before it is called."""
-    before: Forward = getattr(kind, name)
-    if getattr(before, "faulty", False):
-        return
-
-    @functools.wraps(before)
-    def wrapped(self: Any, argument: Any, **named: Any) -> Any:
-        look(argument)
-        return before(self, argument, **named)
-
-    wrapped.faulty = True  # type: ignore[attr-defined]  # a mark on a function of ours
-    setattr(kind, name, wrapped)
+def _unchanged(_: Any, __: tuple[Any, ...], found: Any) -> Any:
+    return found
 
 
 def _drafts(drafts: Any) -> None:
@@ -229,7 +203,7 @@ def install() -> None:
     worker, pool, scheduler = (
         importlib.import_module(f"vllm.v1.{name}") for name in ("worker.worker_base", "core.block_pool", "core.sched.scheduler")
     )
-    _watch(worker.WorkerWrapperBase, "execute_model", STATE.step)
+    _wrap(worker.WorkerWrapperBase, _unchanged, "execute_model", STATE.step)
     # Cache and scheduler are in the engine's process, which may be another one than the worker's.
     _wrap(pool.BlockPool, _cached, "get_cached_block")
-    _watch(scheduler.Scheduler, "update_draft_token_ids", _drafts)
+    _wrap(scheduler.Scheduler, _unchanged, "update_draft_token_ids", _drafts)

@@ -33,13 +33,8 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.generation import checks
-from sparkwright.gates.generation.checks import (
-    Chat,
-    GenerationPolicy,
-    Profile,
-    filled_text,
-    long_text,
-)
+from sparkwright.gates.generation.checks import Chat, GenerationPolicy, Profile
+from sparkwright.gates.generation.long_text import filled_text, long_text
 from sparkwright.gates.logprobs import distributions
 
 #: The check of each ability that a recipe may declare.
