@@ -228,5 +228,24 @@ class _Handler(loopback.Handler):
         return tokens, names, "length"
 
 
+def only(condition: Callable[[Step], bool], change: Damage = lambda logits, _: logits[::-1]) -> Damage:
+    """Return *change*, by default another order of the tokens, for the steps of *condition* alone."""
+    return lambda logits, step: change(logits, step) if condition(step) else logits
+
+
+def ended(length: int, least: int) -> Callable[[Message], object]:
+    """Return what ends each answer of *least* or more tokens after *length*."""
+
+    def answer(reply: Message) -> object:
+        choice = reply["choices"][0]
+        if len(choice.get("token_ids") or ()) >= least:
+            choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:length]
+            choice["logprobs"] = {key: value[:length] for key, value in choice["logprobs"].items() if isinstance(value, list)}
+            reply["usage"]["completion_tokens"] = length
+        return reply
+
+    return answer
+
+
 def _best(row: Floats, top: int) -> list[int]:
     return [int(at) for at in np.argsort(-row, kind="stable")[:top]]

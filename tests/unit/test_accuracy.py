@@ -197,18 +197,3 @@ def test_floors_are_of_tasks_that_exist() -> None:
     """This project's own task names no code that lm-eval would run."""
     assert {task for name in recipes.names(ROOT) for task in recipes.load(ROOT, name).floors} <= set(POLICY.tasks)
     assert "!function" not in (ROOT / harness.TASKS / POLICY.tasks["largest"].file).read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"margin": 0}, {"confidence": 1}, {"informative": 1.5}, {"tasks": {}},
-        *({"tasks": {"own": {"questions": 400, "tokens": 4, "filter": "f", "seconds": 9, **bad}}} for bad in (
-            {}, {"file": "a.yaml", "dataset": "b"}, {"file": "../a.yaml"}, {"file": "a.yaml", "questions": 399},
-            {"file": "a.yaml", "tokens": 0}, {"file": "a.yaml", "floors": {"x": 0.5}},
-        )),
-    ],
-)  # fmt: skip
-def test_a_policy_without_sense_is_refused(change: dict[str, Any]) -> None:
-    with refusal("file-invalid"):
-        strict_yaml.parse(strict_yaml.dump({**msgspec.to_builtins(POLICY), **change}), AccuracyPolicy, "accuracy.yaml")

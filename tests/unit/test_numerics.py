@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.refusals import refusal
 from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
 from tests.support.waiting import until
@@ -179,30 +178,6 @@ def test_a_file_or_value_that_is_gone_fails_and_leaves_the_others(tmp_path: Path
     (tree / HEADER).unlink()
     (check,) = run(tree, converters.only("mini"), tmp_path / "again").values()
     assert (check.state, check.reason) == ("fail", "converter-missing")
-
-
-UNIT = {"fork": "a", "files": ["x.h"], "converters": [{"name": "a", "kind": "encode", "call": ""}]}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"limits": {"seconds": 0, "memory": 1, "written": 1}}, "larger than zero"),
-        ({"units": [{**UNIT, "files": ["../x.h"]}]}, "files"),
-        ({"units": [{**UNIT, "folders": ["a/../../b"]}]}, "folders"),
-        ({"units": [{**UNIT, "headers": ["/etc/passwd"]}]}, "headers"),
-        ({"units": [{**UNIT, "converters": []}]}, "converters"),
-        ({"units": [{**UNIT, "converters": [{"name": "A b", "kind": "scale", "call": ""}]}]}, "name"),
-        ({"units": [UNIT, UNIT]}, "named twice"),
-        ({"thresholds": {}}, "unknown field"),
-    ],
-)  # fmt: skip
-def test_a_policy_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
-    """The file is refused, with the place."""
-    text = strict_yaml.dump({"limits": {"seconds": 1, "memory": 1, "written": 1}, **change})
-    with refusal("file-invalid") as caught:
-        strict_yaml.parse(text, NumericsPolicy, "numerics.yaml")
-    assert message in " ".join(caught.value.details)
 
 
 def test_every_reason_is_explained_and_every_fork_has_converters() -> None:

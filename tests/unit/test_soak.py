@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.refusals import refusal
 
 from sparkwright.bench.machine.watchdog import Finding
 from sparkwright.bench.server.client import Client, ServerInvalid
@@ -305,17 +304,3 @@ def test_gates_after_the_load_are_judged_by_required_checks(checks: tuple[Check,
     assert (check.name, check.state, check.reason) == ("distributions-after", *expected)
     assert check.required
     assert ("--against" in check.message) == (checks is None)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("seconds: 7200", "seconds: 0"), ("warm: 0.25", "warm: 1.5"), ("concurrencies: [1,", "concurrencies: [0,"),
-     ("shared: 0.3", "shared: 3"), ("Entry {number}", "Entry"), ("growth: 256", "growth: -1"), ("gone: 3", "gone: 0"),
-     ("least: 20", "lest: 20")],
-)  # fmt: skip
-def test_a_mistake_in_the_policy_is_refused(before: str, after: str) -> None:
-    text = POLICY_FILE.read_text("utf-8")
-    assert before in text
-
-    with refusal("file-invalid"):
-        strict_yaml.parse(text.replace(before, after, 1), SoakPolicy, "soak.yaml")
