@@ -233,12 +233,12 @@ def only(condition: Callable[[Step], bool], change: Damage = lambda logits, _: l
     return lambda logits, step: change(logits, step) if condition(step) else logits
 
 
-def ended(length: int, least: int) -> Callable[[Message], object]:
-    """Return what ends each answer of *least* or more tokens after *length*."""
+def ended(length: int, of: int) -> Callable[[Message], object]:
+    """Return what ends each answer *of* so many tokens after *length* tokens."""
 
     def answer(reply: Message) -> object:
         choice = reply["choices"][0]
-        if len(choice.get("token_ids") or ()) >= least:
+        if len(choice.get("token_ids") or ()) == of:
             choice["finish_reason"], choice["token_ids"] = "stop", choice["token_ids"][:length]
             choice["logprobs"] = {key: value[:length] for key, value in choice["logprobs"].items() if isinstance(value, list)}
             reply["usage"]["completion_tokens"] = length

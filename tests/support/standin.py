@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import psutil
 import pytest
 from tests.support import endings
 from tests.support.checkpoints import write
+from tests.support.waiting import until
 
 VERSION = "0.33.0"
 
@@ -172,33 +172,23 @@ class Machine:
 
     def until_healthy(self) -> None:
         """Wait until the `serve` that was started last answers; it must not end before."""
-        end = time.monotonic() + 600
-        while True:
-            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                return
+
+        def healthy() -> bool:
             assert self.started[-1].poll() is None, self.started[-1].communicate()
-            assert time.monotonic() < end
-            time.sleep(0.2)
-
-    def told(self) -> dict[str, Any]:
-        """Return what vLLM's stand-in was started with, once it was."""
-        end = time.monotonic() + 60
-        while True:
-            try:
-                found: dict[str, Any] = json.loads(self.record.read_text())
-                return found
-            except (FileNotFoundError, ValueError):
-                assert time.monotonic() < end
-                time.sleep(0.02)
-
-    def gone(self) -> bool:
-        """Wait until nothing of the server runs, and return whether that is so within a minute."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            if not any(alive(pid) for pid in self.told()["pids"]):
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
                 return True
-            time.sleep(0.02)
-        return False
+            return False
+
+        until(healthy, 600)
+
+    def told(self) -> Any:
+        """Return what vLLM's stand-in was started with, once it was."""
+
+        def told() -> Any:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return json.loads(self.record.read_text())
+
+        return until(told)
 
     def close(self) -> None:
         for one in self.started:
@@ -208,7 +198,8 @@ class Machine:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
             one.communicate()
-        assert not self.record.exists() or self.gone()
+        if self.record.exists():
+            until(lambda: not any(map(alive, self.told()["pids"])))
 
 
 def alive(pid: int) -> bool:

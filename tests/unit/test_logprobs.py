@@ -194,7 +194,7 @@ def fewer(reply: dict[str, Any]) -> object:
 
 
 @pytest.mark.parametrize(("change", "expected", "state"), [
-    ({"answer": ended(5, 6)}, "token-count-wrong", "invalid"),
+    ({"answer": ended(5, POLICY.decode_tokens)}, "token-count-wrong", "invalid"),
     ({"damage": only(lambda step: len(step.tokens) == 9, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
     ({"damage": only(lambda step: step.decoded == 7, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
     ({"answer": minus_infinity}, "not-a-number", "fail"),

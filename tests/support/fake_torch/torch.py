@@ -1,5 +1,5 @@
 """
-As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops.
+As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops; without Marlin's.
 
 ``SPARKWRIGHT_FAULT`` names one fault of `FAULTS`; without it every operator is right.
 """
@@ -53,7 +53,6 @@ def frombuffer(data: bytearray, dtype: Any) -> Tensor:
 cuda = SimpleNamespace(synchronize=lambda: None)
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-_ORDER = np.array([i + 8 * j for i in range(8) for j in range(8)])
 
 
 _RUNS = itertools.count()
@@ -165,60 +164,6 @@ def cutlass_fp4_group_mm(
         _write(out[place], _scaled(left @ _fp4(b[expert], b_blockscales[expert]).T, alpha))
 
 
-def gptq_marlin_repack(b_q_weight: Any, perm: Any, size_k: int, size_n: int, num_bits: int) -> Any:
-    """Leave the weights in plain rows."""
-    return b_q_weight
-
-
-def _marlin(weight: Any, scales: Any, factor: Any, b_type_id: int) -> Array:
-    codes = _codes(np.ascontiguousarray(np.asarray(weight).T).view(np.uint8))
-    values = _wide(scales)
-    if factor is None:
-        codes = codes - 8.0
-    else:
-        half = np.zeros((*scales.shape, 2), np.uint8)
-        half[..., 1] = np.asarray(scales).view(np.uint8)
-        values = np.asarray(_wide((half.view(np.uint16)[..., 0] >> 1).view(np.float16)) / 128)
-        values *= float(factor) / 2.0**119
-        values[:] = values.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(values.shape)
-        codes = _E2M1[codes]
-    groups = np.empty((values.size // 64, 64))
-    groups[:, _ORDER] = values.reshape(-1, 64)
-    plain: Array = groups.reshape(values.shape)
-    if faulty("Marlin scales not permuted"):
-        plain = values
-    return np.asarray(codes * np.repeat(plain.T, codes.shape[1] // len(plain), axis=1))
-
-
-def marlin_gemm(
-    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any, workspace: Any,
-    b_type_id: int, size_m: int, size_n: int, size_k: int,
-) -> Any:  # fmt: skip
-    """Multiply by weights in Marlin's layout."""
-    factor = None if global_scale is None else global_scale[0]
-    weights, values = _marlin(b_q_weight, b_scales, factor, b_type_id), np.zeros(c_or_none.shape)
-    step = 256 if faulty("sums kept in bfloat16") else size_k
-    for k in range(0, size_k, step):
-        values = values + _wide(a[:, k : k + step]) @ weights[:, k : k + step].T
-        values = _wide(values.astype(bfloat16)) if step < size_k else values
-    _write(c_or_none, values)
-    return c_or_none
-
-
-def moe_wna16_marlin_gemm(
-    a: Any, c_or_none: Any, b_q_weight: Any, b_scales: Any, global_scale: Any,
-    sorted_token_ids: Any, expert_ids: Any, num_tokens_past_padded: Any, moe_block_size: int, top_k: int, b_type_id: int,
-) -> Any:  # fmt: skip
-    """Multiply blocks of tokens by the weights of their experts."""
-    for block in range(num_tokens_past_padded[0] // moe_block_size):
-        expert = expert_ids[block - 1 if faulty("expert of the block before") and block else block]
-        ids = sorted_token_ids[block * moe_block_size : (block + 1) * moe_block_size]
-        ids = ids[ids < len(c_or_none)]
-        weights = _marlin(b_q_weight[expert], b_scales[expert], global_scale[expert], b_type_id)
-        c_or_none[ids] = _wide(a[ids // top_k]) @ weights.T
-    return c_or_none
-
-
 def cutlass_scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
     """Multiply."""
     values = _wide(a) @ _wide(b)
@@ -240,24 +185,6 @@ def static_scaled_fp8_quant(result: Any, input_: Any, scale: Any) -> None:
     if faulty("FP8 truncated"):
         towards = np.abs(_wide(result)) > np.abs(_wide(input_) / _wide(scale))
         result.view(np.uint8)[towards] -= 1
-
-
-def moe_align_block_size(
-    topk_ids: Any, num_experts: int, block_size: int, sorted_token_ids: Any, experts_ids: Any,
-    num_tokens_post_pad: Any,
-) -> None:  # fmt: skip
-    """Order tokens by expert."""
-    position, flat = 0, np.asarray(topk_ids).reshape(-1)
-    sorted_token_ids[:] = flat.size
-    for expert in range(num_experts):
-        tokens = np.random.default_rng().permutation(np.flatnonzero(flat == expert))
-        if faulty("a token of an expert lost") and len(tokens) > 1:
-            tokens = tokens[1:]
-        sorted_token_ids[position : position + len(tokens)] = tokens
-        used = -(-len(tokens) // block_size)
-        experts_ids[position // block_size : position // block_size + used] = expert
-        position += used * block_size
-    num_tokens_post_pad[0] = position
 
 
 def moe_sum(input_: Any, output: Any) -> None:
@@ -328,12 +255,7 @@ def reshape_and_cache_flash(
             value_cache.reshape(-1, *value.shape[1:])[slot] = value[token]
 
 
-def stack(tensors: list[Any], dim: int = 0) -> Any:
-    """Stack."""
-    return np.stack(tensors, dim).view(Tensor)
-
-
-_OPTIONAL = ("bias", "key", "scale_ub", "global_scale")
+_OPTIONAL = ("bias", "key", "scale_ub")
 
 
 class _Operator:
@@ -362,9 +284,9 @@ class _Operator:
         return self._function(**arguments)
 
 
-_MOE = (moe_wna16_marlin_gemm, moe_align_block_size, moe_sum, topk_softmax)
+_MOE = (moe_sum, topk_softmax)
 _DENSE = (
-    scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm, gptq_marlin_repack, marlin_gemm,
+    scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm,
     cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant, silu_and_mul,
     rms_norm, fused_add_rms_norm, rotary_embedding,
 )  # fmt: skip
@@ -379,5 +301,5 @@ def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
 ops = SimpleNamespace(
     _C=_namespace(*_DENSE), _moe_C=_namespace(*_MOE),
     _C_cache_ops=_namespace(reshape_and_cache_flash),
-    aten=_namespace(stack), load_library=lambda path: None,
+    load_library=lambda path: None,
 )  # fmt: skip
