@@ -73,35 +73,29 @@ def memory() -> dict[str, str]:
 class Fleet:
     """A sound server that drafts tokens, and the launches that the gate asks for."""
 
-    def __init__(self) -> None:
-        self.servers = [self.start()]
-        self.launches: list[tuple[str, ...]] = []
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack, self.launches = stack, list[tuple[str, ...]]()
         self.relaunch_damage: dict[tuple[str, ...], Damage] = {}
+        self.server = self.start()
 
     def start(self) -> ByteModelServer:
         chats = {chat.image or chat.text: ANSWERS[chat.name] for chat in POLICY.chats}
-        server = ByteModelServer(memory(), chats)
+        server = self._stack.enter_context(ByteModelServer(memory(), chats))
         server.drafts = True
         return server
-
-    @property
-    def server(self) -> ByteModelServer:
-        return self.servers[0]
 
     @contextlib.contextmanager
     def relaunch(self, without: Sequence[str]) -> Iterator[Client]:
         self.launches.append(tuple(without))
-        self.servers.append(self.start())
-        self.servers[-1].damage = self.relaunch_damage.get(tuple(without), lambda logits, _: logits)
-        yield self.servers[-1].client
+        server = self.start()
+        server.damage = self.relaunch_damage.get(tuple(without), lambda logits, _: logits)
+        yield server.client
 
 
 @pytest.fixture(name="fleet")
 def _fleet() -> Iterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    for server in fleet.servers:
-        server.stop()
+    with contextlib.ExitStack() as stack:
+        yield Fleet(stack)
 
 
 def judged(fleet: Fleet, **options: Any) -> dict[str, Check]:

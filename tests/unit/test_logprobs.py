@@ -39,18 +39,17 @@ CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 @pytest.fixture(name="server")
 def _server() -> Iterator[ByteModelServer]:
-    server = ByteModelServer()
-    yield server
-    server.stop()
+    with ByteModelServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="module", name="known")
 def _known(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Return the reference of a sound server that drafts tokens, as it is read from its file."""
-    server, path = ByteModelServer(), tmp_path_factory.mktemp("reference") / "logprobs.json"
-    server.drafts = True
-    distributions.save(logprobs.record(POLICY, server.client, OFFICIAL), path)
-    server.stop()
+    path = tmp_path_factory.mktemp("reference") / "logprobs.json"
+    with ByteModelServer() as server:
+        server.drafts = True
+        distributions.save(logprobs.record(POLICY, server.client, OFFICIAL), path)
     return distributions.load(path)
 
 
@@ -241,10 +240,10 @@ def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
 
 def test_a_reference_that_differs_from_itself_is_refused(server: ByteModelServer, tmp_path: Path) -> None:
     """A server whose numbers vary from pass to pass cannot judge a candidate."""
-    other, draw = ByteModelServer(), np.random.default_rng(7)
-    other.damage = lambda logits, _: logits + draw.standard_normal(256)
-    shaky = logprobs.record(POLICY, other.client, OFFICIAL)
-    other.stop()
+    draw = np.random.default_rng(7)
+    with ByteModelServer() as other:
+        other.damage = lambda logits, _: logits + draw.standard_normal(256)
+        shaky = logprobs.record(POLICY, other.client, OFFICIAL)
     found = compared(server, shaky, tmp_path)
 
     assert (found["reference"].state, found["reference"].reason) == ("invalid", "reference-unstable")
