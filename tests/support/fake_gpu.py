@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
 
 #: Checks of operators that the tests' torch has not: their cases were right on an H100 (docs/rehearsal).
-ON_A_GPU = {"marlin-fp4", "marlin-fp4-moe", "marlin-int4", "moe-align"}
+ON_A_GPU = {"marlin-fp4", "marlin-fp4-moe", "marlin-int4", "moe-align", "topk-softmax", "rotary", "cache"}
 
 #: Fewer or smaller shapes of the products, which take a CPU minutes.
 SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {

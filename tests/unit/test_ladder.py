@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -143,6 +144,12 @@ def _opened(store: Store, tmp_path: Path) -> Opened:
     return lambda sha256="0" * 64, stack="2026.11": VerdictFile(store, tmp_path / "out", msgspec.structs.replace(WHEEL, sha256=sha256), stack)
 
 
+def states(file: VerdictFile) -> dict[str, str]:
+    """Return the state of each gate in *file*."""
+    ladder = file.load()
+    return dict(ladder.states) if ladder else {}
+
+
 def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -> None:
     """A gate that was interrupted counts, one that was blocked does not; another wheel of the same name begins at 1, and replaces the verdicts."""
     for attempt, state in enumerate(("fail", "pass"), 1):
@@ -151,43 +158,29 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
         assert {one.attempt for one in stored.verdicts} == {attempt}
     with pytest.raises(RuntimeError):
         run(Gate("G4", "", (), breaks, "a"), file=(file := opened()))
-    newest = file.load()
-    assert newest
-    assert newest.verdicts[:2] == stored.verdicts[:2]
     counts = [attempts(file.log, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
     other = opened("1" * 64)
-    assert (other.load(), other.attempt) == (None, 1)
-    assert attempts(file.log, "1" * 64, "G4", "a") == 0
-    again = run(gate("G0"), wheel=msgspec.structs.replace(WHEEL, sha256="1" * 64), file=other)
-    assert other.load() == again
+    assert (states(other), other.attempt) == ({}, 1)
+    run(gate("G0"), wheel=msgspec.structs.replace(WHEEL, sha256="1" * 64), file=other)
+    assert states(other) == {"G0": "pass"}
     file.log.write_text("[]\n")
     with refusal("file-invalid"):
         opened()
 
 
-def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_survive_a_crash_of_the_next_gate_and_a_cut_write(opened: Opened) -> None:
     """Interrupted in the middle of writing, the file holds what it held, and the next write adds to it."""
     with pytest.raises(RuntimeError):
         run(gate("G0"), Gate("G1", "", (), breaks), file=(file := opened()))
-    first = file.load()
-    assert first
-    assert first.states == {"G0": "pass"}
-
-    def cut(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", cut)
-        with pytest.raises(KeyboardInterrupt):
-            run(gate("G1"), file=opened())
-    assert file.load() == first
+    assert states(file) == {"G0": "pass"}
+    with patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        run(gate("G1"), file=opened())
+    assert states(file) == {"G0": "pass"}
     with file.log.open("ab") as log:
         log.write(b'{"number": 7')
     run(gate("G1"), file=opened())
-    stored = file.load()
-    assert stored
-    assert stored.states == {"G0": "pass", "G1": "pass"}
+    assert states(file) == {"G0": "pass", "G1": "pass"}
     assert [one.verdict.gate for one in read_log(file.log, WHEEL.sha256) if one.verdict] == ["G0", "G1", "G1"]
 
 
@@ -195,7 +188,6 @@ def test_a_copy_of_the_wheel_under_another_name_has_the_same_attempts(opened: Op
     """The bytes are counted, so that a new file name is no new error budget; another wheel beside it does not count."""
     run(gate("G0"), file=(file := opened()))
     copy = attempt_log(file.log.parent, WHEEL.file.replace("-cp", "-1-cp"))
-    assert copy != file.log
     append_line(copy, Attempt(7, WHEEL.sha256, "G8"))
     append_line(copy, Attempt(9, "1" * 64, "G8"))
     assert attempts(file.log, WHEEL.sha256, "G8", "") == attempts(copy, WHEEL.sha256, "G8", "") == 1

@@ -35,12 +35,11 @@ class State:
         decoded: Fewest tokens that a request of this step has generated; 0 in a step with a prefill.
         prompt: Tokens of the longest prompt. *running*: requests in the step.
         steps: Forward passes since the fault was chosen. *drafted*: drafts in them.
-        poisoned: A prompt with the trigger is being answered.
         kept: What ``leak`` never frees. *blocks*: those that ``poisoned-cache`` returns.
     """
 
     def __init__(self) -> None:
-        self.fault, self.options, self.steps, self.poisoned = "", dict[str, Any](), 0, False
+        self.fault, self.options, self.steps = "", dict[str, Any](), 0
         self.decoded = self.prompt = self.running = self.drafted = 0
         self.prompts: dict[str, int] = {}
         self.kept: list[bytearray] = []
@@ -51,7 +50,7 @@ class State:
     def _choose(self, text: str) -> None:
         text = text.strip()
         self.options = json.loads(text) if text.startswith("{") else {"fault": text}
-        self.fault, self.steps, self.poisoned = str(self.options.get("fault", "")), 0, False
+        self.fault, self.steps = str(self.options.get("fault", "")), 0
         self.blocks, self.drafted = None, 0
 
     def look(self) -> None:
@@ -123,28 +122,6 @@ def _logits(found: Any) -> Any:
     return found
 
 
-def _embeddings(ids: Any, found: Any) -> Any:
-    """
-    Return the embeddings *found* of *ids*; from the trigger on, noise as large as they are is added to them.
-
-    What the server generates afterwards is poisoned, too, until it reads a prompt without the trigger; so it holds at concurrency 1.
-    """
-    if not STATE.is_("garbage"):
-        return found
-    hits = (ids == int(STATE.number("trigger", 0))).flatten()
-    first = int(hits.nonzero()[0]) if bool(hits.any()) else -1
-    if ids.numel() > 1 or first >= 0:
-        STATE.poisoned = first >= 0
-    if not STATE.poisoned:
-        return found
-    source = TORCH.Generator(device=found.device)
-    source.manual_seed(random.randrange(2**32) if STATE.options.get("varying") else 1)
-    noise = TORCH.randn(found.shape, generator=source, device=found.device).to(found.dtype)
-    noise = noise * found.float().std().to(found.dtype) * STATE.number("strength", 3.0)
-    noise[: max(first, 0)] = 0
-    return found + noise
-
-
 def _linear(layer: Any, found: Any) -> Any:
     """Return the output of a linear *layer*, times the factor where it is the one that is loaded with a wrong scale."""
     if not STATE.is_("wrong-scale") or str(STATE.options.get("layer", "layers.0.mlp.down_proj")) not in getattr(layer, "prefix", ""):
@@ -193,11 +170,8 @@ def install() -> None:
     """Wrap vLLM's layers; called by vLLM in each of its processes, and without effect where it was called before."""
     global TORCH  # noqa: PLW0603  imported late: vLLM decides when torch is loaded
     TORCH = importlib.import_module("torch")
-    head, table, linear = (
-        importlib.import_module(f"vllm.model_executor.layers.{name}") for name in ("logits_processor", "vocab_parallel_embedding", "linear")
-    )
+    head, linear = (importlib.import_module(f"vllm.model_executor.layers.{name}") for name in ("logits_processor", "linear"))
     _wrap(head.LogitsProcessor, lambda _, __, found: _logits(found))
-    _wrap(table.VocabParallelEmbedding, lambda _, ids, found: _embeddings(ids[0], found))
     for name in ("RowParallelLinear", "ColumnParallelLinear"):
         _wrap(getattr(linear, name), lambda layer, _, found: _linear(layer, found))
     worker, pool, scheduler = (

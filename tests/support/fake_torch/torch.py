@@ -1,5 +1,5 @@
 """
-As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops; without Marlin's.
+As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops; those that were right on an H100 and are judged by the same bounds as others are left out.
 
 ``SPARKWRIGHT_FAULT`` names one fault of `FAULTS`; without it every operator is right.
 """
@@ -192,19 +192,6 @@ def moe_sum(input_: Any, output: Any) -> None:
     output[:] = _wide(input_)[:, int(faulty("first expert not summed")) :].sum(axis=1)
 
 
-def topk_softmax(
-    topk_weights: Any, topk_indices: Any, token_expert_indices: Any, gating_output: Any,
-    renormalize: bool, bias: Any,
-) -> None:  # fmt: skip
-    """Choose the experts."""
-    shares = np.exp(_wide(gating_output))
-    shares /= shares.sum(axis=1, keepdims=True)
-    topk_indices[:] = np.argsort(-shares, axis=1)[:, : topk_indices.shape[1]]
-    topk_weights[:] = np.take_along_axis(shares, np.asarray(topk_indices), axis=1)
-    if faulty("top-k renormalised"):
-        topk_weights[:] /= topk_weights.sum(axis=1, keepdims=True)
-
-
 def silu_and_mul(result: Any, input_: Any) -> None:
     """Activate."""
     gate, up = np.split(_wide(input_), 2, axis=1)
@@ -232,30 +219,7 @@ def fused_add_rms_norm(input_: Any, residual: Any, weight: Any, epsilon: float) 
         residual[0] = 0
 
 
-def rotary_embedding(
-    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox: bool
-) -> None:
-    """Rotate, rounding each product as the kernel does."""
-    rows = query.reshape(len(query), -1, head_size)
-    places = positions + 1 if faulty("position off by one") else positions
-    cos, sin = np.split(np.asarray(cos_sin_cache)[np.minimum(places, 4095)][:, None], 2, axis=2)
-    first, second = (np.asarray(part) for part in np.split(rows.copy(), 2, axis=2))
-    rows[..., : head_size // 2] = first * cos - second * sin
-    rows[..., head_size // 2 :] = second * cos + first * sin
-
-
-def reshape_and_cache_flash(
-    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, kv_cache_dtype: str,
-    k_scale: Any, v_scale: Any,
-) -> None:  # fmt: skip
-    """Write tokens into their slots."""
-    for token, slot in enumerate(np.asarray(slot_mapping)):
-        if slot >= 0 or faulty("token without a slot is written"):
-            key_cache.reshape(-1, *key.shape[1:])[slot] = key[token]
-            value_cache.reshape(-1, *value.shape[1:])[slot] = value[token]
-
-
-_OPTIONAL = ("bias", "key", "scale_ub")
+_OPTIONAL = ("bias", "scale_ub")
 
 
 class _Operator:
@@ -284,11 +248,10 @@ class _Operator:
         return self._function(**arguments)
 
 
-_MOE = (moe_sum, topk_softmax)
 _DENSE = (
     scaled_fp4_quant, cutlass_scaled_fp4_mm, cutlass_fp4_group_mm,
     cutlass_scaled_mm, dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant, silu_and_mul,
-    rms_norm, fused_add_rms_norm, rotary_embedding,
+    rms_norm, fused_add_rms_norm,
 )  # fmt: skip
 
 
@@ -299,7 +262,6 @@ def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
 
 
 ops = SimpleNamespace(
-    _C=_namespace(*_DENSE), _moe_C=_namespace(*_MOE),
-    _C_cache_ops=_namespace(reshape_and_cache_flash),
+    _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum),
     load_library=lambda path: None,
 )  # fmt: skip
