@@ -35,7 +35,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declarations,
     failed,
-    inconclusive,
 )
 from sparkwright.gates.throughput import gate as throughput
 from sparkwright.release import decision, gate_results, policy, wheel_facts
@@ -728,7 +727,7 @@ def test_an_undecided_g8_of_another_recipe_hides_no_pass_and_refuses_no_candidat
     case: Case,
 ) -> None:
     """The file beside the wheel is that of the last recipe; the earlier pass lost its measurement, and does not count."""
-    toy = replace(for_recipe(case, TOY)[-1], checks=(inconclusive("tpot", "noise", "undecided"),))
+    toy = replace(for_recipe(case, TOY)[-1], checks=(Check("tpot", "inconclusive", "noise", "undecided"),))
     both = replace(case.ladder, verdicts=(*case.ladder.verdicts, toy))
     proved = decided(case, both, replace(case.result, recipe=TOY, state="inconclusive"))
     assert lacking(proved) == [("G8", "not-climbed")]

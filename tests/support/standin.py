@@ -190,6 +190,10 @@ class Machine:
 
         return until(told)
 
+    def gone(self) -> None:
+        """Wait until nothing of the server runs."""
+        until(lambda: not any(map(alive, self.told()["pids"])))
+
     def close(self) -> None:
         for one in self.started:
             if one.poll() is None:
@@ -199,7 +203,7 @@ class Machine:
                         process.kill()
             one.communicate()
         if self.record.exists():
-            until(lambda: not any(map(alive, self.told()["pids"])))
+            self.gone()
 
 
 def alive(pid: int) -> bool:

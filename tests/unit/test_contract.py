@@ -314,6 +314,6 @@ def test_log_of_another_start_of_the_same_release_is_invalid(
 
 def test_fault_of_a_launch_is_its_worst_check(tmp_path: Path) -> None:
     """A profile that is unreadable is no good launch; a contract without kernels is for G3."""
-    launches = ({}, {"recipe": _PLAIN}, {"trace": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
+    launches: tuple[dict[str, Any], ...] = ({}, {"recipe": _PLAIN}, {"trace": tmp_path / "none"}, {"text": LOG.replace("Using FLASHINFER", "Using TRITON_ATTN")})
     faults = [gate.contract_fault([*judged(tmp_path, **launch).values()]) for launch in launches]
     assert [fault and fault.reason for fault in faults] == [None, None, "profile-unreadable", "backend-wrong"]

@@ -211,7 +211,7 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(b
     [
         (["--serve", "model"], "--python"),
         (["--serve", "model", "--python", "python", "--server", "http://127.0.0.1:1"], "either"),
-        (["--server", "http://127.0.0.1:1", "--server-log", "log", "--recipe", "no-such"], "There is no recipe"),
+        (["--server", "http://127.0.0.1:1", "--recipe", "no-such"], "There is no recipe"),
         (["--server", "http://127.0.0.1:1", "--profile", "no-such"], "default"),
         (["--server", "http://127.0.0.1:1", "--against", "folder", "--task", "no-such"], "gsm8k"),
         (["--server", "http://127.0.0.1:1", "--record", "folder"], "WHEEL"),

@@ -35,7 +35,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     declare,
     failed,
-    inconclusive,
     invalid,
     merge,
     not_run,
@@ -60,7 +59,7 @@ CHECKS = {
     "pass": passed("one", "it holds", figures=[Figure("mismatches", 0, bound=0)]),
     "fail": failed("one", "it does not hold", "broken"),
     "invalid": invalid("one", "half of it is missing", "stream-truncated"),
-    "inconclusive": inconclusive("one", "too few", "too-few"),
+    "inconclusive": Check("one", "inconclusive", "too few", "too-few"),
     "not-run": not_run("one", "no GPU is here", "gpu-missing"),
 }
 Opened = Callable[..., VerdictFile]

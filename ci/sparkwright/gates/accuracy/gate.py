@@ -20,6 +20,7 @@ from msgspec import Meta
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.core.errors import FileError
+from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 from sparkwright.gates.accuracy import harness
@@ -29,9 +30,8 @@ from sparkwright.gates.core.verdict import (
     Check,
     Figure,
     Sample,
+    decided,
     declare,
-    failed,
-    inconclusive,
     invalid,
     not_run,
     passed,
@@ -257,9 +257,7 @@ def _decide(
     samples: Sequence[Sample] = (),
 ) -> Check:
     """Return whether *interval* lies above *bound*."""
-    if interval[0] > bound:
-        return passed(name, message, figures=figures, samples=samples)
-    if interval[1] < bound:
-        return failed(name, message, reason, figures=figures, samples=samples)
-    reason = "questions-do-not-decide"
-    return inconclusive(name, message, reason, figures=figures, samples=samples)
+    low, high = interval
+    state: State = "pass" if low > bound else "fail" if high < bound else "inconclusive"
+    reasons: dict[State, str] = {"fail": reason, "inconclusive": "questions-do-not-decide"}
+    return decided(name, message, state, reasons, figures, samples)
