@@ -131,7 +131,7 @@ def worse(case: Case, states: Mapping[str, State | None]) -> Ladder:
         first = verdict.checks[0]
         return replace(
             verdict,
-            checks=(made.MAKERS[state](first.name, "made worse", "made-up"), *verdict.checks[1:]),
+            checks=(Check(first.name, state, "made worse", "made-up"), *verdict.checks[1:]),
         )
 
     climbed = tuple(
@@ -474,7 +474,7 @@ def for_recipe(case: Case, name: str, states: tuple[tuple[str, State], ...] = ()
         )
         for one in own
     ]
-    return [replace(one, checks=(made.MAKERS[changed[one.gate]](one.checks[0].name, "made up", "made-up"), *one.checks[1:]))
+    return [replace(one, checks=(Check(one.checks[0].name, changed[one.gate], "made up", "made-up"), *one.checks[1:]))
             if one.gate in changed else one for one in own]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from scipy.stats import binom
-from tests.refusals import refusal
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.client import Client
@@ -51,14 +50,14 @@ Judge = Callable[..., dict[str, Check]]
 
 @pytest.fixture
 def judge(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
-    """Return the gate's checks of two series of answers; *changed* are fields of the saved baseline."""
+    """Return the gate's checks of two series of answers; *changed* are fields of the saved baseline, whose bytes *damage* changes."""
 
-    def run(before: str, now: str, **changed: Any) -> dict[str, Check]:
+    def run(before: str, now: str, damage: Callable[[bytes], bytes] = bytes, **changed: Any) -> dict[str, Check]:
         monkeypatch.setattr(harness, "obtain", lambda context: Path("python"))
         monkeypatch.setattr(harness, "ask", lambda *_: answers(now, context))
         monkeypatch.setattr(Client, "model", lambda client: "toy")
         path = tmp_path / "baseline.json"
-        path.write_bytes(msgspec.json.encode(replace(answers(before, context, BASELINE), **changed)))
+        path.write_bytes(damage(msgspec.json.encode(replace(answers(before, context, BASELINE), **changed))))
         checks = gate.run(POLICY, "largest", context, SERVER, path, identity=CANDIDATE, floor=FLOOR)
         assert [check.name for check in checks] == [f"largest-{part}" for part in gate.PARTS]
         assert {check.reason for check in checks} - {""} <= set(gate.REASONS)
@@ -172,19 +171,17 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
         assert [answer.exact_match for answer in harness.read_answers(task, path)] == [number % 2 for number in range(400)]
 
 
-def test_a_saved_result_is_read_back_or_refused(judge: Judge, context: RunContext, tmp_path: Path) -> None:
-    """What was cut, is too large or lies about its size is refused, and ends the gate with a check."""
-    path, saved = tmp_path / "baseline.json", answers("10" * 200, context)
-    path.write_bytes(good := msgspec.json.encode(saved))
-
-    assert harness.load(path) == saved
-    short = good.replace(b'"correct":"1010', b'"correct":"10')
-    empty = msgspec.json.encode({**msgspec.to_builtins(saved), "questions": [], "correct": ""})
-    for bad in (good[:-9], short, empty, b"", b"[" * 100_000, b"\xff", b" " * harness.LARGEST + good):
-        path.write_bytes(bad)
-        with refusal("file-invalid"):
-            harness.load(path)
-    assert judge("1" * COUNT, "1" * COUNT, format=2)["baseline"].reason == "baseline-damaged"
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[:-9], lambda good: good.replace(b'"correct":"1', b'"correct":"'), lambda _: b"", lambda _: b"[" * 100_000,
+        lambda _: b"\xff", lambda good: b" " * harness.LARGEST + good, lambda good: good.replace(b'"format":3', b'"format":2'),
+    ],
+)  # fmt: skip
+def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """What was cut, is too large or lies about its size is refused, and no verdict holds a path."""
+    check = judge("1" * COUNT, "1" * COUNT, damage)["baseline"]
+    assert (check.state, check.reason, check.message) == ("invalid", "baseline-damaged", "baseline.json is no result.")
 
 
 def test_floors_are_of_tasks_that_exist() -> None:

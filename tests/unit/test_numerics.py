@@ -12,16 +12,11 @@ from tests.support import converters
 from tests.support.converters import HEADER, POLICY, PYTHON
 from tests.support.waiting import until
 
-from sparkwright.builder.toolchain import Toolchain
-from sparkwright.core import strict_yaml
 from sparkwright.core.process import Limits
 from sparkwright.gates.core.verdict import Check
 from sparkwright.gates.numerics import gate as numerics
 from sparkwright.gates.numerics.converters import Converter, Unit
 from sparkwright.gates.numerics.gate import REASONS, NumericsPolicy
-
-ROOT = Path(__file__).parents[2]
-REVIEWED = ROOT / "ci" / "gates" / "numerics.yaml"
 
 
 def run(tree: Path, policy: NumericsPolicy, scratch: Path) -> dict[str, Check]:
@@ -132,12 +127,3 @@ def test_a_value_or_name_that_is_gone_fails_and_leaves_the_others(tmp_path: Path
 def test_a_header_that_is_gone_fails(tmp_path: Path) -> None:
     (check,) = run(tmp_path, converters.only("mini"), tmp_path / "scratch").values()
     assert (check.state, check.reason) == ("fail", "converter-missing")
-
-
-@pytest.mark.toolchain
-def test_cudas_own_header_is_right(tools: Toolchain, tmp_path: Path) -> None:
-    """The software path of the locked toolkit's cuda_fp4.h is right for every input."""
-    policy = strict_yaml.load(REVIEWED, NumericsPolicy)
-    own = msgspec.structs.replace(policy, units=tuple(one for one in policy.units if not one.fork))
-    checks = numerics.run({}, own, numerics.include_folders(tools), tmp_path)
-    assert {check.state for check in checks} == {"pass"}

@@ -247,8 +247,8 @@ def check_backends(
         return replace(not_run(name, message, "not-asked", required=False), figures=(*figures,))
     try:
         recorded = read_json(baseline, BackendTable)
-    except FileError as error:
-        return invalid(name, error.what, "baseline-damaged")
+    except FileError:
+        return invalid(name, f"{baseline.name} is no backend table", "baseline-damaged")
     weights = recorded.identity.model
     other = recorded.recipe != recipe or (identity.model and identity.model != weights)
     if not recorded.identity.wheel:
