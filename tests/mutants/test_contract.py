@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.mutants.conftest import Kill
 from tests.support import serving
 from tests.support.serving import _server, _toy, _vllm_python
@@ -53,18 +52,6 @@ def _sound(own: ObservedServer, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def named(checks: tuple[Check, ...], state: str) -> set[str]:
     return {check.name for check in checks if check.state == state and check.required}
-
-
-def test_idle_profile(server: Server, own: ObservedServer, sound: tuple[Check, ...], kill: Kill) -> None:
-    """A profile during which the server ran nothing shows nothing, whatever its log promises."""
-    folder = server.log.parent / "profiles"
-    there = set(folder.rglob("*.json*"))
-    with server.client().profile():
-        pass
-    (idle,) = [path for path in set(folder.rglob("*.json*")) - there if "async_llm" not in path.name]
-    checks = gate.run(POLICY, CPU, replace(own, trace=idle))
-    assert named(checks, "fail") >= {"kernels-attention", "kernels-linear"} or named(checks, "invalid") == {"no-fallback-kernel"}
-    kill(mutant="kernel of the recipe did not run", gate="G3", sound=sound, mutant_checks=checks)
 
 
 @pytest.mark.parametrize(

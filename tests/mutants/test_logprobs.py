@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.mutants.conftest import Kill
 from tests.server.broken import GATES, Broken, serving
-from tests.server.taught import _context, _trained, patient
+from tests.server.taught import _context, _trained
 from tests.support.serving import CACHED, DRAFTED, _vllm_python
 
 from sparkwright.core import strict_yaml
@@ -77,7 +77,7 @@ class JudgedServer(NamedTuple):
         """Return what G5 says of the server."""
         _, policy, flags, left_out = SERVERS[self.name]
         identity = ServerIdentity("c" * 64, "m" * 64, {}, flags, {})
-        found = logprobs.run(policy, patient(self.broken.url), self.reference, served=identity)
+        found = logprobs.run(policy, self.broken.client(), self.reference, served=identity)
         return {check.name: check for check in found if check.name not in left_out}
 
 
@@ -86,7 +86,7 @@ def _judged(request: pytest.FixtureRequest, vllm_python: Path, trained: Path, tm
     """Return the server of that name in `SERVERS`."""
     folder, (flags, policy, *_) = tmp_path_factory.mktemp("judged"), SERVERS[request.param]
     with serving(vllm_python, trained, folder, *flags) as broken:
-        distributions.save(logprobs.record(policy, patient(broken.url), OFFICIAL), folder / "logprobs.json")
+        distributions.save(logprobs.record(policy, broken.client(), OFFICIAL), folder / "logprobs.json")
         yield JudgedServer(broken, request.param, folder / "logprobs.json")
 
 

@@ -14,33 +14,24 @@ import pytest
 from filelock import FileLock
 from tests.support.serving import launch
 
-from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.files import sha256_bytes
+from sparkwright.core.store import write_file
 from sparkwright.gates.generation import long_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GATES = ROOT / "ci" / "gates"
 WORDS = GATES / "generation.yaml"
-class Broken:
-    """A running server whose fault can be chosen, and what is known of it."""
+class Broken(Server):
+    """A server of *model*, with further *flags*, whose fault can be chosen; its log and the fault's file lie in *folder*."""
 
-    def __init__(self, server: Server, switch: Path) -> None:
-        self.server, self._switch = server, switch
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def client(self) -> Client:
-        return self.server.client()
-
-    @property
-    def pid(self) -> int:
-        """The server's own process."""
-        return self.server.processes()[0].pid
+    def __init__(self, python: Path, model: Path, folder: Path, *flags: str) -> None:
+        self._switch = folder / "fault.json"
+        self._write({})
+        variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(self._switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+        super().__init__(launch(python, model, *flags, **variables), folder / "server.log")
 
     @contextlib.contextmanager
     def fault(self, name: str, **options: object) -> Iterator[None]:
@@ -52,20 +43,15 @@ class Broken:
             self._write({})
 
     def _write(self, fault: dict[str, object]) -> None:
-        temporary = self._switch.with_suffix(".new")
-        temporary.write_text(json.dumps(fault))
-        os.replace(temporary, self._switch)
+        write_file(self._switch, json.dumps(fault).encode())
 
 
 @contextlib.contextmanager
 def serving(python: Path, model: Path, folder: Path, *flags: str) -> Iterator[Broken]:
-    """Yield a server of *model* that has no fault yet, with further *flags*; its log and its switch lie in *folder*."""
-    switch = folder / "fault.json"
-    switch.write_text("{}")
-    variables = {"PYTHONPATH": str(HERE / "faulty"), "SPARKWRIGHT_TEST_FAULT_FILE": str(switch), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
-    with Server(launch(python, model, *flags, **variables), folder / "server.log") as server:
-        assert server.ready, f"{server.failure}\n{server.log.read_text(errors='replace')[-4000:]}"
-        yield Broken(server, switch)
+    """Yield a server that has no fault yet; see `Broken`."""
+    with Broken(python, model, folder, *flags) as broken:
+        assert broken.ready, f"{broken.failure}\n{broken.log.read_text(errors='replace')[-4000:]}"
+        yield broken
 
 
 def model(python: Path, name: str) -> Path:

@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 from tests.server.broken import ROOT, Broken, model, serving
 
-from sparkwright.bench.server.client import Client
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.accuracy import harness
-
-
-def patient(url: str) -> Client:
-    """Return a client of the server at *url* that waits as long as a text takes on a processor that others use too."""
-    return Client(url, deadline=900)
 
 
 @pytest.fixture(scope="module", name="trained")

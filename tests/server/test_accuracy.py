@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.server.broken import GATES, Broken
 from tests.server.taught import _context, _taught, _trained
-from tests.support.badserver import Listener, Say, completing, head, silent, whole
+from tests.support.badserver import Listener, Say, completing, endless, head, silent, whole
 from tests.support.serving import _vllm_python
 
 from sparkwright.bench.server.client import Client
@@ -78,25 +77,14 @@ def test_gsm8k_runs_if_its_data_is_here(taught: Broken, context: RunContext, mon
     assert (checks["baseline"].reason, checks["baseline"].figures[0].count) == ("task-uninformative", 400)
 
 
-def long(status: str, piece: bytes, times: int) -> Say:
-    """Return a server that answers with *piece*, *times* over."""
-
-    def say(connection: socket.socket, path: str) -> None:
-        connection.sendall(head(length=len(piece) * times, status=status))
-        for _ in range(times):
-            connection.sendall(piece)
-
-    return say
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
         (whole(b"<html>welcome</html>"), "harness-failed"),
         (whole({"choices": []}), "harness-failed"),
         (whole({"choices": [{"index": 0, "text": None}]}), "answers-missing"),
-        (long("200 OK", b" " * (1 << 20), 8_000), "harness-failed"),
-        (long("500 Error", b"no " * (1 << 20), 300), "harness-failed"),
+        (endless(b" " * (1 << 20), head(length=8 << 30)), "harness-failed"),
+        (endless(b"no " * (1 << 20), head(length=900 << 20, status="500 Error")), "harness-failed"),
         (silent, "harness-slow"),
     ],
     ids=["page", "empty", "null", "8 GB", "long error", "silent"],

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -104,19 +104,24 @@ environment_variables = {"VLLM_CPU_KVCACHE_SPACE": None, "VLLM_CPU_OMP_THREADS_B
 """
 
 
-def environment(folder: Path, version: str = VERSION) -> Path:
-    """Make an environment in *folder*, and return its Python."""
+def write_environment(folder: Path, version: str, files: Mapping[str, str]) -> Path:
+    """Make an environment with *files* for a vLLM of *version* in *folder*, and return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python3.*/site-packages"))
-    files = {
-        "vllm/__init__.py": "", "vllm/envs.py": ENVS, "vllm/engine/arg_utils.py": ENGINE, "vllm/entrypoints/__init__.py": "",
-        "vllm/entrypoints/common/cli_args.py": FRONTEND, "vllm/entrypoints/cli/__init__.py": "", "vllm/entrypoints/cli/main.py": MAIN,
-        f"vllm-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n",
-    }  # fmt: skip
-    for name, text in files.items():
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    for name, text in {**files, f"vllm-{version}.dist-info/METADATA": metadata}.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text, "utf-8")
     return folder / "bin" / "python"
+
+
+def environment(folder: Path, version: str = VERSION) -> Path:
+    """Make an environment with the stand-in in *folder*, and return its Python."""
+    files = {
+        "vllm/__init__.py": "", "vllm/envs.py": ENVS, "vllm/engine/arg_utils.py": ENGINE, "vllm/entrypoints/__init__.py": "",
+        "vllm/entrypoints/common/cli_args.py": FRONTEND, "vllm/entrypoints/cli/__init__.py": "", "vllm/entrypoints/cli/main.py": MAIN,
+    }  # fmt: skip
+    return write_environment(folder, version, files)
 
 
 def model(folder: Path) -> Path:

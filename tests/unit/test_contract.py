@@ -180,6 +180,9 @@ TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, set[str], 
     "nothing in decode": (
         SERVING, (), True, {"kernels-moe", "kernels-attention", "kernels-linear", "profile-graphs", "profile-compile"}, "kernel-unseen",
     ),
+    "an idle server": (
+        (), (), True, {"kernels-moe", "kernels-attention", "kernels-linear", "profile-graphs", "profile-compile"}, "kernel-unseen",
+    ),
     "no graphs": (SERVING, SERVING, False, {"profile-graphs"}, "graphs-unseen"),
     # vLLM compiles some helpers of its own in any mode.
     "not compiled": ((*_PLAIN_KERNELS, "triton_poi_fused_topk_0"), _PLAIN_KERNELS, True, {"profile-compile"}, "compile-unseen"),
